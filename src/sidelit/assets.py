@@ -1,0 +1,41 @@
+"""# Where the templates are
+
+> The press carries its look with it, wherever it was installed.
+
+In a wheel the templates lie inside the package; in a clone they lie at the top of the repository, where
+designers look for them. Everything else asks this module and never builds such a path itself.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from sidelit.errors import SidelitError
+
+
+@cache
+def templates_folder() -> Path:
+    """Return the folder that holds the templates, the assets and the words of the interface.
+
+    Raises `SidelitError` when neither place has them, which means a broken installation.
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (package / "templates", package.parent.parent / "templates"):
+        if (folder / "ui").is_dir():
+            return folder
+    raise SidelitError(
+        "the templates of sidelit are not installed", hint="install the package again, or work in a full clone"
+    )
+
+
+def asset_files() -> tuple[tuple[str, Path], ...]:
+    """List the files a page may refer to, as (name below `assets/`, file), in a fixed order."""
+    folder = templates_folder() / "assets"
+    files = (file for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
+    return tuple(sorted((file.relative_to(folder).as_posix(), file) for file in files))
+
+
+def languages() -> tuple[str, ...]:
+    """List the languages whose interface words exist; the press prints pages in these and no others."""
+    return tuple(sorted(file.stem for file in (templates_folder() / "ui").glob("*.toml")))

@@ -1,0 +1,83 @@
+"""# Code into coloured lines
+
+> A file is highlighted once, whole, and then handed out line by line.
+
+Highlighting a section on its own would be wrong as soon as a string or a bracket spans two sections, and it
+would be done again for each language. So the whole file goes through Pygments once, and every line comes back
+as closed HTML that any page may show anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+from pygments.lexers.python import PythonLexer
+from pygments.token import STANDARD_TYPES, Token
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a file: its plain text and the same text as HTML."""
+
+    text: str
+    html: str
+
+
+def highlight(text: str) -> tuple[Line, ...]:
+    """Colour Python text; element `n` of the result is line `n + 1` of the file.
+
+    Any text is accepted, valid or not: what Pygments cannot make out stays plain.
+    """
+    # Only these three end a line for Python; `str.splitlines` would also split at form feeds and U+2028.
+    normal = re.sub(r"\r\n?", "\n", text)
+    # Pygments would drop blank lines at both ends, and with them the agreement of line numbers.
+    lexer = PythonLexer(stripnl=False, ensurenl=False)
+    plain: list[str] = [""]
+    coloured: list[str] = [""]
+    for kind, value in lexer.get_tokens(normal):
+        for number, piece in enumerate(value.split("\n")):
+            if number:
+                plain.append("")
+                coloured.append("")
+            plain[-1] += piece
+            coloured[-1] += _span(kind, piece)
+    return tuple(Line(*pair) for pair in zip(plain, coloured, strict=True))
+
+
+def numbered(lines: tuple[Line, ...], shown: tuple[tuple[int, str], ...]) -> Iterator[tuple[int, str]]:
+    """Yield (line number, HTML) for the lines a section shows.
+
+    A line whose text was shortened for the page, and so differs from the file's, is shown without colours.
+    """
+    for number, text in shown:
+        line = lines[number - 1] if number <= len(lines) else Line("", "")
+        yield number, line.html if line.text == text else printable(text)
+
+
+def printable(text: str) -> str:
+    """Escape text for HTML; control characters, which HTML forbids, become their visible pictures."""
+    return re.sub(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]", _picture, escape(text, quote=False))
+
+
+def _picture(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else f"\\x{code:02x}"
+
+
+def _span(kind: object, text: str) -> str:
+    if not text:
+        return ""
+    name = _class(kind)
+    return f'<span class="{name}">{printable(text)}</span>' if name else printable(text)
+
+
+def _class(kind: object) -> str:
+    # A lexer may refine a standard kind (`Token.Name.Variable.Magic.X`): the nearest named ancestor is used.
+    while kind is not Token:
+        if kind in STANDARD_TYPES:
+            return STANDARD_TYPES[kind] if STANDARD_TYPES[kind] not in ("w", "n") else ""
+        kind = kind.parent  # type: ignore[attr-defined]
+    return ""
