@@ -1,0 +1,54 @@
+# `make` alone lists what there is. Every target makes the environment it needs first:
+# .venv-site holds the press without torch, .venv holds everything.
+#
+#   PYTHON=python3.12     the Python that makes the environments
+#   PIP_ARGS="…"          more arguments for pip, such as an index with CPU builds of torch
+#   ARGS="…"              arguments for the tests (pytest) or the benchmarks
+
+PYTHON ?= python3
+PIP_ARGS ?=
+ARGS ?=
+
+SITE := .venv-site
+ALL := .venv
+PINS := pyproject.toml constraints.txt tools/environment.py
+
+.DEFAULT_GOAL := help
+.PHONY: help site serve test lint bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+
+site: $(SITE)/.ready ## build the site into build/site/, every warning an error
+	@$(SITE)/bin/python tools/without_torch.py
+	@$(SITE)/bin/mkdocs build --strict
+	@echo "The site is in build/site/: open build/site/index.html, or run \`make serve\`."
+
+serve: $(SITE)/.ready ## show the site on this machine and rebuild it on every save
+	@$(SITE)/bin/sidelit serve
+
+test: $(ALL)/.ready ## prove it: every test but those that need a GPU
+	@$(ALL)/bin/python tools/chromium.py
+	@$(ALL)/bin/python -m pytest $(ARGS)
+
+lint: $(ALL)/.ready ## check style, types, sources and translations
+	@$(ALL)/bin/ruff check .
+	@$(ALL)/bin/ruff format --check .
+	@$(ALL)/bin/mypy
+	@$(ALL)/bin/sidelit lint
+
+bench: $(ALL)/.ready ## measure against PyTorch's own FSDP2; ARGS="--json FILE" writes the figures
+	@$(ALL)/bin/python -m benchmarks $(ARGS)
+
+clean: ## remove what was built; the environments stay
+	rm -rf build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(SITE)/.ready: $(PINS)
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; name one with \`make PYTHON=…\`" >&2; exit 1; }
+	@$(PYTHON) tools/environment.py $(SITE) site $(PIP_ARGS)
+	@touch $@
+
+$(ALL)/.ready: $(PINS)
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; name one with \`make PYTHON=…\`" >&2; exit 1; }
+	@$(PYTHON) tools/environment.py $(ALL) dev $(PIP_ARGS)
+	@touch $@

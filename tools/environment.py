@@ -1,0 +1,59 @@
+"""Make a virtual environment that holds this project with one of its extras, at the pinned versions.
+
+    python3 tools/environment.py FOLDER EXTRA [PIP ARGUMENT ...]
+
+The Makefile runs it before anything is installed, so it needs the standard library alone. A Python that is
+too old for the project must still be able to read this file, to say so.
+"""
+
+import subprocess
+import sys
+
+OLDEST = (3, 10)
+
+
+def missing():
+    """What keeps this Python from making the environment, as one sentence, or None."""
+    if sys.version_info < OLDEST:
+        found, needed = (".".join(map(str, version)) for version in (sys.version_info[:2], OLDEST))
+        return f"Python {found} is too old; name {needed} or newer, as in `make PYTHON=python3.12`"
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        return "this Python cannot make virtual environments; on Debian: `apt-get install python3-venv`"
+    return None
+
+
+def make(folder, extra, pip_arguments):
+    """Create `folder` unless it holds a working environment, and install the project's `extra` into it."""
+    python = f"{folder}/bin/python"
+    if not works(python):
+        subprocess.check_call([sys.executable, "-m", "venv", "--clear", folder])
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-c", "constraints.txt"]
+    subprocess.check_call([*pip, *pip_arguments, "--editable", f".[{extra}]"])
+
+
+def works(python):
+    """Whether an environment's Python still starts: in a moved folder, for one, it does not."""
+    try:
+        return subprocess.call([python, "-m", "pip", "--version"], stdout=subprocess.DEVNULL) == 0
+    except OSError:
+        return False
+
+
+def main(arguments):
+    """Run the command line; every failure is one line and exit code 1."""
+    obstacle = missing()
+    if obstacle:
+        sys.exit(obstacle)
+    folder, extra, pip_arguments = arguments[0], arguments[1], arguments[2:]
+    print(f"making {folder}: the project with [{extra}]", flush=True)
+    try:
+        make(folder, extra, pip_arguments)
+    except subprocess.CalledProcessError:
+        sys.exit(f"{folder} could not be made; the reason stands above")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
