@@ -1,0 +1,118 @@
+r"""# The dialect
+
+> What the press adds to CommonMark, rule by rule.
+
+Commentary is CommonMark with tables, footnotes, admonitions, dollar math and field lists, all of them
+plugins of markdown-it-py. Three things were missing and are written here: `>>>` examples without a fence,
+the line on which a link or a formula stands, and emphasis that works between Chinese or Japanese characters.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from markdown_it import MarkdownIt
+from markdown_it.parser_inline import ParserInline
+from markdown_it.ruler import RuleOptionsType
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_inline.state_inline import Scanned, StateInline
+from markdown_it.token import Token
+from markdown_it.utils import EnvType
+from mdit_py_plugins.admon import admon_plugin
+from mdit_py_plugins.dollarmath import dollarmath_plugin
+from mdit_py_plugins.field_list import fieldlist_plugin
+from mdit_py_plugins.footnote import footnote_plugin
+
+# Kana and ideographs: the characters that are set without spaces between words.
+_CJK_RANGES = (
+    (0x3005, 0x3007),
+    (0x3021, 0x3029),
+    (0x3040, 0x30FF),
+    (0x31F0, 0x31FF),
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0xFF66, 0xFF9F),
+    (0x20000, 0x3FFFF),
+)
+
+
+def is_cjk(char: str) -> bool:
+    """Whether `char` is a kana or an ideograph (punctuation is neither)."""
+    return any(low <= ord(char) <= high for low, high in _CJK_RANGES)
+
+
+def configured() -> MarkdownIt:
+    """The parser of all commentary and all prose pages."""
+    # Raw HTML is off: a `<file>` in somebody's docstring is shown as it was typed, not swallowed.
+    md = MarkdownIt("commonmark", {"html": False}).enable("table")
+    # Inline footnotes (`^[…]`) would be two units of translation in one; only `[^label]` is offered.
+    md.use(footnote_plugin, inline=False).use(admon_plugin).use(fieldlist_plugin)
+    # `$5 and $10` is money: a formula touches its dollars, and no digit follows the closing one.
+    md.use(dollarmath_plugin, allow_space=False, allow_digits=False, allow_labels=False, double_inline=True)
+    interrupts: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
+    md.block.ruler.before("blockquote", "doctest", _doctest, interrupts)
+    _count_lines(md)
+    return md
+
+
+def _doctest(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    # To CommonMark `>>> x` is a quotation in a quotation in a quotation, which nobody wants.
+    if state.is_code_block(start) or not _line(state, start).startswith((">>> ", ">>>\n")):
+        return False
+    if silent:
+        return True
+    stop = start
+    while stop < end and not state.isEmpty(stop) and state.sCount[stop] >= state.blkIndent:
+        stop += 1
+    state.line = stop
+    token = state.push("fence", "code", 0)
+    token.info, token.markup, token.map = "pycon", ">>>", [start, stop]
+    token.content = state.getLines(start, stop, state.sCount[start], True)
+    return True
+
+
+def _line(state: StateBlock, number: int) -> str:
+    return state.src[state.bMarks[number] + state.tShift[number] : state.eMarks[number]] + "\n"
+
+
+class _State(StateInline):
+    """The state of one inline parse, which also knows lines and ideographs."""
+
+    def push(self, ttype: str, tag: str, nesting: Literal[-1, 0, 1]) -> Token:
+        token = super().push(ttype, tag, nesting)
+        # A rule pushes its token before it moves on, so the newlines so far give the token's line.
+        token.meta["line"] = self.src.count("\n", 0, self.pos)
+        return token
+
+    def scanDelims(self, start: int, canSplitWord: bool) -> Scanned:
+        """Let `**「重要」**です` be bold: between CJK characters there is no space to wait for."""
+        scanned = super().scanDelims(start, canSplitWord)
+        if not canSplitWord:
+            return scanned
+        before = self.src[start - 1] if start else " "
+        after = self.src[start + scanned.length : start + scanned.length + 1] or " "
+        return Scanned(
+            scanned.can_open or (is_cjk(before) and not after.isspace()),
+            scanned.can_close or (is_cjk(after) and not before.isspace()),
+            scanned.length,
+        )
+
+
+class _Inline(ParserInline):
+    """The parser's own loop over one unit, run with our state."""
+
+    def parse(self, src: str, md: MarkdownIt, env: EnvType, tokens: list[Token]) -> list[Token]:
+        state = _State(src, md, env, tokens)
+        self.tokenize(state)
+        for rule in self.ruler2.getRules(""):
+            rule(state)
+        return state.tokens
+
+
+def _count_lines(md: MarkdownIt) -> None:
+    # The rules that plugins have registered by now belong to the parser object, so they move along.
+    counting = _Inline()
+    counting.ruler, counting.ruler2 = md.inline.ruler, md.inline.ruler2
+    counting.terminator_re = md.inline.terminator_re
+    md.inline = counting
