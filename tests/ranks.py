@@ -1,0 +1,223 @@
+"""Start many ranks in a test: one process each, gloo over the loopback, one thread each.
+
+    def double(x):                       # at module level, so that a rank can import it
+        ...                              # torch.distributed is initialised here
+        return x                         # anything that can be pickled
+
+    assert ranks.run(2, double, 21) == [42, 42]
+
+The processes are forked from a server that imported torch once and has never run anything: `spawn` would import
+torch again in every rank, and a plain `fork` hangs once the parent has run a backward pass. Every call starts
+fresh processes, so no test sees what another left behind.
+
+What goes wrong is told whole: the traceback of every rank, the rank that failed first at the head; a rank that
+died, with its exit code; a rank that hangs, with the stacks of its threads. Nothing is left running.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+PRELOAD = ["pytest", "hypothesis", "torch", "torch.distributed"]
+GRACE_S = 10.0  # what the other ranks get, after one has failed, to fail as well and say where
+
+_context = multiprocessing.get_context("forkserver")
+
+
+class RanksFailed(AssertionError):
+    """At least one rank raised, died or hung; the message holds what each had to say."""
+
+
+def run(
+    world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 60, backend: str = "gloo"
+) -> list[Any]:
+    """Call `function(*args)` on `world_size` ranks at once and return their results in rank order.
+
+    `function` stands at the top level of an importable module or of a test file; arguments and results are pickled.
+    A run that takes longer than `timeout` seconds is killed. Raises `RanksFailed` with everything the ranks said.
+    """
+    __tracebackhide__ = True
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        task = _Task.of(function, args, world_size, folder, backend)
+        started = [_start(task, rank) for rank in range(world_size)]
+        try:
+            _listen(started, time.monotonic() + timeout)
+            if all(rank.result is not None for rank in started):
+                _let_go(started)
+        finally:
+            _end(started)
+        if all(rank.result is not None and not rank.story for rank in started):
+            return [pickle.loads(rank.result) for rank in started if rank.result is not None]
+        raise RanksFailed(_tell(started, timeout))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What every rank needs to find and call the function; plain strings and bytes."""
+
+    module: str
+    file: str
+    name: str
+    args: bytes
+    world_size: int
+    folder: str
+    backend: str
+
+    @staticmethod
+    def of(function: Callable[..., Any], args: Any, world_size: int, folder: str, backend: str) -> _Task:
+        name = function.__qualname__
+        if "<" in name:
+            raise TypeError(
+                f"a rank cannot import {name}; define the function at the top level of its module"
+            )
+        file = sys.modules[function.__module__].__file__
+        return _Task(function.__module__, str(file), name, pickle.dumps(args), world_size, folder, backend)
+
+    def function(self) -> Callable[..., Any]:
+        # pytest may load a test file under a name that no import path leads to: load it from the file, under that name.
+        if self.module not in sys.modules:
+            spec = importlib.util.spec_from_file_location(self.module, self.file)
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[self.module] = module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        found: Any = sys.modules[self.module]
+        for part in self.name.split("."):
+            found = getattr(found, part)
+        return found  # type: ignore[no-any-return]
+
+
+@dataclass
+class _Rank:
+    """One rank, seen from the test's process."""
+
+    number: int
+    process: Any
+    pipe: Connection
+    stacks: Path
+    result: bytes | None = None
+    story: str = ""
+    failed_at: float = float("inf")
+
+
+def _start(task: _Task, rank: int) -> _Rank:
+    _context.set_forkserver_preload(PRELOAD)
+    here, there = _context.Pipe()
+    process = _context.Process(target=_rank_main, args=(task, rank, there), name=f"rank-{rank}", daemon=True)
+    process.start()
+    there.close()
+    return _Rank(rank, process, here, Path(task.folder, f"stacks-{rank}"))
+
+
+def _listen(started: list[_Rank], deadline: float) -> None:
+    """Take one message from each rank, until the deadline, or until the grace after a first failure is over."""
+    silent = {rank.pipe: rank for rank in started}
+    while silent and (left := deadline - time.monotonic()) > 0:
+        for pipe in wait(list(silent), timeout=left):
+            assert isinstance(pipe, Connection)
+            rank = silent.pop(pipe)
+            try:
+                rank.result, rank.story, rank.failed_at = pickle.loads(pipe.recv_bytes())
+            except (EOFError, ConnectionError):
+                rank.process.join()
+                # A death outranks every traceback: the others failed because their peer was gone.
+                rank.failed_at = 0
+                rank.story = f"died without a word, exit code {rank.process.exitcode}\n{_stacks(rank)}"
+            if rank.story:
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+
+
+def _let_go(started: list[_Rank]) -> None:
+    """Let the ranks destroy their group only now: one that leaves early cuts off those still receiving from it."""
+    for rank in started:
+        rank.pipe.send_bytes(b"go")
+    for rank in started:
+        rank.process.join(GRACE_S)
+        if rank.process.exitcode is None:
+            rank.story = "returned, but its process does not end"
+        elif rank.process.exitcode:
+            rank.story = (
+                f"returned, but its process ended with exit code {rank.process.exitcode}\n{_stacks(rank)}"
+            )
+
+
+def _end(started: list[_Rank]) -> None:
+    """Kill what still runs, and keep the stacks of what hung."""
+    for rank in started:
+        if rank.process.is_alive():
+            hangs = rank.result is None and not rank.story
+            os.kill(rank.process.pid, signal.SIGABRT if hangs else signal.SIGKILL)
+            rank.process.join(GRACE_S)
+            rank.process.kill()
+            if hangs:
+                rank.story = f"HANGS\n{_stacks(rank)}"
+        rank.process.join()
+        rank.process.close()
+        rank.pipe.close()
+
+
+def _stacks(rank: _Rank) -> str:
+    return rank.stacks.read_text() if rank.stacks.exists() else ""
+
+
+def _tell(started: list[_Rank], timeout: float) -> str:
+    bad = sorted((rank for rank in started if rank.story), key=lambda rank: rank.failed_at)
+    hanging = [str(rank.number) for rank in bad if rank.story.startswith("HANGS")]
+    head = f"{len(bad)} of {len(started)} ranks failed"
+    if hanging:
+        limit = f"{timeout:g} s" if len(hanging) == len(bad) else f"{GRACE_S:g} s after the first failure"
+        head += f"; no answer within {limit} from rank {', '.join(hanging)}"
+    return "\n".join([head, *(f"\n--- rank {rank.number}: {rank.story.rstrip()}" for rank in bad)])
+
+
+def _rank_main(task: _Task, rank: int, pipe: Connection) -> None:
+    """What runs in a rank's own process."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with Path(task.folder, f"stacks-{rank}").open("w") as stacks:
+        faulthandler.enable(file=stacks)
+        try:
+            result = _call(task, rank)
+        except BaseException:
+            pipe.send_bytes(pickle.dumps((None, traceback.format_exc(), time.monotonic())))
+            # No tidying: closing the sockets at once is what tells the other ranks.
+            os._exit(1)
+        pipe.send_bytes(pickle.dumps((result, "", float("inf"))))
+        pipe.recv_bytes()
+        _leave()
+        faulthandler.disable()
+
+
+def _call(task: _Task, rank: int) -> bytes:
+    import torch
+    import torch.distributed as dist
+
+    warnings.simplefilter("error")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        task.backend, init_method=f"file://{task.folder}/store", rank=rank, world_size=task.world_size
+    )
+    return pickle.dumps(task.function()(*pickle.loads(task.args)))
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
