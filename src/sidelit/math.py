@@ -1,0 +1,181 @@
+r"""# Math
+
+> Formulas are set when the site is built, so that a page needs no script to show them.
+
+KaTeX turns TeX into HTML for the eye and MathML for a screen reader. It is JavaScript, and it runs here in
+QuickJS, an engine small enough to live inside the process: no node, no subprocess, no network. The script
+lies in the templates, one version together with its stylesheet and fonts.
+
+A formula that KaTeX refuses stops the build and names the line it stands on. What it accepts is kept on disk
+under a digest of everything that decides the result, so that the next build sets only what changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import quickjs
+
+from sidelit.assets import templates_folder
+from sidelit.errors import SidelitError
+
+CACHE = Path(".cache/sidelit/math")
+
+# A formula takes about a millisecond; one that needs a second or these many bytes is a mistake or an attack.
+_SECONDS = 1.0
+_BYTES = 256 * 1024 * 1024
+
+# Errors are caught on the side of JavaScript, where they still have their position. `trust` is asked for
+# commands that reach beyond the formula (links, images, raw attributes): by default KaTeX would print their
+# names in red and go on, which nobody notices before a reader does.
+_DOOR = r"""
+function press(request) {
+  const {tex, options} = JSON.parse(request);
+  options.trust = ({command}) => { throw new Error(command + " is not allowed in a formula"); };
+  try {
+    return JSON.stringify({html: katex.renderToString(tex, options)});
+  } catch (error) {
+    const position = typeof error.position === "number" ? error.position : 0;
+    return JSON.stringify({message: error.rawMessage || error.message, position});
+  }
+}
+"""
+
+_OPTIONS = {
+    "throwOnError": True,
+    "output": "htmlAndMathml",
+    "strict": "error",
+    "maxSize": 40,
+    "maxExpand": 1000,
+}
+
+_HINTS = {
+    "Undefined control sequence": "correct the name, or define it as a macro",
+    "Unicode text character": r"put words into \text{…}",
+    "Unrecognized Unicode character": "write it with a TeX command",
+}
+
+
+class Typesetter:
+    """Sets formulas and remembers them, in memory and in a folder.
+
+    :param cache: the folder of the disk cache, made when needed; `None` keeps formulas in memory only.
+    :param macros: TeX macros that every formula may use, as `{"\\R": "\\mathbb{R}"}`.
+    """
+
+    def __init__(self, *, cache: Path | None = CACHE, macros: Mapping[str, str] | None = None) -> None:
+        self._cache = cache
+        self._macros = dict(sorted((macros or {}).items()))
+        self._known: dict[tuple[str, bool], str] = {}
+
+    def render(
+        self, tex: str, *, display: bool = False, path: str | Path | None = None, line: int | None = None
+    ) -> str:
+        """Return `tex` as one HTML element, MathML included.
+
+        :param display: as a line of its own rather than in the run of a sentence.
+        :param path: the file the formula stands in, for the message.
+        :param line: the line on which it starts.
+        :raises SidelitError: KaTeX refuses it; the line is that of the fault inside the formula.
+        """
+        key = (tex, display)
+        if key not in self._known:
+            self._known[key] = self._from_disk(tex, display, path, line)
+        return self._known[key]
+
+    def _from_disk(self, tex: str, display: bool, path: str | Path | None, line: int | None) -> str:
+        options = {**_OPTIONS, "displayMode": display, "macros": self._macros}
+        request = json.dumps({"tex": tex.strip(), "options": options}, sort_keys=True)
+        file = self._file(request)
+        if file is not None and file.is_file():
+            return file.read_text(encoding="utf-8")
+        answer = _ask(request)
+        if "html" not in answer:
+            raise _refusal(tex, answer, path, line)
+        html = str(answer["html"])
+        if file is not None:
+            _write(file, html)
+        return html
+
+    def _file(self, request: str) -> Path | None:
+        if self._cache is None:
+            return None
+        digest = hashlib.sha256(f"{_script_digest()}\n{request}".encode()).hexdigest()
+        return self._cache / digest[:2] / f"{digest[2:]}.html"
+
+
+def _refusal(tex: str, answer: Mapping[str, Any], path: str | Path | None, line: int | None) -> SidelitError:
+    message = " ".join(str(answer["message"]).split())
+    message = re.sub(r"^LaTeX-incompatible input .*? 'error': | \[\w+\]$", "", message)
+    hint = next((hint for start, hint in _HINTS.items() if message.startswith(start)), None)
+    # KaTeX counts from the first character that is not blank, in UTF-16; a line break is one unit in both.
+    blank = len(tex) - len(tex.lstrip())
+    units = tex.encode("utf-16-le", "surrogatepass")[: 2 * (blank + int(answer["position"]))]
+    shown = " ".join(tex.split())
+    shown = shown if len(shown) <= 60 else f"{shown[:59]}…"
+    return SidelitError(
+        f"KaTeX refuses the formula `{shown}`: {message}",
+        path=path,
+        line=None if line is None else line + units.decode("utf-16-le", "ignore").count("\n"),
+        hint=hint,
+    )
+
+
+# One engine serves the process. QuickJS may be entered by one thread only, ever: `quickjs.Function` keeps
+# such a thread; the lock guards the engine's making and its replacement.
+_lock = threading.Lock()
+_engine: quickjs.Function | None = None
+
+
+def _ask(request: str) -> dict[str, Any]:
+    global _engine
+    with _lock:
+        if _engine is None:
+            _engine = _start()
+        try:
+            answer = _engine(request, run_gc=False)
+        except quickjs.JSException as error:
+            # Out of time or memory in the middle of something: what that engine holds is not to be trusted.
+            _engine = None
+            return {"message": f"it takes too much time or memory ({error})", "position": 0}
+    result: dict[str, Any] = json.loads(answer)
+    return result
+
+
+def _start() -> quickjs.Function:
+    engine = quickjs.Function("press", _script() + _DOOR)
+    engine.set_time_limit(_SECONDS)
+    engine.set_memory_limit(_BYTES)
+    return engine
+
+
+@functools.cache
+def _script() -> str:
+    return (templates_folder() / "katex" / "katex.min.js").read_text(encoding="utf-8")
+
+
+@functools.cache
+def _script_digest() -> str:
+    """Stands for the version of KaTeX and of the code around it, without starting the engine to ask."""
+    return hashlib.sha256((_script() + _DOOR).encode()).hexdigest()
+
+
+def _write(file: Path, text: str) -> None:
+    # Two builds may share the folder: a file is either whole or not there. A folder that cannot be written
+    # to costs time, never the build.
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        Path(name).replace(file)
