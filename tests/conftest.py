@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-# No time limits and no luck: an example is as slow as the machine it runs on, and a red run must be red again.
+# No time limits and no luck: an example is as slow as its machine, and a red run must be red again.
 settings.register_profile(
     "shardbook",
     deadline=None,

@@ -6,12 +6,12 @@
 
     assert ranks.run(2, double, 21) == [42, 42]
 
-The processes are forked from a server that imported torch once and has never run anything: `spawn` would import
-torch again in every rank, and a plain `fork` hangs once the parent has run a backward pass. Every call starts
-fresh processes, so no test sees what another left behind.
+The processes are forked from a server that imported torch once and has never run anything: `spawn` would
+import torch again in every rank, and a plain `fork` hangs once the parent has run a backward pass. Every call
+starts fresh processes, so no test sees what another left behind.
 
-What goes wrong is told whole: the traceback of every rank, the rank that failed first at the head; a rank that
-died, with its exit code; a rank that hangs, with the stacks of its threads. Nothing is left running.
+What goes wrong is told whole: the traceback of every rank, the rank that failed first at the head; a rank
+that died, with its exit code; a rank that hangs, with the stacks of its threads. Nothing is left running.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def run(
 ) -> list[Any]:
     """Call `function(*args)` on `world_size` ranks at once and return their results in rank order.
 
-    `function` stands at the top level of an importable module or of a test file; arguments and results are pickled.
-    A run that takes longer than `timeout` seconds is killed. Raises `RanksFailed` with everything the ranks said.
+    `function` stands at the top level of an importable module or of a test file; arguments and results are
+    pickled. A run that takes longer than `timeout` seconds is killed. Raises `RanksFailed` with everything the
+    ranks said.
     """
     __tracebackhide__ = True
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
@@ -90,7 +91,7 @@ class _Task:
         return _Task(function.__module__, str(file), name, pickle.dumps(args), world_size, folder, backend)
 
     def function(self) -> Callable[..., Any]:
-        # pytest may load a test file under a name that no import path leads to: load it from the file, under that name.
+        # pytest may load a test file under a name that no import path leads to: load the file under that name.
         if self.module not in sys.modules:
             spec = importlib.util.spec_from_file_location(self.module, self.file)
             assert spec is not None
@@ -126,7 +127,7 @@ def _start(task: _Task, rank: int) -> _Rank:
 
 
 def _listen(started: list[_Rank], deadline: float) -> None:
-    """Take one message from each rank, until the deadline, or until the grace after a first failure is over."""
+    """Take one message from each rank, until the deadline or the end of the grace after a first failure."""
     silent = {rank.pipe: rank for rank in started}
     while silent and (left := deadline - time.monotonic()) > 0:
         for pipe in wait(list(silent), timeout=left):
@@ -144,7 +145,7 @@ def _listen(started: list[_Rank], deadline: float) -> None:
 
 
 def _let_go(started: list[_Rank]) -> None:
-    """Let the ranks destroy their group only now: one that leaves early cuts off those still receiving from it."""
+    """Let the ranks destroy their group only now: one that leaves early cuts off those that still receive."""
     for rank in started:
         rank.pipe.send_bytes(b"go")
     for rank in started:
