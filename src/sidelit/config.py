@@ -239,7 +239,8 @@ def _prose(table: _Table, folder: str) -> Prose:
 
 def _check(config: Config, top: _Table) -> None:
     seen: set[str] = set()
-    for item in (*config.prose, *config.chapters):
+    items: tuple[Prose | Chapter, ...] = (*config.prose, *config.chapters)
+    for item in items:
         name = PurePosixPath(item.source).name
         if not (config.project / item.source).is_file():
             raise top.error(f"the file {item.source} does not exist", name)

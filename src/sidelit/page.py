@@ -1,158 +1,28 @@
-"""# A page, as its template sees it
+"""# A page through its template
 
-> Everything a template may print is a field of one of these records.
+> The records of `views` go in, a page of HTML comes out.
 
-The records hold finished pieces: safe HTML is `Markup`, every other string is escaped by Jinja2, and every address
-is relative to the page that carries it, so that a site works from any folder and from a disk. A template decides
-how a page looks and nothing else.
+Here live the words of the interface, the addresses of the assets and the one Jinja2 environment. Nothing is
+looked up in silence: a word, a field or an asset that does not exist stops the build at the template's line.
 """
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from sidelit import assets
 from sidelit.config import read_toml
 from sidelit.errors import SidelitError
+from sidelit.views import View
 
 HTML_LANGUAGES = {"zh": "zh-Hans"}
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A labelled address; `lang` is set where the label is not in the page's language."""
-
-    label: str
-    url: str | None
-    current: bool = False
-    lang: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NavGroup:
-    """One part in the table of contents of the site."""
-
-    label: str
-    number: str
-    items: tuple[Link, ...]
-    lang: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Alternate:
-    """A page or a section in one language."""
-
-    code: str
-    name: str
-    html_lang: str
-    url: str
-    current: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TocEntry:
-    """One line of the table of contents of a page."""
-
-    id: str
-    label: str
-    depth: int
-
-
-@dataclass(frozen=True, slots=True)
-class CodeLine:
-    """One line of code under its number in the file."""
-
-    n: int
-    html: Markup
-
-
-@dataclass(frozen=True, slots=True)
-class SectionView:
-    """One section: commentary on one side, code on the other."""
-
-    id: str
-    aliases: tuple[str, ...]
-    kind: str
-    qualname: str
-    depth: int
-    title: Markup
-    title_state: str | None
-    doc: Markup
-    lines: tuple[CodeLine, ...]
-    state: str | None
-    langs: tuple[Alternate, ...]
-    source_url: str | None
-    report_url: str | None
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
-class PageInfo:
-    """What the head, the header and the foot of a page say about it."""
-
-    kind: str
-    title: str
-    title_html: Markup
-    title_state: str | None
-    lede: Markup
-    lede_state: str | None
-    part: str
-    crumbs: tuple[Link, ...]
-    url: str
-    source_path: str
-    source_url: str | None
-    prev: Link | None
-    next: Link | None
-    alternates: tuple[Alternate, ...]
-    toc: tuple[TocEntry, ...]
-    run: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class SiteInfo:
-    """What is the same on every page of one language."""
-
-    title: str
-    tagline: str
-    version: str | None
-    repository: str | None
-    nav: tuple[NavGroup, ...]
-    home: str
-
-
-@dataclass(frozen=True, slots=True)
-class Foot:
-    """Where the page comes from, and where to say that it is wrong."""
-
-    version: str | None
-    commit: str | None
-    commit_url: str | None
-    date: str | None
-    torch: str | None
-    run: str | None
-    report_url: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A whole page, ready for `render`."""
-
-    lang: str
-    html_lang: str
-    root: str
-    site: SiteInfo
-    page: PageInfo
-    foot: Foot
-    sections: tuple[SectionView, ...] = ()
-    body: Markup = Markup("")
 
 
 def render(view: View) -> str:
@@ -222,8 +92,6 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(assets.templates_folder()),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
         keep_trailing_newline=True,
     )
 

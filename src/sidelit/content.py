@@ -1,0 +1,108 @@
+"""# What a page says, before any language
+
+> Sources and prose become the same record, so that everything after this stage treats them alike.
+
+A chapter's pieces are its sections; a prose page's pieces are the stretches between its headings. A piece carries
+the tokens of its words, the context its translations are filed under, and the lines of code beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it.token import Token
+
+from sidelit import catalog, code, markup, source
+from sidelit.config import Chapter, Prose
+from sidelit.errors import SidelitError
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One section of a source, or one stretch of prose under its heading."""
+
+    id: str
+    aliases: tuple[str, ...]
+    context: str
+    kind: str
+    qualname: str
+    tokens: tuple[Token, ...]
+    lines: tuple[tuple[int, str], ...] = ()
+    """Line numbers and coloured HTML of the code on show."""
+    code_digest: str = ""
+    first_line: int = 1
+    text: str = ""
+    """The words as they were written, for a page that cannot make anything better of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One page in the language it was written in."""
+
+    item: Chapter | Prose
+    label: str
+    """What the page is called when it says no title itself."""
+    pieces: tuple[Piece, ...]
+    ids: frozenset[str]
+    """Everything a link to this page may end in."""
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """The words of the whole page, in order."""
+        return tuple(token for piece in self.pieces for token in piece.tokens)
+
+
+def chapter(item: Chapter, document: source.Document, names: Sequence[tuple[str, tuple[str, ...]]]) -> Text:
+    """Make the text of a source; `names` are the id and the aliases of each of its sections.
+
+    Sections that are hidden from readers are left out here, once for all languages.
+    """
+    lines = code.highlight(document.text)
+    pieces = tuple(
+        Piece(
+            id=name,
+            aliases=aliases,
+            context=section.qualname or "module",
+            kind=section.kind,
+            qualname=section.qualname,
+            tokens=markup.parse(section.commentary, path=item.source, first_line=section.commentary_line or 1),
+            lines=tuple(code.numbered(lines, section.code)),
+            code_digest=catalog.digest(line for _, line in section.code),
+            first_line=section.first_line,
+            text=section.commentary,
+        )
+        for section, (name, aliases) in zip(document.sections, names, strict=True)
+        if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")
+    )
+    ids = frozenset(name for piece in pieces for name in (piece.id, *piece.aliases))
+    return Text(item, Path(item.source).name, pieces, ids)
+
+
+def prose(item: Prose, path: Path) -> Text:
+    """Make the text of a page of Markdown.
+
+    Raises `SidelitError` when the file cannot be read.
+    """
+    try:
+        written = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SidelitError(f"cannot be read: {error.strerror}", path=item.source) from None
+    except UnicodeDecodeError:
+        raise SidelitError("cannot be read: it is not UTF-8", path=item.source) from None
+    tokens = markup.parse(written, path=item.source, first_line=1)
+    ids = []
+    for token in tokens:
+        if token.type == "heading_open" and token.level == 0:
+            # The id comes from the English and stays on the token through every translation.
+            token.attrSet("id", str(token.meta["slug"]))
+            ids.append(str(token.meta["slug"]))
+    pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in catalog.split_prose(tokens))
+    return Text(item, path.stem, pieces, frozenset(ids))
+
+
+def units(text: Text) -> catalog.PageUnits:
+    """What of a page is to be translated."""
+    sections = (catalog.extract(piece.context, piece.tokens, piece.code_digest) for piece in text.pieces)
+    return catalog.PageUnits(text.item.name, tuple(sections))

@@ -1,0 +1,130 @@
+"""# Where a link leads
+
+> A link names a file of the project, not a page of the site, and a link that leads nowhere stops the build.
+
+Authors link the way the repository is laid out: another source, a page of prose, a section by its id, a work by its
+key. The index knows every id of every page, so a section that was renamed is noticed before a reader notices.
+"""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from sidelit.config import Config
+from sidelit.errors import SidelitError
+
+EXTERNAL = ("http://", "https://", "mailto:")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A page that can be linked to: its place in the project, its place in the site, and its ids."""
+
+    source: str
+    name: str
+    output: str
+    ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Everything in the site that a link may name."""
+
+    targets: Mapping[str, Target]
+    works: Mapping[str, str]
+    files: frozenset[str]
+    source_root: str
+    pages: str
+
+    def resolve(self, href: str, page: Target, line: int, *, up: str = "") -> str:
+        """Turn a link of a page into the address the reader's browser needs.
+
+        `up` leads from the page's language to the root, where the files that all languages share are.
+        Raises `SidelitError` at the page's line when nothing is there.
+        """
+        if href.startswith(EXTERNAL):
+            return href
+        if href.startswith("bib:"):
+            return self._work(href[4:], page, line)
+        path, _, anchor = href.partition("#")
+        if not path:
+            return "#" + self._anchor(unquote(anchor), page, page, line)
+        if posixpath.isabs(path) or ":" in path.removeprefix("src:"):
+            raise SidelitError(
+                f"the link {href!r} is not understood",
+                path=page.source,
+                line=line,
+                hint="use a relative path, src:, bib: or https:",
+            )
+        target = self._find(unquote(path), page)
+        if isinstance(target, Target):
+            fragment = "#" + self._anchor(unquote(anchor), target, page, line) if anchor else ""
+            return _relative(target.output, page.output) + fragment
+        if target is not None:
+            return up + _relative(target, page.output)
+        raise SidelitError(
+            f"the link {href!r} leads to no page or file of the site",
+            path=page.source,
+            line=line,
+            hint=_nearest(path, (*self.targets, *self.files)),
+        )
+
+    def _find(self, path: str, page: Target) -> Target | str | None:
+        for candidate in self._candidates(path, page):
+            if candidate in self.targets:
+                return self.targets[candidate]
+            below = posixpath.relpath(candidate, self.pages)
+            if below in self.files:
+                return below
+        return None
+
+    def _candidates(self, path: str, page: Target) -> tuple[str, ...]:
+        if path.startswith("src:"):
+            return (posixpath.normpath(posixpath.join(self.source_root, path[4:])),)
+        beside = posixpath.normpath(posixpath.join(posixpath.dirname(page.source), path))
+        # To an author the sources and the prose are one tree, as in the site: `../bibliography.md` works in both.
+        tree = posixpath.normpath(posixpath.join(posixpath.dirname(page.name), path))
+        return beside, posixpath.join(self.pages, tree), posixpath.join(self.source_root, tree)
+
+    def _anchor(self, anchor: str, target: Target, page: Target, line: int) -> str:
+        if anchor not in target.ids:
+            raise SidelitError(
+                f"{target.source} has no section {anchor!r}",
+                path=page.source,
+                line=line,
+                hint=_nearest(anchor, tuple(target.ids)),
+            )
+        return fragment(anchor)
+
+    def _work(self, key: str, page: Target, line: int) -> str:
+        if key not in self.works:
+            raise SidelitError(
+                f"the bibliography has no entry {key!r}",
+                path=page.source,
+                line=line,
+                hint=_nearest(key, tuple(self.works)),
+            )
+        return f"{_relative(self.works[key], page.output)}#{fragment(f'bib-{key}')}"
+
+
+def fragment(anchor: str) -> str:
+    """An id as it stands after `#`: slashes and dots stay readable."""
+    return quote(anchor, safe="/.:-_~")
+
+
+def pages_folder(config: Config) -> str:
+    """The folder of the prose, from the project folder."""
+    return f"{config.folder.name}/pages"
+
+
+def _relative(target: str, page: str) -> str:
+    return posixpath.relpath(target, posixpath.dirname(page) or ".")
+
+
+def _nearest(wanted: str, known: tuple[str, ...]) -> str | None:
+    close = difflib.get_close_matches(wanted, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else None

@@ -1,0 +1,85 @@
+"""# Pages made from data
+
+> The glossary and the bibliography are tables that somebody keeps; a page only shows them.
+
+A work has a key, and every link `bib:KEY` of the site leads to its entry. An entry with a field that nobody knows
+is refused, so that a slip of the pen cannot make a title vanish.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sidelit.config import read_toml
+from sidelit.errors import SidelitError
+from sidelit.views import Link, Work
+
+FIELDS = {"authors": list, "title": str, "year": int, "venue": str, "url": str, "arxiv": str, "note": str}
+NEEDED = ("authors", "title", "year")
+
+
+def works(path: Path, shown: str) -> tuple[Work, ...]:
+    """Read the bibliography: one table a work, its key as the table's name; no file means no works.
+
+    Raises `SidelitError` at the entry that is wrong.
+    """
+    if not path.is_file():
+        return ()
+    text = path.read_text(encoding="utf-8")
+    entries = [(_order(entry), _work(key, entry, shown, text)) for key, entry in read_toml(path, shown).items()]
+    return tuple(work for _, work in sorted(entries, key=lambda pair: pair[0]))
+
+
+def cited(works: tuple[Work, ...], used: Mapping[str, tuple[Link, ...]]) -> tuple[Work, ...]:
+    """The same works, each with links to the pages that refer to it."""
+    return tuple(
+        Work(w.id, w.authors, w.title, w.year, w.where, w.url, w.note, used.get(w.id, ())) for w in works
+    )
+
+
+def key_of(work: Work) -> str:
+    """The key that links use."""
+    return work.id.removeprefix("bib-")
+
+
+def _work(key: str, entry: Any, shown: str, text: str) -> Work:
+    if not isinstance(entry, dict):
+        raise SidelitError(f"`{key}` must be a table", path=shown, line=_line(text, key))
+    for name, value in entry.items():
+        if name not in FIELDS or not isinstance(value, FIELDS[name]):
+            what = f"the work {key!r} has an unknown or malformed field `{name}`"
+            raise SidelitError(what, path=shown, line=_line(text, key), hint=f"there is {', '.join(FIELDS)}")
+    for name in NEEDED:
+        if name not in entry:
+            raise SidelitError(f"the work {key!r} has no `{name}`", path=shown, line=_line(text, key))
+    arxiv = entry.get("arxiv")
+    return Work(
+        id=f"bib-{key}",
+        authors=_authors([str(author) for author in entry["authors"]]),
+        title=entry["title"],
+        year=str(entry["year"]),
+        where=entry.get("venue", f"arXiv {arxiv}" if arxiv else ""),
+        url=entry.get("url", f"https://arxiv.org/abs/{arxiv}" if arxiv else ""),
+        note=entry.get("note", ""),
+        used=(),
+    )
+
+
+def _order(entry: Any) -> tuple[str, int]:
+    """Works stand by the first author's family name, then by year."""
+    if not isinstance(entry, dict) or not entry.get("authors"):
+        return "", 0
+    return str(entry["authors"][0]).split()[-1].casefold(), entry["year"] if isinstance(entry.get("year"), int) else 0
+
+
+def _authors(names: list[str]) -> str:
+    # A list of eighteen names hides the title; the entry's address has them all.
+    return ", ".join(names) if len(names) <= 6 else f"{', '.join(names[:3])} et al."
+
+
+def _line(text: str, key: str) -> int:
+    found = re.search(rf"(?m)^\[\"?{re.escape(key)}\"?\]", text)
+    return text.count("\n", 0, found.start()) + 1 if found else 1

@@ -1,0 +1,203 @@
+"""# The site on your own machine
+
+> Save a file, and the page in the browser is the new one, at the same place.
+
+The server keeps a finished site in memory and exchanges it whole, so that nobody ever sees half a build. A build
+that fails changes nothing but the message: the old pages stay, and the browser and the terminal say what is wrong
+and where. The little script that waits for the next build is added here and is on no page that is published.
+"""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+import posixpath
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from sidelit.errors import SidelitError
+
+SCRIPT = "/-/reload.js"
+WAIT = "/-/wait"
+PAUSE = 0.3
+
+_FAILED = """<!doctype html><html lang="en"><meta charset="utf-8"><title>The build failed</title>
+<h1>The build failed</h1><pre>{error}</pre><script src="{script}" data-state="{state}"></script></html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is served at one moment. `site` changes with the pages, `turn` with every build, whole or failed."""
+
+    files: Mapping[str, bytes]
+    site: int = 0
+    turn: int = 0
+    error: str = ""
+
+
+class Shelf:
+    """The state that the builder puts down and the request threads pick up; `_changed` guards `_state`."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._state = State({})
+        self._closed = False
+
+    @property
+    def state(self) -> State:
+        with self._changed:
+            return self._state
+
+    def rebuild(self, build: Callable[[], Mapping[str, bytes]]) -> State:
+        """Build outside the lock, so that readers are served meanwhile, and put the outcome down in one move."""
+        old = self.state
+        try:
+            state = State(build(), old.site + 1, old.turn + 1)
+        except SidelitError as error:
+            state = State(old.files, old.site, old.turn + 1, str(error))
+        with self._changed:
+            self._state = state
+            self._changed.notify_all()
+        return state
+
+    def close(self) -> None:
+        """Let go of everybody who waits."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def wait(self, turn: int, seconds: float = 20) -> State:
+        """Wait for a state newer than `turn`, but not for ever: a browser tab may be long gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._state.turn != turn, seconds)
+            return self._state
+
+
+class Watch:
+    """Notices that files were saved: it compares their times and sizes, which works on every file system."""
+
+    def __init__(self, roots: Iterable[Path]) -> None:
+        self._roots = tuple(roots)
+        self._seen = self._look()
+
+    def changed(self) -> bool:
+        """Whether anything is different from the last time somebody asked."""
+        before, self._seen = self._seen, self._look()
+        return before != self._seen
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        found = {}
+        for root in self._roots:
+            for path in (root, *root.rglob("*")) if root.is_dir() else (root,):
+                if "__pycache__" in path.parts or path.name.startswith("."):
+                    continue
+                try:
+                    entry = path.stat()
+                except OSError:
+                    continue  # Deleted between the listing and the question: an editor that saves by renaming.
+                found[str(path)] = (entry.st_mtime_ns, entry.st_size)
+        return found
+
+
+def serve(
+    build: Callable[[], Mapping[str, bytes]], roots: Iterable[Path], port: int, say: Callable[[str], None]
+) -> None:
+    """Serve what `build` makes on 127.0.0.1 until Ctrl-C, and build again when something below `roots` changes.
+
+    Raises `SidelitError` when the port is taken.
+    """
+    shelf = Shelf()
+    watch = Watch(roots)
+    try:
+        server = _Server(("127.0.0.1", port), _handler(shelf))
+    except OSError as error:
+        raise SidelitError(f"cannot serve on port {port}: {error.strerror}", hint="choose another with --port") from None
+    say(shelf.rebuild(build).error)
+    say(f"Serving http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread.start()
+    try:
+        while True:
+            threading.Event().wait(PAUSE)
+            if watch.changed():
+                state = shelf.rebuild(build)
+                say(state.error or "Built again.")
+    except KeyboardInterrupt:
+        say("Stopped.")
+    finally:
+        shelf.close()
+        server.shutdown()
+        server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # A browser that waits for the next build must not keep Ctrl-C waiting.
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A tab closed in the middle of an answer is no news; anything else is a fault of ours and is shown."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+def _handler(shelf: Shelf) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            address = urlsplit(self.path)
+            if address.path == SCRIPT:
+                self._send(200, "text/javascript; charset=utf-8", Path(__file__).with_name("reload.js").read_bytes())
+            elif address.path == WAIT:
+                state = shelf.wait(int(address.query)) if address.query.isdigit() else shelf.state
+                self._send(200, "application/json", _json(state))
+            else:
+                self._send(*answer(shelf.state, address.path))
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing: the terminal belongs to the builds."""
+
+        def _send(self, status: int, kind: str, content: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+    return Handler
+
+
+def answer(state: State, path: str) -> tuple[int, str, bytes]:
+    """What is sent for an address: status, media type and content."""
+    name = posixpath.normpath(unquote(path)).strip("/")
+    for candidate in (name, posixpath.join(name, "index.html").removeprefix("./")):
+        if candidate in state.files:
+            kind = mimetypes.guess_type(candidate)[0] or "application/octet-stream"
+            content = state.files[candidate]
+            if kind == "text/html":
+                content = _with_script(content, state)
+            return 200, f"{kind}; charset=utf-8" if kind.startswith("text/") else kind, content
+    if not state.files:
+        page = _FAILED.format(error=escape(state.error), script=SCRIPT, state=state.site)
+        return 503, "text/html; charset=utf-8", page.encode()
+    return 404, "text/plain; charset=utf-8", b"There is no such page.\n"
+
+
+def _with_script(page: bytes, state: State) -> bytes:
+    tag = f'<script src="{SCRIPT}" data-state="{state.site}"></script>'.encode()
+    head, body, tail = page.rpartition(b"</body>")
+    return head + tag + body + tail if body else page + tag
+
+
+def _json(state: State) -> bytes:
+    return json.dumps({"site": str(state.site), "turn": str(state.turn), "error": state.error}).encode()

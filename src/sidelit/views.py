@@ -1,0 +1,178 @@
+"""# What a template may print
+
+> Everything on a page is a field of one of these records.
+
+The records hold finished pieces: safe HTML is `Markup`, every other string is escaped by Jinja2, and every address
+is relative to the page that carries it, so that a site works from any folder and from a disk. A template decides
+how a page looks and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A labelled address; `lang` is set where the label is not in the page's language."""
+
+    label: str
+    url: str | None
+    current: bool = False
+    lang: str | None = None
+    lede: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NavGroup:
+    """One part in the table of contents of the site."""
+
+    label: str
+    number: str
+    items: tuple[Link, ...]
+    lang: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternate:
+    """A page or a section in one language."""
+
+    code: str
+    name: str
+    html_lang: str
+    url: str
+    current: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TocEntry:
+    """One line of the table of contents of a page."""
+
+    id: str
+    label: str
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """One line of code under its number in the file."""
+
+    n: int
+    html: Markup
+    indent: int
+
+
+@dataclass(frozen=True, slots=True)
+class SectionView:
+    """One section: commentary on one side, code on the other."""
+
+    id: str
+    aliases: tuple[str, ...]
+    kind: str
+    qualname: str
+    name: str
+    depth: int
+    title: Markup
+    doc: Markup
+    lines: tuple[CodeLine, ...]
+    state: str | None
+    langs: tuple[Alternate, ...]
+    source_url: str | None
+    report: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PageInfo:
+    """What the head, the header and the foot of a page say about it."""
+
+    kind: str
+    title: str
+    title_html: Markup
+    title_state: str | None
+    lede: Markup
+    lede_text: str
+    lede_state: str | None
+    part: str
+    crumbs: tuple[Link, ...]
+    url: str
+    source_path: str
+    source_url: str | None
+    prev: Link | None
+    next: Link | None
+    alternates: tuple[Alternate, ...]
+    toc: tuple[TocEntry, ...]
+    run: str | None
+    has_math: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One row of the glossary; the languages are fields because the table is the same in all of them."""
+
+    id: str
+    en: str
+    ja: str
+    zh: str
+    never: tuple[str, ...]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One entry of the bibliography and the pages that refer to it."""
+
+    id: str
+    authors: str
+    title: str
+    year: str
+    where: str
+    url: str
+    note: str
+    used: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteInfo:
+    """What is the same on every page of one language."""
+
+    title: str
+    tagline: str
+    summary: str
+    licence_note: str
+    version: str | None
+    repository: str | None
+    nav: tuple[NavGroup, ...]
+    home: str
+
+
+@dataclass(frozen=True, slots=True)
+class Foot:
+    """Where the page comes from, and where to say that it is wrong."""
+
+    version: str | None
+    commit: str | None
+    commit_url: str | None
+    date: str | None
+    torch: str | None
+    run: str | None
+    report: str | None
+    licence: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A whole page, ready for `render`."""
+
+    lang: str
+    html_lang: str
+    root: str
+    site: SiteInfo
+    page: PageInfo
+    foot: Foot
+    sections: tuple[SectionView, ...] = ()
+    body: Markup | str = ""
+    glossary: tuple[Term, ...] = ()
+    entries: tuple[Work, ...] = ()
