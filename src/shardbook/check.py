@@ -1,0 +1,143 @@
+r"""# Do the ranks agree?
+
+> Ranks compare what they are about to share before they share anything.
+
+Every rank runs the same program, and each builds the model for itself. If one of them
+reads another configuration, its vectors have other lengths. A collective does not
+notice that. With equal total sizes the values of two parameters swap places silently;
+with unequal sizes the process aborts, or all ranks wait forever. After the fact it is
+too late to say which parameter it was.
+
+So the ranks compare descriptions first. A description is small: some hundred bytes a
+parameter, whatever its size. All ranks get all descriptions, and each draws the same
+conclusion. If one rank has to raise, every rank raises, with the same sentence, and
+none is left waiting.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardbook.collectives import world
+
+__all__ = ["Description", "Disagreement", "agree", "describe", "unfit"]
+# sidelit: show
+
+
+class Disagreement(ValueError):
+    """Ranks hold different modules, or one holds a module that cannot be sharded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What all ranks must have in common about one parameter.
+
+    The device's number is not part of it, since each rank has a device of its own. Its
+    type is.
+    """
+
+    unit: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    requires_grad: bool
+
+
+def describe(unit: str, name: str, parameter: Tensor) -> Description:
+    """The description of one parameter."""
+    return Description(
+        unit=unit,
+        name=name,
+        shape=tuple(parameter.shape),
+        dtype=str(parameter.dtype).removeprefix("torch."),
+        device=parameter.device.type,
+        requires_grad=parameter.requires_grad,
+    )
+
+
+def agree(
+    mine: Sequence[Description], group: Any = None, *, objection: str | None = None
+) -> None:
+    """Return if all ranks agree; raise the same error on all ranks if one does not.
+
+    :param mine: this rank's parameters, in the order in which they will be laid out
+    :param group: the ranks that must agree; `None` means all
+    :param objection: why this rank cannot go on, if it cannot; the other ranks then
+        learn it, too
+    :raises Disagreement: on every rank, naming the first rank that differs from rank 0,
+        the parameter, and how
+    :raises RuntimeError: if there is no process group yet
+    """
+    _, world_size = world(group)
+    # A rank with an objection still takes part in this exchange. Had it raised before,
+    # the others would wait here until their time is up.
+    answers: list[Any] = [None] * world_size
+    dist.all_gather_object(answers, (objection, list(mine)), group=group)
+    for rank, (objected, _) in enumerate(answers):
+        if objected is not None:
+            raise Disagreement(f"rank {rank}: {objected}")
+    expected = answers[0][1]
+    for rank, (_, found) in enumerate(answers):
+        difference = compare(expected, found)
+        if difference is not None:
+            raise Disagreement(
+                f"rank {rank} differs from rank 0: {difference}; "
+                "build the same module on every rank"
+            )
+
+
+def compare(
+    expected: Sequence[Description], found: Sequence[Description]
+) -> str | None:
+    """The first difference between rank 0's parameters and another rank's, or `None`.
+
+    >>> a = Description("block 0", "weight", (4, 4), "float32", "cpu", True)
+    >>> b = Description("block 0", "weight", (4, 8), "float32", "cpu", True)
+    >>> compare([a], [b])
+    'weight in block 0 has shape (4, 8) instead of (4, 4)'
+    >>> compare([a], [])
+    'weight in block 0 is missing'
+    """
+    for theirs, ours in zip(expected, found, strict=False):
+        here = f"{ours.name} in {ours.unit}"
+        for field in fields(Description):
+            wanted, got = getattr(theirs, field.name), getattr(ours, field.name)
+            if wanted != got:
+                if field.name in ("unit", "name"):
+                    expected_here = f"{theirs.name} in {theirs.unit}"
+                    return f"{here} stands where {expected_here} is expected"
+                return f"{here} has {field.name} {got} instead of {wanted}"
+    if len(found) < len(expected):
+        missing = expected[len(found)]
+        return f"{missing.name} in {missing.unit} is missing"
+    if len(found) > len(expected):
+        extra = found[len(expected)]
+        return f"{extra.name} in {extra.unit} is one parameter too many"
+    return None
+
+
+def unfit(parameters: Sequence[tuple[str, nn.Parameter]]) -> str | None:
+    """Why these parameters cannot be sharded together, or `None`.
+
+    :param parameters: names and parameters of the whole model
+    """
+    first: tuple[str, nn.Parameter] | None = None
+    for name, parameter in parameters:
+        if nn.parameter.is_lazy(parameter):
+            return f"{name} has no shape yet; run a forward pass before sharding"
+        if parameter.device.type == "meta":
+            return f"{name} is on the meta device; give it values before sharding"
+        first = first or (name, parameter)
+        if parameter.device != first[1].device:
+            return (
+                f"{name} is on {parameter.device}, {first[0]} on {first[1].device}; "
+                "move the module to one device before sharding"
+            )
+    return None

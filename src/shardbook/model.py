@@ -1,0 +1,261 @@
+r"""# Sharding a model
+
+> One call shards a model, and while one unit computes the next is already on its way.
+
+[A layer](layer.py) gathered when it was asked to compute, and computed when it had been
+gathered. Its rank was idle for the time of every exchange. A model has many layers, and
+their order is known. So this chapter gathers each unit one step early, while the unit
+before it still computes.
+
+```python
+model = shard(GPT(config), units=Block)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+for batch in batches:
+    loss = model(batch)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+```
+
+Nothing else changes in the training loop. The model has the same class, the same
+`forward`, and the same parameter names. What it costs: at the peak, one unit that
+computes and one that is being gathered are stored whole, instead of all of them.
+
+Three habits of an unsharded program need care. Parameter groups that depend on a
+parameter's shape, such as weight decay for matrices only, are made before sharding,
+because afterwards every parameter is 1-D. Conversions such as `model.half()` come
+before it, too. And an optimizer must treat each element by itself, as SGD and Adam do.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from shardbook.check import agree, describe, unfit
+from shardbook.collectives import broadcast
+from shardbook.flat import is_sharded
+from shardbook.layer import Hooks, sites_of
+from shardbook.schedule import Chain
+from shardbook.state import keep_state_dict_whole
+from shardbook.unit import Site, Unit
+
+__all__ = ["Zero3Sequential", "shard"]
+
+M = TypeVar("M", bound=nn.Module)
+Classes = type[nn.Module] | tuple[type[nn.Module], ...]
+Predicate = Callable[[str, nn.Module], bool]
+Select = Classes | Predicate
+# sidelit: show
+
+
+def shard(
+    model: M,
+    *,
+    stage: int = 3,
+    units: Select | None = None,
+    mesh: Any = None,
+    policy: Any = None,
+) -> M:
+    """Shard a model over the ranks and return it.
+
+    The model starts from the values of rank 0. Afterwards each parameter is this rank's
+    1-D slice of its unit's shard, often an empty one. `model.state_dict()` is
+    collective: all ranks call it, and each gets the whole parameters in their old
+    shapes.
+
+    :param model: any module whose units run one after the other
+    :param stage: 3 shards parameters, gradients and optimizer state
+    :param units: which modules are gathered as one: a class, several classes, or a
+        function of a module's name and the module. Parameters outside of them form one
+        more unit, the root. `None` makes each child of an `nn.Sequential` a unit, and
+        any other model a single unit.
+    :param mesh: a one-dimensional `DeviceMesh` or a process group; `None` means all
+        ranks
+    :param policy: has to be `None`
+    :returns: the same object
+    :raises ValueError: on every rank, if ranks disagree about the model or it cannot be
+        sharded
+    :raises ValueError: for a stage, a mesh or a policy other than the above, and for a
+        model sharded before
+    :raises RuntimeError: if there is no process group yet
+
+    Source: [ZeRO](bib:rajbhandari2020zero), section 5; the call from outside follows
+    [FSDP](bib:zhao2023fsdp), section 4.
+    """
+    if stage != 3:
+        raise ValueError(
+            f"stage={stage!r} is not supported; this version shards at stage 3"
+        )
+    if policy is not None:
+        raise ValueError("policy is not supported; each parameter keeps its own dtype")
+    group = group_of(mesh)
+    modules = select(model, units)
+    sites = {
+        name: unit_sites(name, module, modules) for name, module in modules.items()
+    }
+    descriptions = [
+        describe(called(name), site.name, site.parameter)
+        for name in sites
+        for site in sites[name]
+    ]
+    agree(descriptions, group, objection=objections(sites))
+    # One unit after the other is copied, cut, and freed. So the peak of construction is
+    # the model and one unit.
+    chain = Chain(model)
+    for name, module in modules.items():
+        if sites[name]:
+            unit = Unit(called(name), sites[name], group=group)
+            Hooks(unit, module, chain)
+            keep_state_dict_whole(unit, module)
+    chain.attach()
+    # Buffers, such as the running mean of a batch norm, start from rank 0 as the
+    # parameters do. Afterwards each rank updates its own.
+    for buffer in model.buffers():
+        broadcast_values(buffer, group)
+    register_guard()
+    return model
+
+
+class Zero3Sequential(nn.Sequential):
+    """A chain of layers, each of them a unit, built and sharded in one go.
+
+    :param layers: modules to run one after the other
+    :param group: the process group whose ranks share the layers; `None` means all ranks
+
+    Errors are those of [`shard`](#shard).
+    """
+
+    def __init__(self, *layers: nn.Module, group: Any = None) -> None:
+        super().__init__(*layers)
+        shard(self, mesh=group)
+
+
+def select(model: nn.Module, units: Select | None) -> dict[str, nn.Module]:
+    """The modules that become units, by name, in the order of the model. The first,
+    `""`, is the root.
+
+    :raises ValueError: if `units` selects nothing
+    """
+    if units is None:
+        children = (
+            dict(model.named_children()) if isinstance(model, nn.Sequential) else {}
+        )
+        return {"": model, **children}
+    chosen = is_instance_of(units) if isinstance(units, type | tuple) else units
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if name and chosen(name, module)
+    }
+    if not found:
+        raise ValueError(
+            f"units={units!r} selects no module of {type(model).__name__}; "
+            "name a class that it contains"
+        )
+    return {"": model, **found}
+
+
+def is_instance_of(classes: Classes) -> Predicate:
+    """The function that selects the instances of some classes."""
+    return lambda name, module: isinstance(module, classes)
+
+
+def unit_sites(
+    name: str, module: nn.Module, modules: dict[str, nn.Module]
+) -> list[Site]:
+    """The sites of one unit. A parameter belongs to the innermost unit around it."""
+    return sites_of(
+        module,
+        prefix=name,
+        without=[other for other in modules.values() if other is not module],
+    )
+
+
+def called(name: str) -> str:
+    """How messages name a unit.
+
+    >>> called("blocks.0"), called("")
+    ('blocks.0', 'the root')
+    """
+    return name or "the root"
+
+
+def objections(sites: dict[str, list[Site]]) -> str | None:
+    """Why this rank cannot shard its model, or `None`.
+
+    A parameter that stands in two units would be gathered and reduced by both, and the
+    two copies would drift apart. So tied weights have to stand in one unit, or in the
+    root.
+    """
+    owner: dict[int, tuple[str, str]] = {}
+    for unit, here in sites.items():
+        for site in here:
+            if is_sharded(site.parameter):
+                return f"{site.name} is sharded already; shard a model only once"
+            first, other = owner.setdefault(id(site.parameter), (unit, site.name))
+            if first != unit:
+                return (
+                    f"{other} in {called(first)} and {site.name} in {called(unit)} are "
+                    "one tied parameter; choose units that do not part them"
+                )
+    return unfit(
+        [(site.name, site.parameter) for here in sites.values() for site in here]
+    )
+
+
+def group_of(mesh: Any) -> Any:
+    """The process group of a one-dimensional mesh; a group or `None` is passed through."""
+    if not isinstance(mesh, DeviceMesh):
+        return mesh
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"a mesh of {mesh.ndim} dimensions is not supported; "
+            "pass one dimension of it, as in mesh['shard']"
+        )
+    return mesh.get_group()
+
+
+def broadcast_values(buffer: Tensor, group: Any) -> None:
+    """Give every rank the buffer of rank 0, whatever its strides."""
+    values = buffer.contiguous()
+    broadcast(values, source=0, group=group)
+    buffer.copy_(values)
+
+
+@cache
+def register_guard() -> None:
+    """Let every optimizer that steps on sharded parameters be looked at first."""
+    register_optimizer_step_pre_hook(refuse_shape_dependent)
+
+
+def refuse_shape_dependent(
+    optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
+) -> None:
+    """Stop an optimizer that would train something else on slices than on whole
+    parameters.
+
+    Adafactor factors matrices, and a slice has no rows. L-BFGS takes inner products
+    over all parameters, and a rank has only a part of them. Neither would raise by
+    itself.
+
+    :raises TypeError: naming the optimizer
+    """
+    name = type(optimizer).__name__
+    parameters = (
+        parameter for group in optimizer.param_groups for parameter in group["params"]
+    )
+    if name in ("Adafactor", "LBFGS", "Muon", "Shampoo", "SOAP") and any(
+        map(is_sharded, parameters)
+    ):
+        raise TypeError(
+            f"{name} depends on a parameter's shape; "
+            "use an elementwise optimizer such as AdamW"
+        )

@@ -1,0 +1,69 @@
+r"""# Saving and loading a sharded model
+
+> `state_dict` gives every rank the whole parameters, and `load_state_dict` takes them.
+
+A file of shards is of no use to a program with another number of ranks, or with none.
+So the `state_dict` of a sharded model looks like that of the plain one: the same keys,
+the same shapes. Each module saves its own parameters, and a module asks its hooks
+before and after. Before, the unit is gathered. After, what was saved is copied and the
+unit is freed, so only one unit beside the copies is whole at a time.
+
+Both calls are collective. Every rank has to make them, even if only one writes the
+file.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardbook.unit import Unit
+
+__all__ = ["keep_state_dict_whole"]
+# sidelit: show
+
+
+def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
+    """Let `module.state_dict()` and `module.load_state_dict()` speak of whole
+    parameters.
+
+    :param unit: the unit whose parameters are below `module`
+    :param module: the module that drives the unit
+    """
+
+    def gather(*_: Any) -> None:
+        unit.wait()
+
+    # The saved tensors are views into the full vector, which is about to be emptied.
+    # Without the copy every value in the dictionary would be gone.
+    def copy_and_free(
+        _: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any
+    ) -> None:
+        for key, value in state_dict.items():
+            if isinstance(value, Tensor) and unit.owns(value):
+                state_dict[key] = value.detach().clone()
+        unit.free()
+
+    # `load_state_dict` has copied the new values into the whole parameters. Each rank
+    # keeps its part of them.
+    def store_and_free(_: nn.Module, keys: Any) -> None:
+        for site in unit.sites:
+            if (
+                getattr(site.module, site.attribute)
+                is not unit.counterpart[id(site.parameter)]
+            ):
+                raise RuntimeError(
+                    f"{site.name} was replaced, not loaded; "
+                    "call load_state_dict without assign=True"
+                )
+        with torch.no_grad():
+            unit.store()
+        unit.free()
+
+    module.register_state_dict_pre_hook(gather)
+    module.register_state_dict_post_hook(copy_and_free)
+    module.register_load_state_dict_pre_hook(gather)
+    module.register_load_state_dict_post_hook(store_and_free)
