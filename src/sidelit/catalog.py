@@ -1,53 +1,89 @@
 """# Catalogues
 
-(public API; implementation follows)
+> A page in another language is the page itself with its sentences exchanged, each in one of four states.
+
+| state | meaning | the reader sees |
+|---|---|---|
+| current | translated, beside the code of today | the translation |
+| recheck | translated, but the code beside it changed, or the text came from elsewhere | the same, marked |
+| stale | the English was reworded since | the English, marked |
+| missing | nobody translated it, or somebody pasted the English | the English, marked |
+
+A site's words for building are `load`, `Shelf.catalog` and `translate`; for translators `sync`, `status`
+and `reviewed`. All of them match catalogues with pages in memory first, so they agree with each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from markdown_it.token import Token
 
-from .catalog_units import PageUnits, SectionUnits, digest, extract, split_prose
+from sidelit import catalog_file, markup
+from sidelit.catalog_file import Entry
+from sidelit.catalog_sync import Key, State, digests_of, merge, remember, state_of
+from sidelit.catalog_units import (
+    PageUnits,
+    SectionUnits,
+    digest,
+    extract,
+    msgid,
+    split_prose,
+    unit_indices,
+)
+from sidelit.errors import SidelitError
 
-__all__ = ["PageUnits", "SectionUnits", "digest", "extract", "split_prose"]
+__all__ = [
+    "Catalog",
+    "Entry",
+    "PageUnits",
+    "Row",
+    "SectionUnits",
+    "Shelf",
+    "State",
+    "Translated",
+    "Translation",
+    "digest",
+    "extract",
+    "load",
+    "reviewed",
+    "split_prose",
+    "status",
+    "sync",
+    "text",
+    "translate",
+]
 
-State = Literal["current", "recheck", "stale", "missing"]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One unit in one language. `line` is where its msgstr stands in `path` (0: not written yet)."""
-
-    context: str
-    msgid: str
-    msgstr: str = ""
-    digests: tuple[str, ...] = ()
-    fuzzy: bool = False
-    same: bool = False
-    previous: str = ""
-    obsolete: bool = False
-    notes: tuple[str, ...] = ()
-    path: str = ""
-    line: int = 0
+# From best to worst: a section is as good as its worst sentence.
+STATES: tuple[State, ...] = ("current", "recheck", "stale", "missing")
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The translations of one page into one language, matched with the page as it is now."""
+    """The translations of one page into one language, matched with the page as it is now.
+
+    `entries` are the live ones by context and English, in the page's order; `obsolete` those kept for
+    reuse; `digests` the fingerprints of the code beside each sentence today.
+    """
 
     page: str
     lang: str
-    entries: Mapping[tuple[str, str], Entry] = field(default_factory=dict)
+    entries: Mapping[Key, Entry] = field(default_factory=dict)
+    obsolete: tuple[Entry, ...] = ()
+    digests: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+
+    def state(self, key: Key) -> State:
+        """The state of one sentence: the worst of all the places where its context has it."""
+        states = [state_of(self.entries.get(key), code) for code in self.digests.get(key) or ("",)]
+        return max(states, key=STATES.index)
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """What to show for one unit: the translation, or the English where `state` is stale or missing."""
+    """What to show for one string: the translation, or the English where `state` is stale or missing."""
 
     text: str
     state: State
@@ -59,8 +95,9 @@ class Translation:
 class Translated:
     """A section's tokens in the reader's language; `state` is the worst of its units.
 
-    An inline that was translated carries `meta["po"] = (path, line)`; the block of one that was not carries
-    `lang="en"`, `class="untranslated"` and `data-state="stale"` or `"missing"`.
+    An inline that was translated knows its place in the catalogue (`markup.path_of`, `markup.line_of`);
+    the block around one that was not carries `lang="en"`, `class="untranslated"` and `data-state="stale"`
+    or `"missing"`.
     """
 
     tokens: tuple[Token, ...]
@@ -81,28 +118,100 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """All catalogues of a site."""
+    """All catalogues of a site, by page and language."""
 
     catalogs: Mapping[tuple[str, str], Catalog]
 
     def catalog(self, page: str, lang: str) -> Catalog:
-        """The catalogue of a page; an empty one where nobody has begun."""
-        raise NotImplementedError
+        """The catalogue of a page; an empty one for a page that `load` was not given."""
+        return self.catalogs.get((page, lang)) or Catalog(page, lang)
 
 
 def load(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str]) -> Shelf:
-    """Read all catalogues below `locale_dir` and match them with the pages. `languages` leaves out English."""
-    raise NotImplementedError
+    """Read all catalogues below `locale_dir` and match them with the pages.
+
+    `languages` are the languages translated into, without English. Raises `SidelitError` at the first
+    line that is not a sound catalogue, and for a folder of a language that the site does not have.
+    """
+    catalogs = {}
+    for lang, files in _read_all(locale_dir, languages).items():
+        memory = remember(entry for entries in files.values() for entry in entries)
+        for page in pages:
+            merged = merge(page, files.get(page.name, ()), memory)
+            live = {entry.key: entry for entry in merged if not entry.obsolete}
+            obsolete = tuple(entry for entry in merged if entry.obsolete)
+            catalogs[page.name, lang] = Catalog(page.name, lang, live, obsolete, digests_of(page))
+    return Shelf(catalogs)
+
+
+def _read_all(locale_dir: Path, languages: Sequence[str]) -> dict[str, dict[str, tuple[Entry, ...]]]:
+    """The entries of every file, by language and page, whether the site still has that page or not."""
+    _check_folders(locale_dir, languages)
+    return {lang: dict(_read_language(locale_dir, lang)) for lang in languages}
+
+
+def _read_language(locale_dir: Path, lang: str) -> Iterator[tuple[str, tuple[Entry, ...]]]:
+    for path in sorted((locale_dir / lang).rglob("*.po")):
+        page = path.relative_to(locale_dir / lang).as_posix().removesuffix(".po")
+        yield page, catalog_file.read(path, lang, _shown(path, locale_dir))
+
+
+def _check_folders(locale_dir: Path, languages: Sequence[str]) -> None:
+    for folder in sorted(locale_dir.iterdir()) if locale_dir.is_dir() else ():
+        if folder.is_dir() and folder.name not in languages:
+            raise SidelitError(
+                f"the site has no language {folder.name!r} (it is translated into {', '.join(languages)})",
+                path=_shown(folder, locale_dir),
+                hint="name the language in sidelit.toml or remove the folder",
+            )
+
+
+def _shown(path: Path, locale_dir: Path) -> str:
+    """The path as messages print it: from the folder that holds `site/locale`."""
+    return path.relative_to(locale_dir.parent.parent).as_posix()
 
 
 def sync(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str]) -> tuple[Path, ...]:
-    """Bring the catalogue files up to date with the pages; returns those that were written."""
-    raise NotImplementedError
+    """Bring the catalogue files up to date with the pages; returns those that were written.
+
+    The catalogue of a page that is gone keeps its translations as obsolete ones, so that a page that
+    comes back under another name finds them.
+    """
+    shelf = load(pages, locale_dir, languages)
+    orphans = [PageUnits(name, ()) for name in _orphans(pages, locale_dir, languages)]
+    lost = load(orphans, locale_dir, languages)
+    written = []
+    for catalog in (*shelf.catalogs.values(), *lost.catalogs.values()):
+        if (catalog.entries or catalog.obsolete) and _write(catalog, locale_dir):
+            written.append(_file(catalog, locale_dir))
+    return tuple(written)
+
+
+def _orphans(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str]) -> list[str]:
+    found = {
+        path.relative_to(locale_dir / lang).as_posix().removesuffix(".po")
+        for lang in languages
+        for path in (locale_dir / lang).rglob("*.po")
+    }
+    return sorted(found - {page.name for page in pages})
+
+
+def _file(catalog: Catalog, locale_dir: Path) -> Path:
+    return locale_dir / catalog.lang / f"{catalog.page}.po"
+
+
+def _write(catalog: Catalog, locale_dir: Path) -> bool:
+    entries = (*catalog.entries.values(), *catalog.obsolete)
+    return catalog_file.write(_file(catalog, locale_dir), catalog_file.render(entries, catalog.lang))
 
 
 def status(shelf: Shelf) -> tuple[Row, ...]:
     """Count the states, a row for each page and language."""
-    raise NotImplementedError
+    rows = []
+    for catalog in shelf.catalogs.values():
+        states = [catalog.state(key) for key in catalog.digests]
+        rows.append(Row(catalog.page, catalog.lang, *(states.count(state) for state in STATES)))
+    return tuple(rows)
 
 
 def reviewed(
@@ -114,15 +223,66 @@ def reviewed(
     lang: str | None = None,
     context: str | None = None,
 ) -> int:
-    """Clear `recheck` on a page, or on one context of it; returns how many units were cleared."""
-    raise NotImplementedError
+    """Say that somebody read the translations beside the code of today: clears `recheck`.
+
+    It covers a page in all languages, or in one, or one context of it. Returns how many sentences it
+    cleared.
+    """
+    _check_known("page", page, [known.name for known in pages])
+    _check_known("language", lang, languages)
+    contexts = {section.context for known in pages if known.name == page for section in known.sections}
+    _check_known("context", context, sorted(contexts))
+    shelf = load(pages, locale_dir, languages)
+    cleared = 0
+    for name in languages if lang is None else (lang,):
+        catalog = shelf.catalog(page, name)
+        keys = [
+            key
+            for key in catalog.entries
+            if catalog.state(key) == "recheck" and context in (None, catalog.entries[key].context)
+        ]
+        judged = {key: replace(catalog.entries[key], digests=catalog.digests[key]) for key in keys}
+        _write(replace(catalog, entries={**catalog.entries, **judged}), locale_dir)
+        cleared += len(keys)
+    return cleared
+
+
+def _check_known(kind: str, name: str | None, known: Sequence[str]) -> None:
+    if name is not None and name not in known:
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:5]
+        raise SidelitError(
+            f"there is no {kind} {name!r}", hint=f"there is {', '.join(close) or 'none at all'}"
+        )
 
 
 def translate(tokens: Sequence[Token], catalog: Catalog, context: str, code_digest: str = "") -> Translated:
-    """Put the translations into a section's tokens."""
-    raise NotImplementedError
+    """Put the translations into a section's tokens. The tokens given stay as they are."""
+    out = list(tokens)
+    states: list[State] = ["current"]
+    for index in unit_indices(tokens):
+        found = text(msgid(tokens[index]), catalog, context, code_digest)
+        states.append(found.state)
+        if found.state in ("current", "recheck"):
+            out[index] = markup.reinline(tokens[index], found.text, path=found.path, line=found.line)
+        else:
+            out[index - 1], out[index + 1] = _english(tokens[index - 1], tokens[index + 1], found.state)
+    return Translated(tuple(out), max(states, key=STATES.index))
 
 
 def text(msgid: str, catalog: Catalog, context: str, code_digest: str = "") -> Translation:
     """Translate one plain string, such as a label of the navigation."""
-    raise NotImplementedError
+    entry = catalog.entries.get((context, msgid))
+    state = state_of(entry, code_digest)
+    if entry is None or state not in ("current", "recheck"):
+        return Translation(msgid, state)
+    return Translation(entry.msgstr, state, entry.path, entry.line)
+
+
+def _english(opening: Token, closing: Token, state: State) -> tuple[Token, Token]:
+    """Mark a block that stays English: browsers then read it out, hyphenate and translate it as English."""
+    names = f"{opening.attrs.get('class', '')} untranslated".strip()
+    attrs = {**opening.attrs, "lang": "en", "class": names, "data-state": state}
+    if not opening.hidden:
+        return opening.copy(attrs=attrs), closing
+    # The paragraph of a tight list item prints no tag that could carry the mark.
+    return opening.copy(attrs=attrs, tag="span", hidden=False), closing.copy(tag="span", hidden=False)

@@ -1,12 +1,12 @@
 """# What is translated
 
-A page is translated in units, and a unit is what Markdown calls an inline: one paragraph, one list item, one
-heading, one table cell, one footnote, the text of one `:param:`, the title of an admonition. It is small enough to
-judge at a glance and large enough to be a thought; code spans and formulas stay inside it, since the sentence around
-them decides where they stand.
+A page is translated in units, and a unit is what Markdown calls an inline: one paragraph, one list item,
+one heading, one table cell, one footnote, the text of one `:param:`, the title of an admonition. It is
+small enough to judge at a glance and large enough to be a thought; code spans and formulas stay inside
+it, since the sentence around them decides where they stand.
 
-Units are filed under the qualified name of what they describe. Nothing is numbered, so a paragraph may move within
-its section, and a section within its page, without touching a single catalogue entry.
+Units are filed under the qualified name of what they describe. Nothing is numbered, so a paragraph may
+move within its section, and a section within its page, without touching a single catalogue entry.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 from markdown_it.token import Token
 
-# An inline that follows one of these is a name in the code, not a sentence.
-NAMES = frozenset({"fieldlist_name_open"})
+from sidelit import markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class SectionUnits:
 
 @dataclass(frozen=True, slots=True)
 class PageUnits:
-    """The sections of one page, in source order. `name` is the catalogue's path without language and suffix."""
+    """The sections of one page, in source order; `name` is its catalogue's path below the language."""
 
     name: str
     sections: tuple[SectionUnits, ...]
@@ -54,9 +53,7 @@ def unit_indices(tokens: Sequence[Token]) -> list[int]:
     return [
         index
         for index, token in enumerate(tokens)
-        if token.type == "inline"
-        and not (index and tokens[index - 1].type in NAMES)
-        and has_words(token.children or [])
+        if token.type == "inline" and has_words(token.children or [])
     ]
 
 
@@ -79,7 +76,7 @@ def msgid(token: Token) -> str:
 
 
 def unwrap(content: str) -> str:
-    """Join the lines of a paragraph: where the source happens to be wrapped must not make a translation stale.
+    """Join the lines of a paragraph: wrapping the source anew must not make a translation stale.
 
     A line break that Markdown keeps (two spaces or a backslash before it) is kept.
     """
@@ -90,8 +87,8 @@ def unwrap(content: str) -> str:
 def digest(lines: Iterable[str]) -> str:
     """Fingerprint the code beside a section; `""` when there is none.
 
-    Indentation shared by all lines, trailing spaces and blank lines do not count: to move a method into another
-    class is no reason to doubt its translation.
+    Indentation shared by all lines, trailing spaces and blank lines do not count: to move a method into
+    another class is no reason to doubt its translation.
     """
     block = textwrap.dedent("\n".join(line.rstrip() for line in lines if line.strip()))
     return hashlib.sha256(block.encode()).hexdigest()[:12] if block else ""
@@ -100,8 +97,8 @@ def digest(lines: Iterable[str]) -> str:
 def split_prose(tokens: Sequence[Token]) -> tuple[tuple[str, tuple[Token, ...]], ...]:
     """Cut the tokens of a prose page into sections, each under the slugs of its headings.
 
-    The title and what follows it is `page`: a page may be renamed without unsettling its text. Footnotes gather at
-    the end of a page wherever they were written, so they get a context of their own.
+    The title and what follows it is `page`: a page may be renamed without unsettling its text. Footnotes
+    gather at the end of a page wherever they were written, so they get a context of their own.
     """
     cuts: list[tuple[str, list[Token]]] = [("page", [])]
     path: dict[int, str] = {}
@@ -112,12 +109,7 @@ def split_prose(tokens: Sequence[Token]) -> tuple[tuple[str, tuple[Token, ...]],
             depth = int(token.tag[1:])
             path = {level: slug for level, slug in path.items() if level < depth}
             if depth > 1:
-                path[depth] = slugify(tokens[index + 1].content)
+                path[depth] = markup.slug(markup.plain(tokens[index + 1])) or "section"
             cuts.append(("/".join(path.values()) or "page", []))
         cuts[-1][1].append(token)
     return tuple((context, tuple(body)) for context, body in cuts if body)
-
-
-def slugify(text: str) -> str:
-    """The words of a heading in ASCII: `What *moves*, and when` becomes `what-moves-and-when`."""
-    return "-".join(re.findall(r"[a-z0-9]+", text.lower())) or "section"
