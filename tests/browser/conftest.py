@@ -1,0 +1,117 @@
+"""One built site, one server and one browser for all tests of this folder.
+
+Which pages there are is read from the site's own configuration: a new chapter is tested from its first day.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
+
+import chromium
+from built import CHAPTERS, LANGUAGES, PAGES, ROOT, Open, path_of
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-sync",
+    "--metrics-recording-only",
+    "--no-first-run",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with `path` runs for every page, one with `chapter` for every chapter; in every language."""
+    if "path" in metafunc.fixturenames:
+        metafunc.parametrize("path", PAGES)
+    if "chapter" in metafunc.fixturenames:
+        metafunc.parametrize("chapter", [path_of(name, lang) for name in CHAPTERS for lang in LANGUAGES])
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make site` builds it, into a folder of the tests."""
+    target = tmp_path_factory.mktemp("site") / "book"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files and says nothing."""
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """The tests look at the browser, not at this log."""
+
+
+@pytest.fixture(scope="session")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served: below a folder, so that a link that starts with a slash does not work."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site.parent)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/{site.name}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A Chromium that this machine has; `make test` has seen to it."""
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium.ensure(), args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, address: str) -> Iterator[Open]:
+    """Open pages of the site. What they ask of other hosts or write to the console fails the test at its end.
+
+    `visit(path, width=1280, scheme="light", scripts=True)` returns the page, loaded, with its fonts.
+    """
+    contexts = []
+    messages: list[str] = []
+    strangers: list[str] = []
+
+    def asked(request: Request) -> None:
+        if not request.url.startswith((address, "data:", "blob:")):
+            strangers.append(request.url)
+
+    def answered(response: Response) -> None:
+        if not response.ok:
+            messages.append(f"{response.url}: {response.status}")
+
+    def open_page(path: str, width: int = 1280, scheme: Any = "light", scripts: bool = True) -> Page:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: messages.append(f"{page.url}: {message.type}: {message.text}"))
+        page.on("pageerror", lambda error: messages.append(f"{page.url}: {error}"))
+        page.on("request", asked)
+        page.on("response", answered)
+        page.goto(address + path, wait_until="load")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert messages == []
+    assert strangers == []

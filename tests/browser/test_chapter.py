@@ -1,0 +1,129 @@
+"""A chapter as a reader meets it: columns that line up, one scroll, a language menu that keeps the place."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from playwright.sync_api import Page
+
+from built import CHAPTERS, CONFIG, LANGUAGES, Open, language_of, name_of, path_of
+
+BOXES = """
+() => [...document.querySelectorAll("section[id]")].map(section => {
+    const box = element => {
+        if (!element) return null;
+        const {left, right, top, bottom} = element.getBoundingClientRect();
+        return {left, right, top, bottom};
+    };
+    return {
+        id: section.id,
+        all: box(section),
+        doc: section.querySelector(".doc").textContent.trim() ? box(section.querySelector(".doc")) : null,
+        code: box(section.querySelector("pre.code")),
+    };
+})
+"""
+
+
+def pairs(page: Page) -> list[dict[str, Any]]:
+    """The sections that have commentary and code, with their boxes."""
+    boxes: list[dict[str, Any]] = page.evaluate(BOXES)
+    both = [section for section in boxes if section["doc"] and section["code"]]
+    assert len(both) > 2
+    return both
+
+
+def test_columns_line_up(visit: Open, chapter: str) -> None:
+    """At 1280 px each section's commentary and code start on one line, side by side, inside their section."""
+    page = visit(chapter, 1280)
+    before = float("-inf")
+    for section in pairs(page):
+        doc, code, whole = section["doc"], section["code"], section["all"]
+        assert doc["right"] <= code["left"] + 1, section["id"]
+        assert abs(doc["top"] - code["top"]) <= 2, section["id"]
+        assert max(doc["bottom"], code["bottom"]) <= whole["bottom"] + 1, section["id"]
+        assert whole["top"] >= before - 1, section["id"]
+        before = whole["bottom"]
+
+
+def test_narrow_pages_put_commentary_above_code(visit: Open, chapter: str) -> None:
+    for section in pairs(visit(chapter, 390)):
+        assert section["doc"]["bottom"] <= section["code"]["top"] + 1, section["id"]
+        assert section["doc"]["left"] >= 0, section["id"]
+        assert section["code"]["right"] <= 391, section["id"]
+
+
+def test_the_columns_share_one_scroll(visit: Open, chapter: str) -> None:
+    """No part of a wide page scrolls up and down by itself."""
+    inner = """() => [...document.querySelectorAll("main *")].filter(element =>
+        element.scrollHeight > element.clientHeight + 1 &&
+        ["auto", "scroll"].includes(getComputedStyle(element).overflowY)
+    ).map(element => element.outerHTML.slice(0, 80))"""
+    assert visit(chapter).evaluate(inner) == []
+
+
+def test_line_numbers_and_code_are_those_of_the_file(visit: Open, chapter: str) -> None:
+    """Each shown line is the line of the source that carries its number."""
+    source = CONFIG.chapters[CHAPTERS.index(name_of(chapter))].source
+    lines = (CONFIG.project / source).read_text("utf-8").split("\n")
+    shown = visit(chapter).evaluate("""() => [...document.querySelectorAll("pre.code .line")].map(line => {
+        const number = line.querySelector(".num");
+        const text = line.textContent.slice(number.textContent.length);
+        return [Number(number.textContent), text.replace(/\\n$/, "")];
+    })""")
+    assert shown
+    for number, text in shown:
+        assert text == lines[number - 1]
+
+
+def test_the_language_menu_keeps_the_section(visit: Open, chapter: str) -> None:
+    page = visit(chapter)
+    ids = page.eval_on_selector_all("section[id]", "all => all.map(one => one.id)")
+    wanted = ids[len(ids) // 2]
+    page.evaluate("id => { location.hash = '#' + encodeURIComponent(id) }", wanted)
+    other = next(language for language in LANGUAGES if language != language_of(chapter))
+    page.locator(f"nav.langs a[data-lang={other}]").click()
+    page.wait_for_url(f"**/{path_of(name_of(chapter), other)}*")
+    assert unquote(urlsplit(page.url).fragment) == wanted
+    assert in_view(page, wanted)
+
+
+def test_the_language_menu_keeps_the_place_of_a_reader_who_scrolled(visit: Open) -> None:
+    page = visit(CHAPTERS[0])
+    ids = page.eval_on_selector_all("section[id]", "all => all.map(one => one.id)")
+    wanted = ids[len(ids) // 2]
+    page.evaluate("id => document.getElementById(id).scrollIntoView()", wanted)
+    page.locator("nav.langs a[data-lang=ja]").click()
+    page.wait_for_url(f"**/ja/{CHAPTERS[0]}*")
+    assert in_view(page, wanted)
+
+
+def test_each_section_links_to_itself_in_the_other_languages(visit: Open, chapter: str) -> None:
+    """Without any script a reader changes language and stays at the section."""
+    page = visit(chapter, scripts=False)
+    sections = page.locator("section[id]:not(.bare)")
+    wanted = sections.nth(sections.count() // 2)
+    name = wanted.get_attribute("id")
+    assert name
+    link = wanted.locator(".acts a[hreflang]").last
+    language = link.get_attribute("hreflang")
+    link.click()
+    page.wait_for_load_state()
+    assert page.locator("html").get_attribute("lang") == language
+    assert unquote(urlsplit(page.url).fragment) == name
+    assert in_view(page, name)
+
+
+def in_view(page: Page, name: str) -> bool:
+    """Whether the section's start can be seen, once the browser has scrolled there."""
+    page.wait_for_function(
+        """id => {
+            const top = document.getElementById(id).getBoundingClientRect().top;
+            const last = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
+            return top > -innerHeight / 4 && (top < innerHeight / 2 || (last && top < innerHeight));
+        }""",
+        arg=name,
+        timeout=5000,
+    )
+    return True

