@@ -132,12 +132,12 @@ def unfit(parameters: Sequence[tuple[str, nn.Parameter]]) -> str | None:
     for name, parameter in parameters:
         if nn.parameter.is_lazy(parameter):
             return f"{name} has no shape yet; run a forward pass before sharding"
-        if parameter.device.type == "meta":
-            return f"{name} is on the meta device; give it values before sharding"
         first = first or (name, parameter)
         if parameter.device != first[1].device:
             return (
                 f"{name} is on {parameter.device}, {first[0]} on {first[1].device}; "
                 "move the module to one device before sharding"
             )
+    if first is not None and first[1].device.type == "meta":
+        return f"{first[0]} is on the meta device; give it values before sharding"
     return None

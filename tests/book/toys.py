@@ -1,0 +1,103 @@
+"""Small models, their data, and a plain reference that imports nothing of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCABULARY = 16
+Batch = tuple[Tensor, Tensor]
+
+
+def chain(seed: int = 0) -> nn.Sequential:
+    """A chain of layers whose sizes divide by no world size: 13 and 5 and a bias here and there."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Embedding(VOCABULARY, 8),
+        nn.Sequential(nn.Linear(8, 13), nn.GELU(), nn.Linear(13, 8)),
+        nn.LayerNorm(8),
+        nn.Sequential(nn.Linear(8, 5, bias=False), nn.GELU(), nn.Linear(5, 8)),
+        nn.Linear(8, VOCABULARY),
+    )
+
+
+def batch(rank: int, step: int) -> Batch:
+    """What a rank reads in a step; no two ranks and no two steps read the same."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    tokens = torch.randint(0, VOCABULARY, (4, 7), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def error(model: Callable[[Tensor], Tensor], data: Batch) -> Tensor:
+    """The mean cross-entropy of a batch."""
+    return F.cross_entropy(model(data[0]).flatten(0, 1), data[1].flatten())
+
+
+def optimizer_for(kind: str, parameters: Any) -> torch.optim.Optimizer:
+    """AdamW hides a gradient of the wrong scale; plain SGD shows it."""
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=0.5)
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+def reference_step(model: nn.Module, losses_by_round: Sequence[Sequence[Callable[[], Tensor]]]) -> list[float]:
+    """Fill `.grad` of a plain model with the mean over ranks, summed in rank order, and return all losses.
+
+    Each round holds one loss for each rank and is averaged by itself; the rounds are added up. So a round is what
+    the ranks do between two reductions.
+    """
+    values: list[float] = []
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.grad = None
+    for losses in losses_by_round:
+        sums: list[Tensor | None] = [None] * len(parameters)
+        for compute in losses:
+            loss = compute()
+            trainable = [parameter for parameter in parameters if parameter.requires_grad]
+            found = iter(torch.autograd.grad(loss, trainable, allow_unused=True))
+            values.append(loss.item())
+            for index, parameter in enumerate(parameters):
+                if parameter.requires_grad:
+                    gradient = next(found)
+                    gradient = torch.zeros_like(parameter) if gradient is None else gradient
+                    before = sums[index]
+                    sums[index] = gradient.clone() if before is None else before + gradient
+        for parameter, total in zip(parameters, sums, strict=True):
+            if total is not None:
+                mean = total / len(losses)
+                parameter.grad = mean if parameter.grad is None else parameter.grad + mean
+    return values
+
+
+def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
+    """The gradients of a sharded model in their full shapes; collective, as `state_dict` is."""
+    shards = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        gradients = {name: value.clone() for name, value in model.state_dict().items()}
+        for name, parameter in model.named_parameters():
+            parameter.copy_(shards[name])
+    return gradients
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Bit for bit, and name the tensors that are not."""
+    assert list(found) == list(expected)
+    different = [name for name in expected if not torch.equal(found[name], expected[name])]
+    assert not different, f"differ: {different}"
+
+
+def plain_gradients(model: nn.Module) -> dict[str, Tensor]:
+    """The gradients of a plain model under the keys of its `state_dict`."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return {
+        name: torch.zeros_like(value) if named[name].grad is None else named[name].grad.clone()  # type: ignore[union-attr]
+        for name, value in model.state_dict().items()
+        if name in named
+    }
