@@ -46,7 +46,7 @@ def parse(text: str, *, path: str = "", first_line: int = 1) -> tuple[Token, ...
     :param first_line: the line of that file on which the text starts.
     """
     env: dict[str, Any] = {}
-    tokens = _parser().parse(text, env)
+    tokens = _parser().parse(_printable(text), env)
     shared = {"references": env.get("references", {}), "footnotes": _footnotes(tokens)}
     for token in tokens:
         token.meta.update(path=path, first_line=first_line)
@@ -59,6 +59,15 @@ def parse(text: str, *, path: str = "", first_line: int = 1) -> tuple[Token, ...
             token.meta.update(shared)
     _slug_headings(tokens)
     return tuple(tokens)
+
+
+# What HTML forbids: control characters, half surrogate pairs, code points that will never be characters.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+
+
+def _printable(text: str) -> str:
+    """Replace what no page can hold by the replacement character; an evaluated docstring may contain it."""
+    return _FORBIDDEN.sub("\ufffd", text)
 
 
 @functools.cache
@@ -76,6 +85,7 @@ def _name_field(token: Token) -> None:
     kind, _, rest = token.content.strip().partition(" ")
     token.type = "field_name"
     token.meta.update(kind=kind.lower(), argument=rest.strip())
+    token.children = _parser().parseInline(rest.strip())[0].children
 
 
 def _made_up_title(title_open: Token) -> str:
@@ -105,9 +115,9 @@ def reinline(token: Token, content: str, *, path: str | None = None, line: int |
     counts = {number: {"label": label, "count": 0} for label, number in meta["footnotes"].items()}
     refs = {f":{label}": number for label, number in meta["footnotes"].items()}
     env = {"references": meta["references"], "footnotes": {"refs": refs, "list": counts}}
-    copy = token.copy(content=content, meta=meta, attrs=dict(token.attrs))
-    copy.children = _parser().parseInline(content, env)[0].children
-    return copy
+    content = _printable(content)
+    children = _parser().parseInline(content, env)[0].children
+    return token.copy(content=content, meta=meta, attrs=dict(token.attrs), children=children)
 
 
 def units(tokens: Iterable[Token]) -> Iterator[Token]:
@@ -142,7 +152,7 @@ def plain(tokens: Token | Iterable[Token]) -> str:
     """The words alone, for titles, descriptions and slugs: no markup, formulas as their TeX, one line."""
     parts: list[str] = []
     for token in (tokens,) if isinstance(tokens, Token) else tokens:
-        if token.children is not None and token.type != "image":
+        if token.children is not None:
             parts.append(plain(token.children))
         elif token.type in ("softbreak", "hardbreak") or (token.nesting == -1 and token.block):
             parts.append(" ")

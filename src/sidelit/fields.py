@@ -1,0 +1,80 @@
+"""# Fields
+
+> The `:param x:` lists of a docstring, sorted into the tables that a page shows.
+
+Docstrings name the same thing in several ways (`:param`, `:arg`, `:keyword`), and lists mix what readers look
+up separately. Fields of one kind are gathered in one table, in the order in which the kinds first appear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markdown_it.token import Token
+
+_KINDS = {
+    "parameter": ("param", "parameter", "arg", "argument", "key", "keyword", "kwarg", "kwparam"),
+    "attribute": ("attr", "attribute", "ivar", "cvar", "var"),
+    "returns": ("return", "returns"),
+    "yields": ("yield", "yields"),
+    "raises": ("raise", "raises", "except", "exception"),
+    "notation": ("notation",),
+}
+_KIND = {word: kind for kind, words in _KINDS.items() for word in words}
+
+# Kinds whose fields have no name of their own: `:returns: the sum`.
+NAMELESS = ("returns", "yields")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: what it is about, and the tokens that tell it.
+
+    `name` is the token of type `field_name`; `argument` the code it names, `type` the type written before it.
+    """
+
+    kind: str
+    name: Token
+    argument: str
+    type: str
+    body: tuple[Token, ...]
+
+
+def tables(tokens: Sequence[Token]) -> dict[str, list[Field]]:
+    """Sort the tokens between `field_list_open` and `field_list_close` into one list of fields a kind."""
+    sorted_fields: dict[str, list[Field]] = {}
+    for field in _fields(tokens):
+        sorted_fields.setdefault(field.kind, []).append(field)
+    return sorted_fields
+
+
+def closing(tokens: Sequence[Token], start: int) -> int:
+    """The index of the token that closes the one at `start`."""
+    depth = 0
+    for index in range(start, len(tokens)):
+        depth += tokens[index].nesting
+        if depth == 0:
+            return index
+    raise ValueError(f"{tokens[start].type} is never closed")
+
+
+def _fields(tokens: Sequence[Token]) -> Iterator[Field]:
+    index = 0
+    while index < len(tokens):
+        name_end = closing(tokens, index)
+        body_end = closing(tokens, name_end + 1)
+        yield _field(tokens[index + 1], tuple(tokens[name_end + 2 : body_end]))
+        index = body_end + 1
+
+
+def _field(name: Token, body: tuple[Token, ...]) -> Field:
+    kind = _KIND.get(name.meta["kind"], "field")
+    argument = str(name.meta["argument"])
+    type_ = ""
+    if kind == "field":
+        argument = name.content.strip()
+    elif kind == "parameter":
+        # `:param int x:` names the type first; the name is the last word.
+        type_, _, argument = argument.rpartition(" ")
+    return Field(kind, name, argument, type_.strip(), body)
