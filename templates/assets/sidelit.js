@@ -1,0 +1,162 @@
+// What scripts add to a page that is complete without them: the reader's theme, a language menu that keeps the
+// section, contents that know where one is, and keyboard access to whatever has to scroll sideways.
+"use strict";
+
+(() => {
+  const root = document.documentElement;
+  const words = document.body.dataset;
+  const bar = document.querySelector(".top");
+
+  // ---- The theme: as the system, light, dark. The button exists only here, since without scripts it would be dead.
+  const SVG = "http://www.w3.org/2000/svg";
+  const DRAWINGS = {
+    auto: ["M12 3a9 9 0 1 0 0 18a9 9 0 1 0 0-18z", "M12 3a9 9 0 0 1 0 18z"],
+    light: ["M12 7.5a4.5 4.5 0 1 0 0 9a4.5 4.5 0 1 0 0-9z", "M12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.4 1.4M17.6 17.6L19 19M5 19l1.4-1.4M17.6 6.4L19 5"],
+    dark: ["M20 14.5A8.5 8.5 0 0 1 9.5 4a8.5 8.5 0 1 0 10.5 10.5z"],
+  };
+  const ORDER = ["auto", "light", "dark"];
+
+  const drawing = (theme) => {
+    const svg = document.createElementNS(SVG, "svg");
+    for (const [name, value] of Object.entries({ viewBox: "0 0 24 24", fill: "none", stroke: "currentColor", "stroke-width": "1.7", "stroke-linecap": "round", "aria-hidden": "true" })) {
+      svg.setAttribute(name, value);
+    }
+    DRAWINGS[theme].forEach((d, index) => {
+      const path = document.createElementNS(SVG, "path");
+      path.setAttribute("d", d);
+      if (theme === "auto" && index === 1) path.setAttribute("fill", "currentColor");
+      svg.append(path);
+    });
+    return svg;
+  };
+
+  const themeSwitch = () => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "theme";
+    const show = () => {
+      const theme = root.dataset.theme ?? "auto";
+      const name = `${words.themeLabel}: ${words[`theme${theme[0].toUpperCase()}${theme.slice(1)}`]}`;
+      button.replaceChildren(drawing(theme));
+      button.setAttribute("aria-label", name);
+      button.title = name;
+    };
+    button.addEventListener("click", () => {
+      const theme = ORDER[(ORDER.indexOf(root.dataset.theme ?? "auto") + 1) % ORDER.length];
+      if (theme === "auto") delete root.dataset.theme;
+      else root.dataset.theme = theme;
+      try {
+        if (theme === "auto") localStorage.removeItem("sidelit-theme");
+        else localStorage.setItem("sidelit-theme", theme);
+      } catch {
+        // Storage may be forbidden; the choice then lasts as long as the page.
+      }
+      show();
+    });
+    show();
+    document.querySelector(".tools")?.append(button);
+  };
+
+  // ---- Where the reader is: the section an address named, until the reader scrolls on; then the one at the top.
+  const places = [...document.querySelectorAll("main section[id], main :is(h2, h3)[id], main tr[id], main .works > [id]")];
+  let named = null;
+
+  const inView = (element) => {
+    const box = element.getBoundingClientRect();
+    return box.bottom > bar.offsetHeight && box.top < innerHeight;
+  };
+  const nameTarget = () => {
+    const id = decodeURIComponent(location.hash.slice(1));
+    const target = id ? document.getElementById(id) : null;
+    named = target && (target.closest("main section[id], tr[id]") ?? target);
+  };
+  const current = () => {
+    if (named?.id && inView(named)) return named;
+    if (scrollY < 8) return null;
+    const sill = bar.offsetHeight + innerHeight * 0.18;
+    let found = null;
+    for (const place of places) {
+      const box = place.getBoundingClientRect();
+      if (box.height && box.top > sill) break;
+      if (box.height) found = place;
+    }
+    return found;
+  };
+
+  const languages = [...document.querySelectorAll(".langs a")].map((link) => [link, link.getAttribute("href").split("#")[0]]);
+  const entries = new Map([...document.querySelectorAll(".toc a")].map((link) => [decodeURIComponent(link.hash.slice(1)), link]));
+  const lastCrumb = document.querySelector(".chapter .crumbs ol");
+  const here = lastCrumb && document.createElement("li");
+  if (here) {
+    here.className = "here";
+    here.setAttribute("aria-hidden", "true");
+    lastCrumb.append(here);
+  }
+
+  const follow = () => {
+    const place = current();
+    const id = place?.id ?? "";
+    for (const [link, href] of languages) link.setAttribute("href", id ? `${href}#${id}` : href);
+    // A comment block has no entry of its own in the contents: the definition it stands in has.
+    const entry = entries.get(id) ?? entries.get(id.split("/")[0]);
+    for (const link of entries.values()) {
+      if (link === entry) link.setAttribute("aria-current", "location");
+      else link.removeAttribute("aria-current");
+    }
+    if (here) {
+      const name = id.split("/")[0];
+      here.classList.toggle("on", Boolean(name) && name !== "module");
+      if (name && name !== "module") here.textContent = name;
+    }
+  };
+
+  let waiting = false;
+  const soon = () => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      follow();
+    });
+  };
+
+  // ---- The contents panel closes as a menu does.
+  const menus = [...document.querySelectorAll("details.menu")];
+  const close = () => menus.forEach((menu) => { menu.open = false; });
+
+  // ---- What overflows can be reached and moved by keyboard.
+  const reachable = () => {
+    for (const box of document.querySelectorAll("main table:not(.terms), main .katex-display")) {
+      if (box.scrollWidth > box.clientWidth + 1) {
+        box.tabIndex = 0;
+        if (box.matches(".katex-display")) {
+          box.setAttribute("role", "group");
+          box.setAttribute("aria-label", words.formulaLabel);
+        }
+      } else {
+        box.removeAttribute("tabindex");
+      }
+    }
+  };
+
+  themeSwitch();
+  nameTarget();
+  follow();
+  reachable();
+  addEventListener("scroll", soon, { passive: true });
+  addEventListener("resize", () => { soon(); reachable(); }, { passive: true });
+  addEventListener("hashchange", () => { nameTarget(); soon(); });
+  for (const kind of ["wheel", "touchmove"]) addEventListener(kind, () => { named = null; }, { passive: true });
+  addEventListener("keydown", (event) => {
+    if (["PageDown", "PageUp", "Home", "End", "ArrowDown", "ArrowUp", " "].includes(event.key)) named = null;
+    if (event.key === "Escape") {
+      const open = menus.find((menu) => menu.open);
+      close();
+      open?.querySelector("summary").focus();
+    }
+  });
+  addEventListener("click", (event) => {
+    const menu = event.target.closest("details.menu");
+    if (!menu || event.target.closest("a")) close();
+  });
+})();
