@@ -2,8 +2,9 @@
 
 > A reader who reports an error names the commit; the foot of every page says which one it was.
 
-Version, commit and date come from the project itself, never from the clock: two builds of one commit are equal
-byte for byte. Without git, or when the project lies unpacked inside somebody else's repository, they are left out.
+Version, commit and date come from the project itself, never from the clock: two builds of one commit are
+equal byte for byte. Without git, or when the project lies unpacked inside somebody else's repository, they
+are left out.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def origin(config: Config) -> Origin:
 
 
 def fill(pattern: str | None, origin: Origin, path: str, line: int = 1, section: str = "") -> str | None:
-    """Fill the blanks of an address pattern; a pattern that wants a commit gives nothing where there is none."""
+    """Fill the blanks of an address pattern; without the commit it wants it gives nothing."""
     if pattern is None or ("{commit}" in pattern and origin.commit is None):
         return None
     values = {"commit": origin.commit or "", "path": path, "line": str(line), "id": section}
@@ -55,7 +56,9 @@ def fill(pattern: str | None, origin: Origin, path: str, line: int = 1, section:
 
 def _version(project: Path) -> str | None:
     path = project / "pyproject.toml"
-    found = re.search(r'(?m)^version = "([^"]+)"', path.read_text(encoding="utf-8")) if path.is_file() else None
+    found = (
+        re.search(r'(?m)^version = "([^"]+)"', path.read_text(encoding="utf-8")) if path.is_file() else None
+    )
     return found[1] if found else None
 
 

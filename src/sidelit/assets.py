@@ -25,7 +25,8 @@ def templates_folder() -> Path:
         if (folder / "ui").is_dir():
             return folder
     raise SidelitError(
-        "the templates of sidelit are not installed", hint="install the package again, or work in a full clone"
+        "the templates of sidelit are not installed",
+        hint="install the package again, or work in a full clone",
     )
 
 

@@ -2,8 +2,8 @@
 
 > The new site is written beside the old one and takes its place in one move.
 
-A reader, a web server or a copy job that looks at the site during a build sees the old one; a build that fails
-leaves the old one untouched. Nothing is ever written into the folder that is being served.
+A reader, a web server or a copy job that looks at the site during a build sees the old one; a build that
+fails leaves the old one untouched. Nothing is ever written into the folder that is being served.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def write(files: Mapping[str, bytes], target: Path) -> None:
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
-        raise SidelitError(f"cannot write the site: {error.strerror}", path=str(error.filename or target)) from None
+        raise SidelitError(
+            f"cannot write the site: {error.strerror}", path=str(error.filename or target)
+        ) from None
 
 
 def fresh_folder(target: Path) -> Path:
@@ -51,7 +53,9 @@ def switch(fresh: Path, target: Path) -> None:
         fresh.rename(target)
         return
     if not target.is_dir():
-        raise SidelitError("this is a file, not a folder", path=str(target), hint="name another folder for the site")
+        raise SidelitError(
+            "this is a file, not a folder", path=str(target), hint="name another folder for the site"
+        )
     old = fresh_folder(target)
     # POSIX lets a rename replace an empty folder, so `old` is the place the old site moves to.
     target.rename(old / "site")

@@ -2,9 +2,10 @@
 
 > One TOML file names the languages, the parts, the chapters and the pages of prose.
 
-`site/sidelit.toml` is the only place where a chapter is entered. Everything beside it has a fixed name: `pages/`
-holds the prose, `locale/` the catalogues, `anchors.json` the published ids, `glossary.toml` and `bibliography.toml`
-the words and the works. The folder above it is the project, and every path of the file starts there.
+`site/sidelit.toml` is the only place where a chapter is entered. Everything beside it has a fixed name:
+`pages/` holds the prose, `locale/` the catalogues, `anchors.json` the published ids, `glossary.toml` and
+`bibliography.toml` the words and the works. The folder above it is the project, and every path of the file
+starts there.
 """
 
 from __future__ import annotations
@@ -75,8 +76,11 @@ class Config:
     source_root: str = "src"
     source_url: str | None = None
     report_url: str | None = None
+    commit_url: str | None = None
+    licence_note: str = ""
     repository: str | None = None
     figures_torch: str | None = None
+    home: str = "index.html"
 
     @property
     def folder(self) -> Path:
@@ -89,9 +93,9 @@ class Config:
         return tuple(chapter for part in self.parts for chapter in part.chapters)
 
     @property
-    def prose(self) -> tuple[Prose, ...]:
-        """All pages of prose, in reading order."""
-        return self.front + self.back
+    def order(self) -> tuple[Prose | Chapter, ...]:
+        """All pages, in reading order."""
+        return (*self.front, *self.chapters, *self.back)
 
     def shown(self, path: Path) -> str:
         """The way a path is written in messages and in the ledger: from the project folder."""
@@ -105,7 +109,8 @@ def find(start: Path) -> Path:
         if (folder / "site" / "sidelit.toml").is_file():
             return folder / "site" / "sidelit.toml"
     raise SidelitError(
-        f"no site/sidelit.toml in {start} or above it", hint="go to the project's folder, or name the file with --config"
+        f"no site/sidelit.toml in {start} or above it",
+        hint="go to the project's folder, or name the file with --config",
     )
 
 
@@ -128,6 +133,8 @@ def load(path: Path) -> Config:
         source_root=root,
         source_url=top.take("source_url", str, "") or None,
         report_url=top.take("report_url", str, "") or None,
+        commit_url=top.take("commit_url", str, "") or None,
+        licence_note=top.take("licence_note", str, ""),
         repository=top.take("repository", str, "") or None,
         figures_torch=top.take("figures_torch", str, "") or None,
     )
@@ -156,7 +163,7 @@ def _text(path: Path, shown: str) -> str:
 
 
 class _Table:
-    """One table of the file: hands out its keys with their types checked, and refuses the ones nobody asked for."""
+    """One table of the file: hands out keys with their types checked, and refuses what nobody asked for."""
 
     def __init__(self, data: dict[str, Any], shown: str, text: str) -> None:
         self.data = dict(data)
@@ -197,7 +204,7 @@ _NAMES: dict[type, str] = {str: "string", list: "list"}
 def _languages(top: _Table) -> tuple[str, ...]:
     languages = tuple(str(code) for code in top.take("languages", list, ["en"]))
     if not languages or languages[0] != "en" or len(set(languages)) != len(languages):
-        raise top.error("`languages` must start with \"en\" and name each language once", "languages")
+        raise top.error('`languages` must start with "en" and name each language once', "languages")
     for code in languages:
         if code not in assets.languages():
             known = ", ".join(assets.languages())
@@ -230,7 +237,9 @@ def _prose(table: _Table, folder: str) -> Prose:
     if not name.endswith(".md"):
         raise table.error(f"{name!r} is not a Markdown file", name)
     if append is not None and append not in MADE:
-        raise table.error(f"nothing is made under the name {append!r}", append, hint=f"there is {' and '.join(MADE)}")
+        raise table.error(
+            f"nothing is made under the name {append!r}", append, hint=f"there is {' and '.join(MADE)}"
+        )
     table.finish()
     path = PurePosixPath(name)
     page = str(path.with_suffix(".html"))
@@ -239,14 +248,15 @@ def _prose(table: _Table, folder: str) -> Prose:
 
 def _check(config: Config, top: _Table) -> None:
     seen: set[str] = set()
-    items: tuple[Prose | Chapter, ...] = (*config.prose, *config.chapters)
-    for item in items:
+    for item in config.order:
         name = PurePosixPath(item.source).name
         if not (config.project / item.source).is_file():
             raise top.error(f"the file {item.source} does not exist", name)
         first = PurePosixPath(item.output).parts[0]
         if item.output in seen:
-            raise top.error(f"two pages would be written to {item.output}", name, hint="give one another `output`")
+            raise top.error(
+                f"two pages would be written to {item.output}", name, hint="give one another `output`"
+            )
         if first in (*config.languages, "assets"):
             raise top.error(f"the page {item.output} would hide the folder {first}/", name)
         seen.add(item.output)

@@ -2,8 +2,9 @@
 
 > Sources and prose become the same record, so that everything after this stage treats them alike.
 
-A chapter's pieces are its sections; a prose page's pieces are the stretches between its headings. A piece carries
-the tokens of its words, the context its translations are filed under, and the lines of code beside it.
+A chapter's pieces are its sections; a prose page's pieces are the stretches between its headings. A piece
+carries the tokens of its words, the context its translations are filed under, and the lines of code beside
+it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from markdown_it.token import Token
 
 from sidelit import catalog, code, markup, source
-from sidelit.config import Chapter, Prose
+from sidelit.config import Chapter, Config, Prose
 from sidelit.errors import SidelitError
 
 
@@ -49,6 +50,11 @@ class Text:
     """Everything a link to this page may end in."""
 
     @property
+    def prose(self) -> bool:
+        """Whether this is a page of Markdown, which reads as one text, rather than a source."""
+        return isinstance(self.item, Prose)
+
+    @property
     def tokens(self) -> tuple[Token, ...]:
         """The words of the whole page, in order."""
         return tuple(token for piece in self.pieces for token in piece.tokens)
@@ -67,7 +73,9 @@ def chapter(item: Chapter, document: source.Document, names: Sequence[tuple[str,
             context=section.qualname or "module",
             kind=section.kind,
             qualname=section.qualname,
-            tokens=markup.parse(section.commentary, path=item.source, first_line=section.commentary_line or 1),
+            tokens=markup.parse(
+                section.commentary, path=item.source, first_line=section.commentary_line or 1
+            ),
             lines=tuple(code.numbered(lines, section.code)),
             code_digest=catalog.digest(line for _, line in section.code),
             first_line=section.first_line,
@@ -92,17 +100,22 @@ def prose(item: Prose, path: Path) -> Text:
     except UnicodeDecodeError:
         raise SidelitError("cannot be read: it is not UTF-8", path=item.source) from None
     tokens = markup.parse(written, path=item.source, first_line=1)
-    ids = []
-    for token in tokens:
-        if token.type == "heading_open" and token.level == 0:
-            # The id comes from the English and stays on the token through every translation.
-            token.attrSet("id", str(token.meta["slug"]))
-            ids.append(str(token.meta["slug"]))
+    # The title is drawn by the page's template, which gives it no id.
+    after = markup.opening(tokens).rest
+    ids = frozenset(str(token.meta["slug"]) for token in after if token.type == "heading_open")
     pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in catalog.split_prose(tokens))
-    return Text(item, path.stem, pieces, frozenset(ids))
+    return Text(item, path.stem, pieces, ids)
 
 
-def units(text: Text) -> catalog.PageUnits:
+def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...]:
+    """Everything of a site that is to be translated: its pages, and the words that are on none of them."""
+    labels = tuple(part.label for part in config.parts)
+    own = (("nav", labels), ("site", (config.tagline,) if config.tagline else ()))
+    site = catalog.PageUnits("site", tuple(catalog.SectionUnits(name, said) for name, said in own if said))
+    return (*(page_units(text) for text in texts), site)
+
+
+def page_units(text: Text) -> catalog.PageUnits:
     """What of a page is to be translated."""
     sections = (catalog.extract(piece.context, piece.tokens, piece.code_digest) for piece in text.pieces)
     return catalog.PageUnits(text.item.name, tuple(sections))

@@ -2,8 +2,9 @@
 
 > A link names a file of the project, not a page of the site, and a link that leads nowhere stops the build.
 
-Authors link the way the repository is laid out: another source, a page of prose, a section by its id, a work by its
-key. The index knows every id of every page, so a section that was renamed is noticed before a reader notices.
+Authors link the way the repository is laid out: another source, a page of prose, a section by its id, a
+work by its key. The index knows every id of every page, so a section that was renamed is noticed before a
+reader notices.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Index:
         if path.startswith("src:"):
             return (posixpath.normpath(posixpath.join(self.source_root, path[4:])),)
         beside = posixpath.normpath(posixpath.join(posixpath.dirname(page.source), path))
-        # To an author the sources and the prose are one tree, as in the site: `../bibliography.md` works in both.
+        # To an author sources and prose are one tree, as in the site: `../bibliography.md` works in both.
         tree = posixpath.normpath(posixpath.join(posixpath.dirname(page.name), path))
         return beside, posixpath.join(self.pages, tree), posixpath.join(self.source_root, tree)
 

@@ -2,20 +2,22 @@
 
 > The glossary and the bibliography are tables that somebody keeps; a page only shows them.
 
-A work has a key, and every link `bib:KEY` of the site leads to its entry. An entry with a field that nobody knows
-is refused, so that a slip of the pen cannot make a title vanish.
+A work has a key, and every link `bib:KEY` of the site leads to its entry. An entry with a field that nobody
+knows is refused, so that a slip of the pen cannot make a title vanish.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sidelit import glossary as glossary_file
+from sidelit import markup
 from sidelit.config import read_toml
 from sidelit.errors import SidelitError
-from sidelit.views import Link, Work
+from sidelit.glossary import Glossary
+from sidelit.views import Term, Work
 
 FIELDS = {"authors": list, "title": str, "year": int, "venue": str, "url": str, "arxiv": str, "note": str}
 NEEDED = ("authors", "title", "year")
@@ -29,15 +31,20 @@ def works(path: Path, shown: str) -> tuple[Work, ...]:
     if not path.is_file():
         return ()
     text = path.read_text(encoding="utf-8")
-    entries = [(_order(entry), _work(key, entry, shown, text)) for key, entry in read_toml(path, shown).items()]
+    entries = [
+        (_order(entry), _work(key, entry, shown, text)) for key, entry in read_toml(path, shown).items()
+    ]
     return tuple(work for _, work in sorted(entries, key=lambda pair: pair[0]))
 
 
-def cited(works: tuple[Work, ...], used: Mapping[str, tuple[Link, ...]]) -> tuple[Work, ...]:
-    """The same works, each with links to the pages that refer to it."""
-    return tuple(
-        Work(w.id, w.authors, w.title, w.year, w.where, w.url, w.note, used.get(w.id, ())) for w in works
-    )
+def terms(glossary: Glossary, lang: str) -> tuple[Term, ...]:
+    """The rows of the glossary, with the remarks in one language."""
+    return tuple(_term(term, lang) for term in glossary.terms)
+
+
+def term_id(term: glossary_file.Term) -> str:
+    """The id of a term's row, the same in every language."""
+    return f"term-{markup.slug(term.en, words=20)}"
 
 
 def key_of(work: Work) -> str:
@@ -72,7 +79,9 @@ def _order(entry: Any) -> tuple[str, int]:
     """Works stand by the first author's family name, then by year."""
     if not isinstance(entry, dict) or not entry.get("authors"):
         return "", 0
-    return str(entry["authors"][0]).split()[-1].casefold(), entry["year"] if isinstance(entry.get("year"), int) else 0
+    return str(entry["authors"][0]).split()[-1].casefold(), entry["year"] if isinstance(
+        entry.get("year"), int
+    ) else 0
 
 
 def _authors(names: list[str]) -> str:
@@ -83,3 +92,9 @@ def _authors(names: list[str]) -> str:
 def _line(text: str, key: str) -> int:
     found = re.search(rf"(?m)^\[\"?{re.escape(key)}\"?\]", text)
     return text.count("\n", 0, found.start()) + 1 if found else 1
+
+
+def _term(term: glossary_file.Term, lang: str) -> Term:
+    note = (term.note or {}).get(lang, "")
+    never = (*term.never, *term.wrong)
+    return Term(term_id(term), term.en, term.text.get("ja", ""), term.text.get("zh", ""), never, note)

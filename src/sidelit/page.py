@@ -36,7 +36,9 @@ def render(view: View) -> str:
     try:
         return _environment().get_template(f"{view.page.kind}.html").render(context)
     except jinja2.TemplateSyntaxError as error:
-        raise SidelitError(f"not a valid template: {error.message}", path=error.filename, line=error.lineno) from None
+        raise SidelitError(
+            f"not a valid template: {error.message}", path=error.filename, line=error.lineno
+        ) from None
     except jinja2.TemplateError as error:
         name, line = _template_line(error)
         raise SidelitError(f"the template fails: {error}", path=name, line=line) from None

@@ -2,9 +2,10 @@
 
 > Save a file, and the page in the browser is the new one, at the same place.
 
-The server keeps a finished site in memory and exchanges it whole, so that nobody ever sees half a build. A build
-that fails changes nothing but the message: the old pages stay, and the browser and the terminal say what is wrong
-and where. The little script that waits for the next build is added here and is on no page that is published.
+The server keeps a finished site in memory and exchanges it whole, so that nobody ever sees half a build. A
+build that fails changes nothing but the message: the old pages stay, and the browser and the terminal say
+what is wrong and where. The little script that waits for the next build is added here and is on no page
+that is published.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _FAILED = """<!doctype html><html lang="en"><meta charset="utf-8"><title>The bui
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is served at one moment. `site` changes with the pages, `turn` with every build, whole or failed."""
+    """What is served at one moment; `site` counts the sites so far, `turn` the builds, failed ones too."""
 
     files: Mapping[str, bytes]
     site: int = 0
@@ -56,7 +57,7 @@ class Shelf:
             return self._state
 
     def rebuild(self, build: Callable[[], Mapping[str, bytes]]) -> State:
-        """Build outside the lock, so that readers are served meanwhile, and put the outcome down in one move."""
+        """Build outside the lock, so that readers are served meanwhile; put the outcome down in one move."""
         old = self.state
         try:
             state = State(build(), old.site + 1, old.turn + 1)
@@ -83,8 +84,8 @@ class Shelf:
 class Watch:
     """Notices that files were saved: it compares their times and sizes, which works on every file system."""
 
-    def __init__(self, roots: Iterable[Path]) -> None:
-        self._roots = tuple(roots)
+    def __init__(self, roots: Callable[[], Iterable[Path]]) -> None:
+        self._roots = roots
         self._seen = self._look()
 
     def changed(self) -> bool:
@@ -94,22 +95,25 @@ class Watch:
 
     def _look(self) -> dict[str, tuple[int, int]]:
         found = {}
-        for root in self._roots:
+        for root in self._roots():
             for path in (root, *root.rglob("*")) if root.is_dir() else (root,):
                 if "__pycache__" in path.parts or path.name.startswith("."):
                     continue
                 try:
                     entry = path.stat()
                 except OSError:
-                    continue  # Deleted between the listing and the question: an editor that saves by renaming.
+                    continue  # It is gone already: editors save by renaming.
                 found[str(path)] = (entry.st_mtime_ns, entry.st_size)
         return found
 
 
 def serve(
-    build: Callable[[], Mapping[str, bytes]], roots: Iterable[Path], port: int, say: Callable[[str], None]
+    build: Callable[[], Mapping[str, bytes]],
+    roots: Callable[[], Iterable[Path]],
+    port: int,
+    say: Callable[[str], None],
 ) -> None:
-    """Serve what `build` makes on 127.0.0.1 until Ctrl-C, and build again when something below `roots` changes.
+    """Serve what `build` makes on 127.0.0.1 until Ctrl-C, and build again when something in `roots` changes.
 
     Raises `SidelitError` when the port is taken.
     """
@@ -118,7 +122,9 @@ def serve(
     try:
         server = _Server(("127.0.0.1", port), _handler(shelf))
     except OSError as error:
-        raise SidelitError(f"cannot serve on port {port}: {error.strerror}", hint="choose another with --port") from None
+        raise SidelitError(
+            f"cannot serve on port {port}: {error.strerror}", hint="choose another with --port"
+        ) from None
     say(shelf.rebuild(build).error)
     say(f"Serving http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
@@ -143,7 +149,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A tab closed in the middle of an answer is no news; anything else is a fault of ours and is shown."""
+        """A tab closed in the middle of an answer is no news; anything else is a fault of ours."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -153,7 +159,9 @@ def _handler(shelf: Shelf) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             address = urlsplit(self.path)
             if address.path == SCRIPT:
-                self._send(200, "text/javascript; charset=utf-8", Path(__file__).with_name("reload.js").read_bytes())
+                self._send(
+                    200, "text/javascript; charset=utf-8", Path(__file__).with_name("reload.js").read_bytes()
+                )
             elif address.path == WAIT:
                 state = shelf.wait(int(address.query)) if address.query.isdigit() else shelf.state
                 self._send(200, "application/json", _json(state))

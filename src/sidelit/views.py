@@ -2,9 +2,9 @@
 
 > Everything on a page is a field of one of these records.
 
-The records hold finished pieces: safe HTML is `Markup`, every other string is escaped by Jinja2, and every address
-is relative to the page that carries it, so that a site works from any folder and from a disk. A template decides
-how a page looks and nothing else.
+The records hold finished pieces: safe HTML is `Markup`, every other string is escaped by Jinja2, and every
+address is relative to the page that carries it, so that a site works from any folder and from a disk. A
+template decides how a page looks and nothing else.
 """
 
 from __future__ import annotations

@@ -1,0 +1,73 @@
+"""# Citing a section
+
+> A section has a name that lasts, so a paper can refer to the very lines it means.
+
+A citation names the section's id, its page and the state of the project it was read in, as a sentence and
+as BibTeX.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+
+from sidelit import about, markup
+from sidelit.config import Config
+from sidelit.content import Piece, Text
+from sidelit.errors import SidelitError
+
+
+def cite(config: Config, texts: Sequence[Text], origin: about.Origin, wanted: str) -> str:
+    """Return the citation of the section `wanted`: an id, or `PAGE#ID` where several pages have that id.
+
+    Raises `SidelitError` when no section or more than one has this name.
+    """
+    found = list(_matches(texts, wanted))
+    if not found:
+        raise SidelitError(
+            f"there is no section {wanted!r}", hint="`sidelit sections FILE` lists the ids of a file"
+        )
+    if len(found) > 1:
+        choices = ", ".join(f"{text.item.name}#{piece.id}" for text, piece in found[:4])
+        raise SidelitError(f"several pages have a section {wanted!r}", hint=f"say which: {choices}")
+    text, piece = found[0]
+    title = markup.plain(opening) if (opening := markup.title_of(text.pieces[0].tokens)) else text.label
+    state = [
+        f"version {origin.version}" if origin.version else "",
+        f"commit {origin.label}" if origin.label else "",
+    ]
+    note = ", ".join((f"{text.item.source}, section {piece.id}", *filter(None, state)))
+    author = f"The {config.title} authors"
+    year = origin.date[:4] if origin.date else ""
+    url = about.fill(config.source_url, origin, text.item.source, piece.first_line, piece.id) or ""
+    sentence = f"{author}. “{title}”. In: {config.title}{f' ({year})' if year else ''}. {note}. {url}".strip()
+    fields = {
+        "author": f"{{{author}}}",
+        "title": title,
+        "howpublished": config.title,
+        "year": year,
+        "note": note,
+        "url": url,
+    }
+    lines = "".join(f"  {name} = {{{_tex(value)}}},\n" for name, value in fields.items() if value)
+    return f"{sentence}\n\n@misc{{{_key(config, text, piece)},\n{lines}}}"
+
+
+def _matches(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece]]:
+    page, _, name = wanted.rpartition("#")
+    for text in texts:
+        item = text.item
+        if page and page not in (item.name, item.source, item.output, PurePosixPath(item.source).name):
+            continue
+        yield from (
+            (text, piece) for piece in text.pieces if not text.prose and name in (piece.id, *piece.aliases)
+        )
+
+
+def _key(config: Config, text: Text, piece: Piece) -> str:
+    return re.sub(r"[^A-Za-z0-9.:/-]+", "-", f"{config.title.lower()}:{text.item.name}:{piece.id}")
+
+
+def _tex(value: str) -> str:
+    return re.sub(r"([%&#_$])", r"\\\1", value)

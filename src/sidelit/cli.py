@@ -1,0 +1,82 @@
+"""# The command line
+
+> Every command is a few lines around one function of the press.
+
+A mistake of the user ends in one line for each mistake, `file:line: what is wrong`, and exit code 1. A
+traceback means that the press itself is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sidelit import assets, commands
+from sidelit.errors import SidelitError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    given = parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = given.command
+    try:
+        return command(given)
+    except SidelitError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of our output, `head` perhaps, has seen enough. Nothing may be flushed to it any more.
+        sys.stdout = None
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe all commands and their options."""
+    top = argparse.ArgumentParser(prog="sidelit", description="Print literate Python as annotated pages.")
+    subs = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, about: str, command: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        sub = subs.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+        sub.set_defaults(command=command)
+        if name not in ("print", "sections"):
+            sub.add_argument(
+                "--config", type=Path, metavar="FILE", help="default: the nearest site/sidelit.toml"
+            )
+        return sub
+
+    sub = add("build", "build the site", commands.build_site)
+    sub.add_argument("--out", type=Path, metavar="DIR", help="where to (default: build/site)")
+    sub = add("serve", "show the site on this machine and build it again on every save", commands.serve_site)
+    sub.add_argument("--port", type=int, default=8000, help="default: %(default)s; 0 takes any free one")
+    _print(add("print", "print any literate Python as pages, without a configuration", commands.print_files))
+    sub = add("sections", "show how a file is cut into sections, as JSON", commands.sections)
+    sub.add_argument("file", type=Path)
+    sub = add("sync", "bring the catalogues up to date with the sources", commands.sync)
+    sub = add("status", "show the state of the translations, page by page", commands.status)
+    sub.add_argument("--json", action="store_true", help="the same as JSON")
+    sub = add(
+        "reviewed", "say that translations still fit the code that changed beside them", commands.reviewed
+    )
+    sub.add_argument(
+        "page", nargs="+", help="a page as in `sidelit status`, or one context of it: PAGE#CONTEXT"
+    )
+    sub.add_argument("--lang", choices=assets.languages(), help="one language only")
+    add("lint", "check sources and translations", commands.lint)
+    sub = add("cite", "print a citation of a section", commands.cite)
+    sub.add_argument("id", metavar="ID", help="Class.method, or PAGE#ID where several pages have it")
+    add("publish", "fix the names of all sections, at a release", commands.publish)
+    return top
+
+
+def _print(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("files", type=Path, nargs="+", metavar="FILE", help="Python files, or folders of them")
+    sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
+    sub.add_argument("--lang", default="en", help="the language of the pages (default: en)")
+    sub.add_argument("--locale", type=Path, metavar="DIR", help="translations: DIR/LANG/PAGE.po")
+    sub.add_argument("--strict", action="store_true", help="a formula or link that is wrong is an error")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

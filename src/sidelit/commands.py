@@ -1,0 +1,185 @@
+"""# What the commands do
+
+> Each command asks one function of the press and prints its answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from sidelit import (
+    about,
+    anchors,
+    build,
+    catalog,
+    citation,
+    config,
+    content,
+    glossary,
+    printing,
+    serve,
+    site,
+    source,
+)
+from sidelit import (
+    lint as lints,
+)
+from sidelit.errors import SidelitError
+
+
+def build_site(given: argparse.Namespace) -> int:
+    """`sidelit build`."""
+    made = _config(given)
+    target = given.out or made.project / "build" / "site"
+    files = site.files(made)
+    build.write(files, target)
+    pages = sum(name.endswith(".html") for name in files)
+    print(f"{pages} pages in {target}")
+    return 0
+
+
+def serve_site(given: argparse.Namespace) -> int:
+    """`sidelit serve`."""
+    path = _path(given)
+    serve.serve(
+        # The configuration is read anew each time: it may be what was saved.
+        lambda: site.files(config.load(path)),
+        lambda: site.watched(path),
+        given.port,
+        lambda line: print(line, flush=True) if line else None,
+    )
+    return 0
+
+
+def print_files(given: argparse.Namespace) -> int:
+    """`sidelit print`."""
+    job = printing.Job(tuple(given.files), given.lang, given.locale, given.strict)
+    made, warnings = printing.files(job)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    build.write(made, given.out)
+    pages = [name for name in made if name.endswith(".html")]
+    print(f"{len(pages)} page{'s' * (len(pages) != 1)} in {given.out}")
+    return 0
+
+
+def sections(given: argparse.Namespace) -> int:
+    """`sidelit sections`: a JSON list with one object a section, one a line."""
+    document = source.read(given.file)
+    names = anchors.assign(document, None)
+    objects = (
+        {
+            "id": name.id,
+            "kind": section.kind,
+            "commentary": section.commentary,
+            "code": "\n".join(text for _, text in section.code),
+            "source": section.source,
+            "first_line": section.first_line,
+            "last_line": section.last_line,
+        }
+        for section, name in zip(document.sections, names, strict=True)
+    )
+    # ASCII only: a source may hold characters that this terminal's encoding does not.
+    print("[\n" + ",\n".join(json.dumps(each) for each in objects) + "\n]")
+    return 0
+
+
+def sync(given: argparse.Namespace) -> int:
+    """`sidelit sync`."""
+    made = _config(given)
+    pages = content.units(made, site.texts(made))
+    written = catalog.sync(pages, made.folder / "locale", made.languages[1:])
+    for path in written:
+        print(made.shown(path))
+    print(f"{len(written)} catalogues written.")
+    return 0
+
+
+def status(given: argparse.Namespace) -> int:
+    """`sidelit status`."""
+    made = _config(given)
+    rows = catalog.status(site.shelf(made, site.texts(made)))
+    names = ("page", "lang", "current", "recheck", "stale", "missing")
+    if given.json:
+        print(json.dumps([{name: getattr(row, name) for name in names} for row in rows], indent=2))
+        return 0
+    width = max((len(row.page) for row in rows), default=4) + 2
+    print(f"{'page':<{width}}lang" + "".join(f"{name:>9}" for name in names[2:]))
+    for row in rows:
+        print(f"{row.page:<{width}}{row.lang:<4}" + "".join(f"{getattr(row, name):>9}" for name in names[2:]))
+    return 0
+
+
+def reviewed(given: argparse.Namespace) -> int:
+    """`sidelit reviewed`."""
+    made = _config(given)
+    pages = content.units(made, site.texts(made))
+    known = {page.name for page in pages}
+    if given.lang and given.lang not in made.languages[1:]:
+        raise SidelitError(f"{given.lang!r} is not a language that this site is translated into")
+    cleared = 0
+    for wanted in given.page:
+        name, _, context = wanted.partition("#")
+        if name not in known:
+            raise SidelitError(f"there is no page {name!r}", hint="`sidelit status` lists the pages")
+        cleared += catalog.reviewed(
+            pages,
+            made.folder / "locale",
+            made.languages[1:],
+            page=name,
+            lang=given.lang,
+            context=context or None,
+        )
+    print(f"{cleared} translations marked as reviewed.")
+    return 0
+
+
+def lint(given: argparse.Namespace) -> int:
+    """`sidelit lint`."""
+    made = _config(given)
+    written = site.texts(made)
+    books = site.shelf(made, written)
+    words = made.folder / "glossary.toml"
+    terms = glossary.read(words, made.shown(words), made.languages[1:])
+    findings: list[lints.Finding] = []
+    for chapter in made.chapters:
+        text = source.read(made.project / chapter.source, shown=chapter.source).text
+        findings += lints.lint_source(text, chapter.source)
+    for book in books.catalogs.values():
+        findings += lints.lint_catalog(book, terms)
+    for finding in findings:
+        print(finding, file=sys.stderr if finding.severity == "error" else sys.stdout)
+    errors = sum(finding.severity == "error" for finding in findings)
+    print(f"{errors} errors, {len(findings) - errors} warnings.")
+    return 1 if errors else 0
+
+
+def cite(given: argparse.Namespace) -> int:
+    """`sidelit cite`."""
+    made = _config(given)
+    print(citation.cite(made, site.texts(made), about.origin(made), given.id))
+    return 0
+
+
+def publish(given: argparse.Namespace) -> int:
+    """`sidelit publish`."""
+    made = _config(given)
+    documents = {
+        chapter.name: source.read(made.project / chapter.source, shown=chapter.source)
+        for chapter in made.chapters
+    }
+    path = made.folder / "anchors.json"
+    anchors.publish(path, documents)
+    print(f"The ids of {len(documents)} chapters are fixed in {made.shown(path)}.")
+    return 0
+
+
+def _path(given: argparse.Namespace) -> Path:
+    return given.config or config.find(Path.cwd())
+
+
+def _config(given: argparse.Namespace) -> config.Config:
+    return config.load(_path(given))

@@ -1,0 +1,176 @@
+"""# Printing files that are not ours
+
+> Any literate Python becomes pages, without a configuration and without conditions.
+
+What other people write in docstrings follows other rules, or none. So nothing that is odd in their words
+stops the printing: a formula that cannot be set and a link that leads nowhere are shown as they were typed,
+and a warning names the place. With `strict` they are errors, as they are in a site. A file that is not
+Python is an error anyway.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from sidelit import (
+    about,
+    anchors,
+    assemble,
+    assets,
+    catalog,
+    config,
+    content,
+    edition,
+    links,
+    page,
+    site,
+    source,
+)
+from sidelit.config import Chapter, Config, Part, Prose
+from sidelit.errors import SidelitError
+from sidelit.math import Typesetter
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to print; `lang` is the language of the pages, `locale` holds translations into it, if any."""
+
+    paths: tuple[Path, ...]
+    lang: str = "en"
+    locale: Path | None = None
+    strict: bool = False
+
+
+def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
+    """Make the pages; return every file by its path, and what was odd.
+
+    Raises `SidelitError` for a file that cannot be read as Python, and with `strict` for everything that is
+    odd.
+    """
+    if job.lang not in assets.languages():
+        known = ", ".join(assets.languages())
+        raise SidelitError(f"unknown language {job.lang!r}", hint=f"the templates know {known}")
+    paths = tuple(_expanded(job.paths))
+    made = _configuration(paths, job.lang)
+    written, names = [], _names(paths, made, job)
+    gathered = site.Collector()
+    for path, chapter in zip(paths, made.chapters, strict=True):
+        try:
+            document = source.read(path, shown=chapter.source)
+            ids = [(name.id, name.aliases) for name in anchors.assign(document, None)]
+            written.append(content.chapter(chapter, document, ids))
+        except SidelitError as error:
+            gathered.add(error)
+    gathered.check()
+    title = page.word(job.lang, "print_index_title")
+    written += [content.Text(item, title, (), frozenset()) for item in made.front]
+    return _pages(made, written, job, names)
+
+
+def _pages(
+    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, tuple[Path, str]]
+) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
+    gathered = site.Collector()
+    press = assemble.Press(
+        config=made,
+        editions={job.lang: _edition(made, written, job, names)},
+        index=links.Index(
+            {
+                text.item.source: links.Target(text.item.source, text.item.name, text.item.output, text.ids)
+                for text in written
+            },
+            {},
+            frozenset(),
+            "",
+            "",
+        ),
+        math=Typesetter(cache=None),
+        origin=about.Origin(),
+        lenient=not job.strict,
+        report=gathered.add,
+    )
+    done = {f"assets/{name}": path.read_bytes() for name, path in assets.asset_files()}
+    for output, shown in press.editions[job.lang].pages.items():
+        done[output] = page.render(assemble.view(press, shown)).encode()
+    if job.strict:
+        gathered.check()
+    return dict(sorted(done.items())), tuple({str(error): error for error in gathered.errors}.values())
+
+
+def _edition(
+    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, tuple[Path, str]]
+) -> edition.Edition:
+    """Translate what has a catalogue; the rest is taken to be in the page's language already."""
+    pages = {}
+    for text in written:
+        folder, name = names.get(text.item.output, (None, ""))
+        if folder is None:
+            pages[text.item.output] = edition.page(text, None, job.lang)
+            continue
+        units = catalog.PageUnits(name, content.page_units(text).sections)
+        languages = tuple({job.lang, *(path.name for path in folder.glob("*") if path.is_dir())})
+        book = catalog.load((units,), folder, languages).catalog(name, job.lang)
+        pages[text.item.output] = edition.page(text, book, job.lang)
+    return edition.Edition(job.lang, pages, (("", None),), "")
+
+
+def _names(paths: Sequence[Path], made: Config, job: Job) -> dict[str, tuple[Path, str]]:
+    """Where the translations of each page are: in the folder given, or in the project the file is part of."""
+    found = {}
+    for path, chapter in zip(paths, made.chapters, strict=True):
+        known = (job.locale, chapter.name) if job.locale else _project(path)
+        if job.lang != "en" and known is not None:
+            found[chapter.output] = known
+    return found
+
+
+def _project(path: Path) -> tuple[Path, str] | None:
+    try:
+        own = config.load(config.find(path.resolve().parent))
+    except SidelitError:
+        return None  # Not part of a site: that is the usual case, and no mistake.
+    for chapter in own.chapters:
+        if (own.project / chapter.source).resolve() == path.resolve():
+            return own.folder / "locale", chapter.name
+    return None
+
+
+def _configuration(paths: Sequence[Path], lang: str) -> Config:
+    """A site made of nothing but these files, each at its place below the folder they have in common."""
+    base = Path(os.path.commonpath([path.resolve().parent for path in paths]))
+    chapters = tuple(_chapter(path, base) for path in paths)
+    taken = {chapter.output for chapter in chapters}
+    index = "index.html" if "index.html" not in taken else "contents.html"
+    front = (Prose("", index, "", "listing"),) if len(paths) > 1 else ()
+    home = chapters[0].output if len(paths) == 1 else index
+    title = paths[0].resolve().stem if len(paths) == 1 else base.name
+    return Config(
+        path=base / "site" / "sidelit.toml",
+        project=base,
+        title=title,
+        tagline="",
+        languages=(lang,),
+        front=front,
+        parts=(Part("", "", chapters),),
+        back=(),
+        source_root="",
+        home=home,
+    )
+
+
+def _chapter(path: Path, base: Path) -> Chapter:
+    below = PurePosixPath(path.resolve().relative_to(base).as_posix())
+    return Chapter(path.as_posix(), str(below.with_suffix(".html")), str(below.with_suffix("")))
+
+
+def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.exists():
+            raise SidelitError("there is no such file", path=path)
+        inside = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        if not inside:
+            raise SidelitError("there is no Python file in this folder", path=path)
+        yield from inside
