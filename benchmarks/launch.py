@@ -1,4 +1,4 @@
-"""Start the ranks of one contender, where possible on a network of their own whose counters nobody else moves."""
+"""Start the ranks of one contender, where possible on a network of their own that counts nobody else's bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run showed: seconds a step, bytes at the peak over the base, bytes sent by a rank in a step."""
+    """What one run showed: seconds a step, peak bytes over the base, bytes sent by a rank in a step."""
 
     seconds: float
     peak: float
@@ -58,10 +58,9 @@ def run(name: str, ranks: int, size: Size) -> Run:
 def namespace() -> list[str]:
     """The command that gives a program a network of its own, or nothing where the system forbids it."""
     command = ["unshare", "--map-root-user", "--net"]
-    allowed = (
-        shutil.which("unshare") and subprocess.run([*command, "true"], capture_output=True).returncode == 0
-    )
-    return command if allowed else []
+    if shutil.which("unshare") is None:
+        return []
+    return command if subprocess.run([*command, "true"], capture_output=True).returncode == 0 else []
 
 
 def start(name: str, ranks: int, size: Size) -> None:
@@ -82,7 +81,8 @@ def start(name: str, ranks: int, size: Size) -> None:
         )
         for rank in range(ranks)
     ]
-    if any([process.wait() for process in processes]):
+    codes = [process.wait() for process in processes]
+    if any(codes):
         sys.exit(f"{name} on {ranks} ranks failed; its message stands above")
 
 
