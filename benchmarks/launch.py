@@ -1,4 +1,4 @@
-"""Start the ranks of one contender, where possible on a network of their own that counts nobody else's bytes."""
+"""Start the ranks of one contender, where possible on a network of their own, which counts their bytes alone."""
 
 from __future__ import annotations
 
