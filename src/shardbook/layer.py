@@ -41,7 +41,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from shardbook.check import agree, describe, unfit
 from shardbook.schedule import Conductor
 from shardbook.state import keep_state_dict_whole
-from shardbook.unit import Site, State, Unit
+from shardbook.unit import Site, Unit
 
 __all__ = ["Hooks", "Zero3Layer", "sites_of"]
 # sidelit: show
@@ -106,6 +106,8 @@ class Hooks:
         # twice must reduce once, with the sum of both gradients, as an unsharded layer
         # would.
         self.expected = 0
+        # Whether the unit's own backward pass has begun and not yet ended.
+        self.in_backward = False
         module.register_forward_pre_hook(
             self.before_forward, with_kwargs=True, prepend=True
         )
@@ -142,7 +144,14 @@ class Hooks:
         return view
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Free, and plant the hooks that will announce the backward pass."""
+        """Free, and plant the hooks that will announce the backward pass.
+
+        A forward pass inside the unit's own backward pass is a recomputation for
+        activation checkpointing. Its result is wanted right away, by a backward pass
+        that has gathered the unit and will free it.
+        """
+        if self.in_backward:
+            return output
         values, structure = tree_flatten(output)
         # A module may return a parameter, or a part of one. The caller must not be left
         # with a view of memory that is gone, so it gets a copy.
@@ -176,13 +185,15 @@ class Hooks:
                 "unit; compute second derivatives before sharding"
             )
         self.conductor.open(self)
+        self.in_backward = True
         self.unit.wait()
         self.conductor.backward_began(self.unit)
 
     def after_backward(self, *_: Any) -> None:
         """Free the unit and, unless more backward passes are to come, reduce its gradients."""
-        if self.unit.state is not State.WHOLE:
+        if not self.in_backward:
             return
+        self.in_backward = False
         self.unit.free()
         self.expected = max(0, self.expected - 1)
         if self.expected == 0:
@@ -196,6 +207,7 @@ class Hooks:
         one of whose forward passes has no part in the loss. The number of expected
         passes starts again from zero.
         """
+        self.in_backward = False
         self.unit.free()
         self.expected = 0
         if self.unit.holds_gradients:

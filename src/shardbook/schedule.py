@@ -114,7 +114,7 @@ class Conductor:
             unit.free()
             if self.passes:
                 unit.drop_gradients()
-                driver.expected = 0
+                driver.expected, driver.in_backward = 0, False
         self.passes.clear()
         self.in_flight = None
 
@@ -189,6 +189,7 @@ class Driver(Protocol):
     unit: Unit
     module: nn.Module
     expected: int
+    in_backward: bool
 
     def close(self) -> None:
         """Settle the unit at the end of a backward pass."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
 from book.toys import (
     assert_equal,
     batch,
@@ -21,8 +24,6 @@ from book.toys import (
     reference_step,
     whole_gradients,
 )
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 4
 

@@ -44,33 +44,32 @@ def optimizer_for(kind: str, parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-2)
 
 
-def reference_step(model: nn.Module, losses_by_round: Sequence[Sequence[Callable[[], Tensor]]]) -> list[float]:
-    """Fill `.grad` of a plain model with the mean over ranks, summed in rank order, and return all losses.
+def reference_step(
+    model: nn.Module, losses_by_round: Sequence[Sequence[Callable[[], Tensor]]]
+) -> list[float]:
+    """Fill `.grad` of a plain model with the mean over ranks, summed in rank order; return all losses.
 
-    Each round holds one loss for each rank and is averaged by itself; the rounds are added up. So a round is what
-    the ranks do between two reductions.
+    Each round holds one loss for each rank and is averaged by itself; the rounds are added up. So a round
+    is what the ranks do between two reductions.
     """
     values: list[float] = []
-    parameters = list(model.parameters())
-    for parameter in parameters:
-        parameter.grad = None
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    means: list[Tensor] = []
     for losses in losses_by_round:
-        sums: list[Tensor | None] = [None] * len(parameters)
+        gradients = []
         for compute in losses:
+            model.zero_grad()
             loss = compute()
-            trainable = [parameter for parameter in parameters if parameter.requires_grad]
-            found = iter(torch.autograd.grad(loss, trainable, allow_unused=True))
+            loss.backward()
             values.append(loss.item())
-            for index, parameter in enumerate(parameters):
-                if parameter.requires_grad:
-                    gradient = next(found)
-                    gradient = torch.zeros_like(parameter) if gradient is None else gradient
-                    before = sums[index]
-                    sums[index] = gradient.clone() if before is None else before + gradient
-        for parameter, total in zip(parameters, sums, strict=True):
-            if total is not None:
-                mean = total / len(losses)
-                parameter.grad = mean if parameter.grad is None else parameter.grad + mean
+            gradients.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in trainable])
+        sums = gradients[0]
+        for others in gradients[1:]:
+            sums = [total + other for total, other in zip(sums, others, strict=True)]
+        round_means = [total / len(losses) for total in sums]
+        means = [a + b for a, b in zip(means, round_means, strict=True)] if means else round_means
+    for parameter, mean in zip(trainable, means, strict=True):
+        parameter.grad = mean
     return values
 
 

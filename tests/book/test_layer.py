@@ -1,0 +1,439 @@
+"""What went wrong in earlier implementations of a sharded layer, each as a test.
+
+Every case compares gradients with a plain reference, or the values after the next step, so that a case
+which merely does not crash does not pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import ranks
+from book.toys import (
+    VOCABULARY,
+    assert_equal,
+    batch,
+    chain,
+    error,
+    plain_gradients,
+    reference_step,
+    whole_gradients,
+)
+
+
+def compare(
+    build: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, int], Tensor],
+    *,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+    units: Any = None,
+) -> nn.Module:
+    """One step of a sharded model has the gradients of the reference; returns the sharded model."""
+    from shardbook import shard
+
+    plain, sharded = build(), shard(build(), units=units)
+    reference_step(plain, [[partial(loss, plain, rank) for rank in range(dist.get_world_size())]])
+    backward(loss(sharded, dist.get_rank()))
+    assert_equal(whole_gradients(sharded), plain_gradients(plain))
+    assert_all_sharded(sharded)
+    return sharded
+
+
+def assert_all_sharded(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        assert parameter.dim() == 1, f"{name} is still whole"
+
+
+def used_twice() -> None:
+    class Twice(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self[0](self[1](self[0](x)))
+            return x
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return Twice(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    compare(build, lambda model, rank: model(torch.full((2, 4), 0.1 * (rank + 1))).square().sum())
+
+
+def two_forwards_before_one_backward() -> None:
+    compare(chain, lambda model, rank: error(model, batch(rank, 0)) + error(model, batch(rank, 1)))
+
+
+def two_losses_one_after_the_other() -> None:
+    """Two graphs exist at once, and each has a backward pass of its own, reduced by itself."""
+    from shardbook import shard
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    plain, sharded = chain(), shard(chain())
+    losses = [error(sharded, batch(rank, step)) for step in range(2)]
+    reference_step(
+        plain,
+        [[partial(error, plain, batch(other, step)) for other in range(world_size)] for step in range(2)],
+    )
+    for loss in losses:
+        loss.backward()
+    assert_equal(whole_gradients(sharded), plain_gradients(plain))
+
+
+def evaluation_with_gradients_enabled() -> None:
+    """A forward pass whose graph is thrown away leaves the layer sharded and does not disturb the next."""
+
+    def loss(model: nn.Module, rank: int) -> Tensor:
+        with torch.enable_grad():
+            error(model, batch(rank, 5))
+        return error(model, batch(rank, 0))
+
+    compare(chain, loss)
+
+
+def no_stale_weights() -> None:
+    """Forward with gradients, then a step on other gradients: the next forward must see the new weights."""
+    from shardbook import shard
+
+    plain, sharded = chain(), shard(chain())
+    for model in (plain, sharded):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        error(model, batch(0, 0))
+        optimizer.step()
+    assert error(sharded, batch(0, 0)).item() == error(plain, batch(0, 0)).item()
+
+
+class Branches(nn.Module):
+    """A layer of which one branch is used only if told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.use_second = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return x + self.second(x) if self.use_second else x
+
+
+class Branching(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(Branches(), Branches(), nn.Linear(4, 2))
+
+
+def unused_parameters(only_on_rank: int | None) -> None:
+    def loss(model: nn.Module, rank: int) -> Tensor:
+        model[1].use_second = only_on_rank is not None and rank != only_on_rank  # type: ignore[index,union-attr]
+        return model(torch.full((3, 4), 0.2 * (rank + 1))).square().mean()
+
+    compare(Branching, loss)
+
+
+def checkpoint_around(reentrant: bool) -> None:
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self[0](x)
+            for layer in self[1:]:  # type: ignore[attr-defined]
+                x = checkpoint(layer, x, use_reentrant=reentrant)
+            return x
+
+    compare(lambda: Checkpointed(*chain()), lambda model, rank: error(model, batch(rank, 0)))
+
+
+def checkpoint_inside(reentrant: bool) -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + checkpoint(self.inner, x, use_reentrant=reentrant)
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(VOCABULARY, 8), Inside(), Inside(), nn.Linear(8, VOCABULARY))
+
+    compare(build, lambda model, rank: error(model, batch(rank, 0)))
+
+
+def checkpoint_around_the_model(reentrant: bool) -> None:
+    def loss(model: nn.Module, rank: int) -> Tensor:
+        total = torch.zeros(())
+        for step in range(2):
+            x = torch.full((3, 4), 0.1 * (rank + step + 1), requires_grad=True)
+            total = total + checkpoint(model, x, use_reentrant=reentrant).square().mean()
+        return total
+
+    # Two recomputations happen inside one backward pass. The second must not lose what the first collected.
+    sharded = compare_close(Branching, loss)
+    assert_all_sharded(sharded)
+
+
+def compare_close(build: Callable[[], nn.Module], loss: Callable[[nn.Module, int], Tensor]) -> nn.Module:
+    """As `compare`, where the order of summation differs from the plain one."""
+    from shardbook import shard
+
+    plain, sharded = build(), shard(build())
+    reference_step(plain, [[partial(loss, plain, rank) for rank in range(dist.get_world_size())]])
+    loss(sharded, dist.get_rank()).backward()
+    found, expected = whole_gradients(sharded), plain_gradients(plain)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-7)
+    return sharded
+
+
+def a_second_backward_over_the_same_graph() -> None:
+    from shardbook import shard
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    plain, sharded = chain(), shard(chain())
+    round_ = [partial(error, plain, batch(other, 0)) for other in range(world_size)]
+    reference_step(plain, [round_, round_])
+    loss = error(sharded, batch(rank, 0))
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert_equal(whole_gradients(sharded), plain_gradients(plain))
+
+
+class Fails(nn.Module):
+    """Raises in forward or in backward when told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.fail = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fail == "forward":
+            raise ArithmeticError("in forward")
+        y = self.linear(x)
+        if self.fail == "backward":
+            y.register_hook(self.refuse)
+        return y
+
+    def refuse(self, gradient: Tensor) -> None:
+        raise ArithmeticError("in backward")
+
+
+def the_step_after_an_exception(where: str) -> None:
+    from shardbook import shard
+
+    def build() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Embedding(VOCABULARY, 8), nn.Linear(8, 8), Fails(), nn.Linear(8, 8), nn.Linear(8, VOCABULARY)
+        )
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    plain, sharded = build(), shard(build())
+    failing = sharded[2]
+    assert isinstance(failing, Fails)
+    failing.fail = where
+    with pytest.raises(ArithmeticError):
+        error(sharded, batch(rank, 7)).backward()
+    failing.fail = ""
+    # The weights change in between, so that anything left over from the failed step would show.
+    with torch.no_grad():
+        for model in (plain, sharded):
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+    sharded.zero_grad()
+    reference_step(plain, [[partial(error, plain, batch(other, 0)) for other in range(world_size)]])
+    error(sharded, batch(rank, 0)).backward()
+    assert_equal(whole_gradients(sharded), plain_gradients(plain))
+    assert_all_sharded(sharded)
+
+
+class Odd(nn.Module):
+    """Parameters of no dimension, of no element, not contiguous, in two dtypes, and one that is shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.turned = nn.Parameter(torch.randn(4, 6).t())
+        self.precise = nn.Parameter(torch.randn(6, dtype=torch.float64))
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.other(self.one(x @ self.turned.t())) * self.scale
+        return y + (self.precise.sum() + self.empty.sum()).float()
+
+
+def odd_parameters() -> None:
+    def loss(model: nn.Module, rank: int) -> Tensor:
+        return model(torch.full((2, 4), 0.1 * (rank + 1))).square().sum()
+
+    # The transposed parameter is stored row by row now, so the matrix product takes another path.
+    sharded = compare_close(lambda: nn.Sequential(Odd(), nn.Identity(), nn.Linear(6, 2)), loss)
+    assert sharded[0].one.weight is sharded[0].other.weight  # type: ignore[index,union-attr]
+
+
+def recurrent_layers() -> None:
+    """A recurrent layer keeps a list of its own weights, and must not go on using the old ones."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self.lstm(x)[0]
+            return output
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(Recurrent(), nn.Linear(5, 2))
+
+    compare(build, lambda model, rank: model(torch.full((3, 2, 4), 0.3 * (rank + 1))).square().sum())
+
+
+class GivesItsWeight(nn.Module):
+    """Returns a view of its own parameter, beside other nested outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(12.0).view(4, 3))
+
+    def forward(self, x: Tensor, *, factor: float) -> dict[str, Any]:
+        return {"rows": self.table[:2], "more": [x * factor, None]}
+
+
+def an_output_that_is_a_view_of_a_parameter() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gives, self.linear = GivesItsWeight(), nn.Linear(3, 3)
+            nn.init.ones_(self.linear.weight)
+            nn.init.ones_(self.linear.bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            output = self.gives(x, factor=2.0)
+            return self.linear(output["more"][0]) * output["rows"]
+
+    compare(
+        Reads,
+        lambda model, rank: model(torch.full((2, 3), float(rank + 1))).square().sum(),
+        units=(GivesItsWeight, nn.Linear),
+    )
+
+
+def in_place_on_the_input() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(4, 4),
+            nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4)),
+            nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 2)),
+        )
+
+    compare(build, lambda model, rank: model(torch.full((2, 4), 0.7 * (rank + 1))).square().sum())
+
+
+def nan_in_uninitialised_memory_does_not_reach_the_padding() -> None:
+    from shardbook import shard
+
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert torch.empty(3).isnan().all(), "the trap must be set"
+    model = shard(chain())
+    error(model, batch(dist.get_rank(), 0)).backward()
+    vectors = [parameter.grad._base for parameter in model.parameters()]  # type: ignore[union-attr]
+    padding = 0
+    for vector in vectors:
+        assert vector is not None
+        assert vector.isfinite().all()
+        padding += vector.numel()
+    assert padding > sum(parameter.numel() for parameter in model.parameters())
+
+
+def zero_grad_between_forward_and_backward() -> None:
+    from shardbook import shard
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    plain, sharded = chain(), shard(chain())
+    error(sharded, batch(rank, 3)).backward()
+    loss = error(sharded, batch(rank, 0))
+    sharded.zero_grad()
+    loss.backward()
+    reference_step(plain, [[partial(error, plain, batch(other, 0)) for other in range(world_size)]])
+    assert_equal(whole_gradients(sharded), plain_gradients(plain))
+
+
+CASES: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+    (used_twice, ()),
+    (two_forwards_before_one_backward, ()),
+    (two_losses_one_after_the_other, ()),
+    (evaluation_with_gradients_enabled, ()),
+    (no_stale_weights, ()),
+    (unused_parameters, (None,)),
+    (unused_parameters, (1,)),
+    (checkpoint_around, (True,)),
+    (checkpoint_around, (False,)),
+    (checkpoint_inside, (True,)),
+    (checkpoint_inside, (False,)),
+    (checkpoint_around_the_model, (True,)),
+    (checkpoint_around_the_model, (False,)),
+    (a_second_backward_over_the_same_graph, ()),
+    (the_step_after_an_exception, ("forward",)),
+    (the_step_after_an_exception, ("backward",)),
+    (odd_parameters, ()),
+    (recurrent_layers, ()),
+    (an_output_that_is_a_view_of_a_parameter, ()),
+    (in_place_on_the_input, ()),
+    (nan_in_uninitialised_memory_does_not_reach_the_padding, ()),
+    (zero_grad_between_forward_and_backward, ()),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "arguments"), CASES, ids=[f"{case.__name__}{arguments or ''}" for case, arguments in CASES]
+)
+def test_trap(case: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    ranks.run(2, case, *arguments)
+
+
+def double_backward() -> str:
+    from shardbook import shard
+
+    model = shard(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)))
+    loss = model(torch.ones(2, 3)).sum()
+    with pytest.raises(RuntimeError) as caught:
+        loss.backward(create_graph=True)
+    return str(caught.value)
+
+
+def test_a_second_derivative_is_refused_in_one_sentence() -> None:
+    for message in ranks.run(2, double_backward):
+        assert "create_graph=True" in message
+        assert "compute second derivatives before sharding" in message
+
+
+def changes_after_sharding() -> list[str]:
+    from shardbook import shard
+
+    said = []
+    for change in (nn.Module.double, lambda model: model[4].bias.requires_grad_(False)):
+        model = shard(chain())
+        change(model)
+        with pytest.raises(RuntimeError) as caught:
+            error(model, batch(0, 0))
+        said.append(str(caught.value))
+    return said
+
+
+def test_a_change_behind_the_shards_back_is_refused_with_the_parameters_name() -> None:
+    for converted, frozen in ranks.run(1, changes_after_sharding):
+        assert "0.weight in unit 0 has left its shard" in converted
+        assert "convert or move the model before sharding" in converted
+        assert "freeze parameters before sharding" in frozen
