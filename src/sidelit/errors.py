@@ -2,9 +2,9 @@
 
 > One exception class, whose text is one sentence with the place in front of it.
 
-Whoever writes a chapter or a translation meets the press mostly through its complaints. Each of them names the file and
-the line, says what is wrong and, where there is something to do, what to do. The command line prints that sentence and
-ends with exit code 1; a traceback is kept for faults of the press itself.
+Whoever writes a chapter or a translation meets the press mostly through its complaints. Each of them names
+the file and the line, says what is wrong and, where there is something to do, what to do. The command line
+prints that sentence and ends with exit code 1; a traceback is kept for faults of the press itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 class SidelitError(Exception):
     """A mistake in what the press was given, told in one sentence.
 
-    The parts are kept apart so that a caller can add a place it knows better: a formula knows its line inside a
-    paragraph, and only the caller knows where the paragraph stands.
+    The parts are kept apart so that a caller can add a place it knows better: a formula knows its line inside
+    a paragraph, and only the caller knows where the paragraph stands.
 
     :param what: what is wrong, without a full stop.
     :param path: the file it is in.
