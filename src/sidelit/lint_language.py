@@ -21,7 +21,7 @@ _POLITE = {
 # Written the same in both, but no word of today's Japanese.
 _CHINESE_ONLY = "个么"
 _LONG_VOWEL = re.compile(r"[\u30a1-\u30fa\u30fc]{4,}ー(?![\u30a1-\u30fa\u30fc])")
-_KEEPS_LONG_VOWEL = tuple("フロー コピー キー ビュー キュー ツリー シー ルー エラー ニュー リュー".split())
+_KEEPS_LONG_VOWEL = re.compile("(?:フロー|コピー|キー|ビュー|キュー|ツリー|シー|ルー|エラー|ニュー|リュー)$")
 
 _SPACING: dict[str, tuple[tuple[str, str], ...]] = {
     "ja": (
@@ -128,7 +128,7 @@ def please(pair: Pair) -> Iterator[str]:
 def long_vowels(pair: Pair) -> Iterator[str]:
     """No long vowel at the end of a katakana noun."""
     for found in _LONG_VOWEL.findall(pair.translation.words):
-        if not found.endswith(_KEEPS_LONG_VOWEL):
+        if not _KEEPS_LONG_VOWEL.search(found):
             yield f"{found} is written {found[:-1]} here"
 
 
