@@ -97,7 +97,6 @@ class InlineWriter:
     def __init__(self, context: RenderContext) -> None:
         self.context = context
         self.slots = Slots()
-        self._linked = False
         self._notes: Counter[int] = Counter()
 
     def inline(self, token: Token) -> str:
@@ -123,9 +122,6 @@ class InlineWriter:
                 return "<br>\n"
             case "link_open":
                 return self._open_link(owner, child)
-            case "link_close":
-                self._linked = False
-                return "</a>"
             case "image":
                 return self._image(owner, child)
             case "footnote_ref":
@@ -139,7 +135,7 @@ class InlineWriter:
         if self.context.math is None:
             return self._as_typed(token, block)
         try:
-            line = markup.line_of(owner, None if owner is token else token)
+            line = markup.line_of(token, None if owner is token else owner)
             html = self.context.math.render(tex, display=display, path=markup.path_of(owner), line=line)
         except SidelitError:
             if self.context.strict:
@@ -166,7 +162,6 @@ class InlineWriter:
         address = self._address(owner, token, str(token.attrs["href"]), self.context.resolve)
         if address is None:
             return self.slots.anchor("<a>")
-        self._linked = True
         rel = "noopener" if _OUTSIDE.match(address) else ""
         return self.slots.anchor(
             tag("a", {"href": address, "rel": rel, "title": token.attrs.get("title", "")})
@@ -191,7 +186,7 @@ class InlineWriter:
         picture: bool = False,
     ) -> str | None:
         """Where a link or picture leads; `None` if it leads nowhere and the context is lenient."""
-        line = markup.line_of(owner, token)
+        line = markup.line_of(token, owner)
         try:
             return _checked(target, line, resolve, picture)
         except SidelitError as error:
@@ -199,12 +194,10 @@ class InlineWriter:
                 return None
             # The resolver knows the site, and only the text knows which file of it is being read.
             path = markup.path_of(owner) or error.path
-            raise SidelitError(error.what, path=path, line=line, hint=error.hint) from None
+            raise SidelitError(" ".join(error.what.split()), path=path, line=line, hint=error.hint) from None
 
     def _note(self, token: Token) -> str:
         number = int(token.meta["id"])
-        if self._linked:
-            return f'<sup class="footnote-ref">{number + 1}</sup>'
         self._notes[number] += 1
         attributes = {
             "href": fragment(self.note_id(number)),
@@ -239,8 +232,9 @@ def _checked(target: str, line: int, resolve: Callable[[str, int], str], picture
     if not picture and _OUTSIDE.match(target):
         return target
     address = resolve(unquote(target), line)
-    # Whatever a resolver returns is written into the page: no scheme but these may get there.
-    if _SCHEME.match(address) and not _OUTSIDE.match(address):
+    # Whatever a resolver returns is written into the page: no scheme but these may get there, and no blanks
+    # or line breaks, which a browser leaves out before it looks for a scheme.
+    if re.search(r"[\x00-\x20]", address) or (_SCHEME.match(address) and not _OUTSIDE.match(address)):
         raise SidelitError(f"the link {target} leads to {address}, which is no address for a page")
     return address
 

@@ -95,12 +95,13 @@ def _made_up_title(title_open: Token) -> str:
 
 def _slug_headings(tokens: Sequence[Token]) -> None:
     """Give each heading the id it may have on a page, from the English, so that every language shares it."""
-    seen: dict[str, int] = {}
+    taken: set[str] = set()
     for before, token in itertools.pairwise(tokens):
         if before.type == "heading_open":
             name = slug(plain(token)) or "section"
-            seen[name] = seen.get(name, 0) + 1
-            before.meta["slug"] = name if seen[name] == 1 else f"{name}-{seen[name]}"
+            numbered = (f"{name}-{number}" for number in itertools.count(2))
+            before.meta["slug"] = next(one for one in itertools.chain([name], numbered) if one not in taken)
+            taken.add(before.meta["slug"])
 
 
 def reinline(token: Token, content: str, *, path: str | None = None, line: int | None = None) -> Token:

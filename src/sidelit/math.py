@@ -102,7 +102,7 @@ class Typesetter:
         answer = _ask(request)
         if "html" not in answer:
             raise _refusal(tex, answer, path, line)
-        html = str(answer["html"])
+        html = _valid(str(answer["html"]))
         if file is not None:
             _write(file, html)
         return html
@@ -112,6 +112,37 @@ class Typesetter:
             return None
         digest = hashlib.sha256(f"{_script_digest()}\n{request}".encode()).hexdigest()
         return self._cache / digest[:2] / f"{digest[2:]}.html"
+
+
+_TAG = re.compile(r"<(/?)(\w+)([^>]*)>")
+_LEAVES = {"mi", "mo", "mn", "mtext"}
+
+
+def _valid(html: str) -> str:
+    """KaTeX's MathML as HTML allows it.
+
+    `\\underset` and its kin put elements into an identifier or operator, which may hold nothing but text: it
+    becomes a row. `\\tag` writes a width on a cell, which has none.
+    """
+    end = html.find("</math>")
+    parents: list[re.Match[str]] = []
+    rows: set[int] = set()
+    for match in _TAG.finditer(html, 0, max(end, 0)):
+        if match[1]:
+            opening = parents.pop()
+            if opening.start() in rows:
+                rows.add(match.start())
+        elif not match[3].endswith("/"):
+            if parents and parents[-1][2] in _LEAVES:
+                rows.add(parents[-1].start())
+            parents.append(match)
+
+    def mend(match: re.Match[str]) -> str:
+        if match.start() in rows:
+            return f"<{match[1]}mrow>"
+        return re.sub(r' width="[^"]*"', "", match[0]) if match[2] == "mtd" else match[0]
+
+    return _TAG.sub(mend, html[:end]) + html[end:] if end >= 0 else html
 
 
 def _refusal(tex: str, answer: Mapping[str, Any], path: str | Path | None, line: int | None) -> SidelitError:
@@ -166,8 +197,8 @@ def _script() -> str:
 
 @functools.cache
 def _script_digest() -> str:
-    """Stands for the version of KaTeX and of the code around it, without starting the engine to ask."""
-    return hashlib.sha256((_script() + _DOOR).encode()).hexdigest()
+    """Stands for the version of KaTeX and of this module, without starting the engine to ask."""
+    return hashlib.sha256(_script().encode() + Path(__file__).read_bytes()).hexdigest()
 
 
 def _write(file: Path, text: str) -> None:

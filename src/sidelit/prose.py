@@ -92,6 +92,8 @@ class _Writer(InlineWriter):
                 return "</li>\n"
             case "footnote_anchor":
                 return self._ways_back(token)
+            case "hr":
+                return "<hr>\n"
             case _ if token.hidden:
                 return ""
             case _ if token.nesting == -1:
@@ -184,7 +186,8 @@ class _Writer(InlineWriter):
         if row.kind in fields.NAMELESS:
             return ""
         if row.kind == "notation":
-            return f'<th scope="row">{self.inline(row.name)}</th>'
+            # Not a heading of the row: to axe a cell that holds only MathML is an empty heading.
+            return f'<td class="symbol">{self.inline(row.name)}</td>'
         type_ = f' <span class="type">{escape(row.type, quote=False)}</span>' if row.type else ""
         return f'<th scope="row"><code>{escape(row.argument, quote=False)}</code>{type_}</th>'
 

@@ -18,7 +18,7 @@ from html import escape
 import nh3
 
 _HEADINGS = {f"h{level}" for level in range(1, 7)}
-_CELL = {"left", "center", "right", "untranslated"}
+_CELL = {"left", "center", "right", "symbol", "untranslated"}
 
 _ATTRIBUTES = {
     "*": {"lang", "data-state"},
