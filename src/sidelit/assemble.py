@@ -134,7 +134,9 @@ class _Desk:
     def info(self, kind: str, sections: Sequence[views.SectionView], body: str) -> views.PageInfo:
         shown, part = self.shown, self.ways.part()
         before, after = self.ways.neighbours()
-        crumbs = ((views.Link(part, None),) if part else ()) + (views.Link(shown.label, None),)
+        crumbs = ((views.Link(part, None),) if part else ()) + (
+            views.Link(shown.label, None, lang=shown.label_lang),
+        )
         has_math = 'class="katex' in body or any('class="katex' in section.doc for section in sections)
         title_html = self.inline(shown.title) or escape(shown.label)
         return views.PageInfo(

@@ -22,7 +22,6 @@ from sidelit import (
     printing,
     serve,
     site,
-    source,
 )
 from sidelit import (
     lint as lints,
@@ -68,7 +67,7 @@ def print_files(given: argparse.Namespace) -> int:
 
 def sections(given: argparse.Namespace) -> int:
     """`sidelit sections`: a JSON list with one object a section, one a line."""
-    document = source.read(given.file)
+    document = content.read(given.file, str(given.file))
     names = anchors.assign(document, None)
     objects = (
         {
@@ -146,7 +145,7 @@ def lint(given: argparse.Namespace) -> int:
     terms = glossary.read(words, made.shown(words), made.languages[1:])
     findings: list[lints.Finding] = []
     for chapter in made.chapters:
-        text = source.read(made.project / chapter.source, shown=chapter.source).text
+        text = content.read(made.project / chapter.source, chapter.source).text
         findings += lints.lint_source(text, chapter.source)
     for book in books.catalogs.values():
         findings += lints.lint_catalog(book, terms)
@@ -168,8 +167,7 @@ def publish(given: argparse.Namespace) -> int:
     """`sidelit publish`."""
     made = _config(given)
     documents = {
-        chapter.name: source.read(made.project / chapter.source, shown=chapter.source)
-        for chapter in made.chapters
+        chapter.name: content.read(made.project / chapter.source, chapter.source) for chapter in made.chapters
     }
     path = made.folder / "anchors.json"
     anchors.publish(path, documents)

@@ -27,7 +27,6 @@ from sidelit import (
     links,
     page,
     site,
-    source,
 )
 from sidelit.config import Chapter, Config, Part, Prose
 from sidelit.errors import SidelitError
@@ -59,13 +58,13 @@ def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
     gathered = site.Collector()
     for path, chapter in zip(paths, made.chapters, strict=True):
         try:
-            document = source.read(path, shown=chapter.source)
+            document = content.read(path, chapter.source)
             ids = [(name.id, name.aliases) for name in anchors.assign(document, None)]
             written.append(content.chapter(chapter, document, ids))
         except SidelitError as error:
             gathered.add(error)
     gathered.check()
-    title = page.word(job.lang, "print_index_title")
+    title = page.word(job.lang, "files")
     written += [content.Text(item, title, (), frozenset()) for item in made.front]
     return _pages(made, written, job, names)
 

@@ -26,7 +26,6 @@ from sidelit import (
     links,
     listing,
     page,
-    source,
     ways,
 )
 from sidelit.config import Config, Prose, load
@@ -80,7 +79,7 @@ def texts(config: Config) -> tuple[content.Text, ...]:
             if isinstance(item, Prose):
                 found.append(content.prose(item, config.project / item.source))
             else:
-                document = source.read(config.project / item.source, shown=item.source)
+                document = content.read(config.project / item.source, item.source)
                 names = anchors.assign(document, ledger.get(item.name))
                 found.append(content.chapter(item, document, [(name.id, name.aliases) for name in names]))
         except SidelitError as error:
