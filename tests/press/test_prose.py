@@ -14,6 +14,7 @@ from markdown_it.utils import read_fixture_file
 from sidelit import markup, prose
 from sidelit.errors import SidelitError
 from sidelit.math import Typesetter
+from sidelit.slots import Slots
 
 DATA = Path(__file__).parent / "data" / "markup"
 VOID = {"br", "hr", "img"}
@@ -76,6 +77,24 @@ def test_a_lenient_page_shows_a_mistake_as_it_was_typed(text: str, expected: str
     shown = html(text, math=Typesetter(cache=None), strict=False)
     assert shown
     assert_safe(shown)
+
+
+def test_the_sieve_holds_even_where_escaping_would_fail() -> None:
+    slots = Slots()
+    place = slots.inline('<img src="a.png" onclick="ours">')
+    words = (
+        f'<p class="untranslated evil" onclick="x" lang="en" style="color: red">{place}<script>x</script>'
+        '<a href="javascript:x" data-slot="zero">a</a><iframe src="x"></iframe><!-- c --><b>b</b></p>'
+    )
+    assert slots.fill(words) == (
+        '<p class="untranslated" lang="en"><img src="a.png" onclick="ours"><a data-slot="zero">a</a>b</p>'
+    )
+
+
+def test_what_fills_a_place_is_not_searched_for_places() -> None:
+    slots = Slots()
+    places = slots.block('<span data-slot="1"></span>') + slots.inline("second")
+    assert slots.fill(places) == '<span data-slot="1"></span>second'
 
 
 def test_without_a_typesetter_formulas_are_shown_as_typed() -> None:
