@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from shardbook.collectives import world
 
-__all__ = ["Description", "Disagreement", "agree", "describe", "unfit"]
+__all__ = ["Description", "Disagreement", "agree", "unfit"]
 # sidelit: show
 
 
@@ -63,11 +63,15 @@ def describe(unit: str, name: str, parameter: Tensor) -> Description:
 
 
 def agree(
-    mine: Sequence[Description], group: Any = None, *, objection: str | None = None
+    parameters: Sequence[tuple[str, str, Tensor]],
+    group: Any = None,
+    *,
+    objection: str | None = None,
 ) -> None:
     """Return if all ranks agree; raise the same error on all ranks if one does not.
 
-    :param mine: this rank's parameters, in the order in which they will be laid out
+    :param parameters: unit, name and parameter, in the order in which this rank will
+        lay them out
     :param group: the ranks that must agree; `None` means all
     :param objection: why this rank cannot go on, if it cannot; the other ranks then
         learn it, too
@@ -78,8 +82,9 @@ def agree(
     _, world_size = world(group)
     # A rank with an objection still takes part in this exchange. Had it raised before,
     # the others would wait here until their time is up.
+    mine = [] if objection else [describe(*parameter) for parameter in parameters]
     answers: list[Any] = [None] * world_size
-    dist.all_gather_object(answers, (objection, list(mine)), group=group)
+    dist.all_gather_object(answers, (objection, mine), group=group)
     for rank, (objected, _) in enumerate(answers):
         if objected is not None:
             raise Disagreement(f"rank {rank}: {objected}")

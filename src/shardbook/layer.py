@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shardbook.check import agree, describe, unfit
+from shardbook.check import agree, unfit
 from shardbook.schedule import Conductor
 from shardbook.state import keep_state_dict_whole
 from shardbook.unit import Site, Unit
@@ -75,7 +75,7 @@ class Zero3Layer(nn.Module):
         sites = sites_of(module)
         named = [(site.name, site.parameter) for site in sites]
         agree(
-            [describe("the layer", *pair) for pair in named],
+            [("the layer", *pair) for pair in named],
             group,
             objection=unfit(named),
         )

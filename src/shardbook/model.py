@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from shardbook.check import agree, describe, unfit
+from shardbook.check import agree, unfit
 from shardbook.collectives import broadcast
 from shardbook.flat import is_sharded
 from shardbook.layer import Hooks, sites_of
@@ -101,12 +101,12 @@ def shard(
     sites = {
         name: unit_sites(name, module, modules) for name, module in modules.items()
     }
-    descriptions = [
-        describe(called(name), site.name, site.parameter)
+    parameters = [
+        (called(name), site.name, site.parameter)
         for name in sites
         for site in sites[name]
     ]
-    agree(descriptions, group, objection=objections(sites))
+    agree(parameters, group, objection=objections(sites))
     # One unit after the other is copied, cut, and freed. So the peak of construction is
     # the model and one unit.
     chain = Chain(model)

@@ -1,0 +1,98 @@
+"""Ranks that disagree: the same sentence on every rank, and nobody waits."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ranks
+from book.toys import batch, chain, error
+
+
+def wider(model: nn.Sequential) -> None:
+    model[1][2] = nn.Linear(13, 9)
+
+
+def another_dtype(model: nn.Sequential) -> None:
+    model[2].to(torch.float64)
+
+
+def frozen(model: nn.Sequential) -> None:
+    model[3][2].bias.requires_grad_(False)
+
+
+def one_parameter_less(model: nn.Sequential) -> None:
+    model[4].bias = None
+
+
+def one_parameter_more(model: nn.Sequential) -> None:
+    model[4].extra = nn.Parameter(torch.ones(3))
+
+
+def another_order(model: nn.Sequential) -> None:
+    model[2], model[1] = model[1], model[2]
+
+
+def on_two_devices(model: nn.Sequential) -> None:
+    model[4].to("meta")
+
+
+def already_sharded(model: nn.Sequential) -> None:
+    model[4].weight = model[0].weight
+
+
+DISAGREEMENTS: list[tuple[Callable[[nn.Sequential], None], str]] = [
+    (wider, "rank 2 differs from rank 0: 1.2.weight in 1 has shape (9, 13) instead of (8, 13)"),
+    (another_dtype, "rank 2 differs from rank 0: 2.weight in 2 has dtype float64 instead of float32"),
+    (frozen, "rank 2 differs from rank 0: 3.2.bias in 3 has requires_grad False instead of True"),
+    (one_parameter_less, "rank 2 differs from rank 0: 4.bias in 4 is missing"),
+    (one_parameter_more, "rank 2 differs from rank 0: 4.extra in 4 is one parameter too many"),
+    (another_order, "rank 2 differs from rank 0: 1.weight in 1 stands where 1.0.weight in 1 is expected"),
+    (on_two_devices, "rank 2: 4.weight is on meta, 0.weight on cpu"),
+    (already_sharded, "rank 2: 0.weight in 0 and 4.weight in 4 are one tied parameter"),
+]
+
+
+def one_rank_differs(change: Callable[[nn.Sequential], None], wrap: str) -> str:
+    import shardbook
+
+    model: Any = chain()
+    if dist.get_rank() == 2:
+        change(model)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        getattr(shardbook, wrap)(model)
+    # The process group still works, so a program may catch the error and go on.
+    model = shardbook.shard(chain())
+    error(model, batch(dist.get_rank(), 0)).backward()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"), DISAGREEMENTS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_every_rank_says_which_rank_and_parameter(
+    change: Callable[[nn.Sequential], None], sentence: str
+) -> None:
+    for said in ranks.run(3, one_rank_differs, change, "shard", timeout=30):
+        assert said.startswith(sentence)
+
+
+def test_a_single_layer_checks_too() -> None:
+    for said in ranks.run(3, one_rank_differs, wider, "Zero3Layer", timeout=30):
+        assert "1.2.weight in the layer has shape (9, 13) instead of (8, 13)" in said
+
+
+def test_the_examples_in_the_text() -> None:
+    import shardbook.check
+    import shardbook.model
+
+    for module in (shardbook.check, shardbook.model):
+        results = doctest.testmod(module)
+        assert results.attempted > 0
+        assert results.failed == 0

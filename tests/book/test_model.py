@@ -1,0 +1,340 @@
+"""The `shard` call: what it selects and refuses, what is in flight when, and what is stored when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import ranks
+from book.live import LiveStorages
+from book.toys import batch, chain, error
+
+LAYERS, WIDTH = 4, 64
+EVENTS: list[tuple[str, int]] = []
+
+
+class Logs(nn.Module):
+    """A layer that says when it computes."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.linear = number, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        EVENTS.append(("forward", self.number))
+        y: Tensor = LogsBackward.apply(self.linear(x), self.number)
+        return y
+
+
+class LogsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, number: int) -> Tensor:
+        ctx.number = number
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        EVENTS.append(("backward", ctx.number))
+        return gradients[0], None
+
+
+class Logged:
+    """A handle that says when it is waited for."""
+
+    def __init__(self, work: Any, number: int) -> None:
+        self.work, self.number = work, number
+
+    def wait(self) -> None:
+        EVENTS.append(("wait", self.number))
+        self.work.wait()
+
+
+def log_exchanges() -> None:
+    import shardbook.unit as module
+
+    numbers: dict[int, int] = {}
+    all_gather, reduce = module.all_gather, module.reduce_scatter_mean
+
+    def logged_gather(full: Tensor, shard: Tensor, **options: Any) -> Logged:
+        number = numbers.setdefault(id(full), len(numbers))
+        EVENTS.append(("gather", number))
+        return Logged(all_gather(full, shard, **options), number)
+
+    def logged_reduce(full: Tensor, **options: Any) -> Any:
+        EVENTS.append(("reduce", len([kind for kind, _ in EVENTS if kind == "reduce"])))
+        return reduce(full, **options)
+
+    module.all_gather, module.reduce_scatter_mean = logged_gather, logged_reduce  # type: ignore[assignment]
+
+
+def order_of_a_step() -> list[tuple[str, int]]:
+    from shardbook import shard
+
+    model = shard(nn.Sequential(*[Logs(number) for number in range(3)]))
+    log_exchanges()
+    model(torch.ones(2, WIDTH)).sum().backward()
+    return EVENTS
+
+
+def test_the_next_unit_is_gathered_before_this_one_computes() -> None:
+    steps = """
+        gather 0, wait 0, gather 1, forward 0
+        wait 1, gather 2, forward 1
+        wait 2, forward 2
+        gather 2, wait 2, gather 1, backward 2, reduce 0
+        wait 1, gather 0, backward 1, reduce 1
+        wait 0, backward 0, reduce 2
+    """
+    words = [event.split() for event in steps.strip().replace("\n", ",").split(",")]
+    expected = [(kind, int(number)) for kind, number in words]
+    for events in ranks.run(2, order_of_a_step):
+        assert events == expected
+
+
+def memory_of_a_step() -> dict[str, Any]:
+    """What is stored between steps, in mid-forward and in mid-backward, in bytes."""
+    from shardbook import shard
+
+    model = shard(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]))
+    found: dict[str, Any] = {"forward": [], "backward": []}
+    x = torch.ones(1, WIDTH)
+    with LiveStorages() as live:
+        for tensor in (x, *model.parameters()):
+            live.note(tensor)
+        found["before"] = live.bytes()
+        for layer in model:
+            layer.register_forward_pre_hook(lambda *_: found["forward"].append(live.bytes()))
+        y = model(x)
+        loss = y.sum()
+        found["after forward"] = live.bytes()
+        loss.backward()
+        del y, loss
+        found["after backward"] = live.bytes()
+        model.zero_grad()
+        found["after"] = live.bytes()
+    found["shards"] = sum(
+        storage.nbytes()
+        for storage in {
+            p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()
+        }.values()
+    )
+    return found
+
+
+def test_between_steps_only_the_shards_are_stored() -> None:
+    for found in ranks.run(2, memory_of_a_step):
+        data = WIDTH * 4
+        assert found["shards"] == LAYERS * (WIDTH * WIDTH + WIDTH) * 4 // 2
+        assert found["before"] == found["after"] == found["shards"] + data
+        # The gradients are one more vector of the shards' length.
+        assert found["after backward"] == 2 * found["shards"] + data
+
+
+def test_in_mid_forward_two_units_are_whole() -> None:
+    unit, activation = (WIDTH * WIDTH + WIDTH) * 4, WIDTH * 4
+    for found in ranks.run(2, memory_of_a_step):
+        # While layer i computes it is whole, and so is layer i + 1, if there is one. Each layer before has
+        # left its output. The input is one activation more.
+        for index, stored in enumerate(found["forward"]):
+            whole = min(2, LAYERS - index)
+            assert stored == found["shards"] + whole * unit + (index + 1) * activation
+        assert found["after forward"] <= found["shards"] + (LAYERS + 1) * activation + 4
+
+
+def mid_backward() -> tuple[int, list[int]]:
+    from shardbook import shard
+
+    model = shard(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]))
+    stored: list[int] = []
+    with LiveStorages() as live:
+        for tensor in model.parameters():
+            live.note(tensor)
+        x = torch.ones(1, WIDTH)
+        for layer in model:
+            x = layer(x)
+            x.register_hook(lambda _: stored.append(live.bytes()))
+        x.sum().backward()
+    return live.bytes(), stored
+
+
+def test_in_mid_backward_two_units_and_two_gradients_are_whole() -> None:
+    unit, activation = (WIDTH * WIDTH + WIDTH) * 4, WIDTH * 4
+    for _, stored in ranks.run(2, mid_backward):
+        shards = LAYERS * unit // 2
+        assert len(stored) == LAYERS
+        for done, now in enumerate(stored):
+            # Shards, two units whole, two vectors of gradients, the pieces that the exchange in flight has
+            # received, the means of the units before, and some activations with their gradients.
+            bound = shards + 2 * unit + 3 * unit + done * unit // 2 + (2 * LAYERS + 4) * activation
+            assert now <= bound
+
+
+def names_and_groups() -> None:
+    from shardbook import Zero3Sequential, shard
+
+    plain = chain()
+    names = [name for name, _ in plain.named_parameters()]
+    shapes = {name: value.shape for name, value in plain.state_dict().items()}
+    identities = [id(parameter) for parameter in plain.parameters()]
+    decayed = [parameter for parameter in plain.parameters() if parameter.ndim >= 2]
+    model = shard(plain, units=(nn.Linear, nn.LayerNorm))
+    assert model is plain
+    assert type(model) is nn.Sequential
+    assert [name for name, _ in model.named_parameters()] == names
+    # The optimizer's groups, made by shape before sharding, still hold the model's own parameters.
+    assert [id(parameter) for parameter in model.parameters()] == identities
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    error(model, batch(dist.get_rank(), 0)).backward()
+    optimizer.step()
+    after = model.state_dict()
+    assert {name: value.shape for name, value in after.items()} == shapes
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed == {name for name in shapes if len(shapes[name]) >= 2}
+    assert isinstance(Zero3Sequential(nn.Linear(2, 2)), nn.Sequential)
+
+
+def test_the_model_keeps_its_class_names_and_parameter_objects() -> None:
+    ranks.run(2, names_and_groups)
+
+
+def each_selection() -> list[list[str]]:
+    from shardbook.model import select
+
+    found = []
+    for units in (None, nn.Linear, (nn.LayerNorm, nn.Embedding), lambda name, module: name.endswith("0")):
+        found.append(list(select(chain(), units)))
+    found.append(list(select(nn.ModuleDict({"a": nn.Linear(1, 1)}), None)))
+    return found
+
+
+def test_units_are_chosen_by_class_classes_or_predicate() -> None:
+    assert each_selection() == [
+        ["", "0", "1", "2", "3", "4"],
+        ["", "1.0", "1.2", "3.0", "3.2", "4"],
+        ["", "0", "2"],
+        ["", "0", "1.0", "3.0"],
+        [""],
+    ]
+
+
+def groups_of_ranks() -> None:
+    """Two pairs of ranks shard two models; a pair sees the data of its own members only."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from shardbook import shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = shard(chain(), mesh=mesh["shard"])
+    loss = error(model, batch(dist.get_rank(), 0))
+    loss.backward()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    numel = torch.tensor(float(total))
+    dist.all_reduce(numel, group=mesh.get_group("shard"))
+    assert numel.item() == sum(parameter.numel() for parameter in chain().parameters())
+    with pytest.raises(ValueError, match="a mesh of 2 dimensions is not supported"):
+        shard(chain(), mesh=mesh)
+
+
+def test_a_one_dimensional_mesh_names_the_ranks() -> None:
+    ranks.run(4, groups_of_ranks)
+
+
+def refusals() -> dict[str, str]:
+    from shardbook import shard
+
+    tied = chain()
+    tied[4].weight = tied[0].weight
+    lazy = nn.Sequential(nn.LazyLinear(3))
+    with torch.device("meta"):
+        meta = chain()
+    mixed = chain()
+    mixed[3].to("meta")
+    attempts: dict[str, Any] = {
+        "stage": lambda: shard(chain(), stage=2),
+        "policy": lambda: shard(chain(), policy="bf16"),
+        "units": lambda: shard(chain(), units=nn.Conv2d),
+        "tied": lambda: shard(tied),
+        "twice": lambda: shard(shard(chain())),
+        "lazy": lambda: shard(lazy),
+        "meta": lambda: shard(meta),
+        "mixed": lambda: shard(mixed),
+    }
+    said = {}
+    for name, attempt in attempts.items():
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            attempt()
+        said[name] = str(caught.value)
+    return said
+
+
+def test_what_cannot_be_sharded_is_refused_in_one_sentence_on_every_rank() -> None:
+    for said in ranks.run(2, refusals):
+        assert said == {
+            "stage": "stage=2 is not supported; this version shards at stage 3",
+            "policy": "policy is not supported; each parameter keeps its own dtype",
+            "units": "units=<class 'torch.nn.modules.conv.Conv2d'> selects no module of Sequential; "
+            "name a class that it contains",
+            "tied": "rank 0: 0.weight in 0 and 4.weight in 4 are one tied parameter; "
+            "choose units that do not part them",
+            "twice": "rank 0: 0.weight is sharded already; shard a model only once",
+            "lazy": "rank 0: 0.weight has no shape yet; run a forward pass before sharding",
+            "meta": "rank 0: 0.weight is on the meta device; give it values before sharding",
+            "mixed": "rank 0: 3.0.weight is on meta, 0.weight on cpu; "
+            "move the module to one device before sharding",
+        }
+
+
+def optimizers_that_depend_on_shapes() -> list[str]:
+    from shardbook import shard
+
+    said = []
+    for kind in (torch.optim.Adafactor, torch.optim.LBFGS):
+        model = shard(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+        optimizer = kind(model.parameters())
+        model(torch.ones(2, 3)).sum().backward()
+        with pytest.raises(TypeError) as caught:
+            optimizer.step(lambda: torch.zeros(()))
+        said.append(str(caught.value))
+        # A plain model may use it as before.
+        plain = nn.Linear(3, 3)
+        plain(torch.ones(2, 3)).sum().backward()
+        kind(plain.parameters()).step(lambda: torch.zeros(()))
+    return said
+
+
+def test_an_optimizer_that_depends_on_shapes_is_refused_by_name() -> None:
+    for adafactor, lbfgs in ranks.run(2, optimizers_that_depend_on_shapes):
+        assert adafactor.startswith("Adafactor depends on a parameter's shape")
+        assert lbfgs.startswith("LBFGS depends on a parameter's shape")
+
+
+def test_without_a_process_group_one_sentence_says_what_to_do() -> None:
+    from shardbook import Zero3Layer, shard
+
+    for attempt in (lambda: shard(chain()), lambda: Zero3Layer(chain())):
+        with pytest.raises(RuntimeError, match=r"torch\.distributed is not initialised"):
+            attempt()
+
+
+def buffers() -> None:
+    from shardbook import shard
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Identity())
+    model[1].running_mean.fill_(float(dist.get_rank()))
+    model[2].register_buffer("turned", torch.full((3, 2), float(dist.get_rank())).t())
+    shard(model)
+    assert model[1].running_mean.eq(0).all()
+    assert model[2].turned.eq(0).all()
+    model(torch.full((4, 4), float(dist.get_rank() + 1)) * torch.arange(4.0)[:, None])
+    means = [torch.empty(4) for _ in range(2)]
+    dist.all_gather(means, model[1].running_mean)
+    assert not torch.equal(*means), "each rank updates its own buffers"
+
+
+def test_buffers_start_from_rank_0_and_are_then_each_ranks_own() -> None:
+    ranks.run(2, buffers)

@@ -1,0 +1,80 @@
+"""Saving and loading: the plain model's keys and shapes, at any number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ranks
+from book.toys import assert_equal, batch, chain, error
+
+
+def train_and_save(folder: str) -> None:
+    from shardbook import shard
+
+    model = shard(chain(), units=(nn.Linear, nn.LayerNorm))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    error(model, batch(dist.get_rank(), 0)).backward()
+    optimizer.step()
+    state = model.state_dict()
+    # What was saved is a copy: training on does not change it.
+    kept = {name: value.clone() for name, value in state.items()}
+    error(model, batch(dist.get_rank(), 1)).backward()
+    optimizer.step()
+    assert_equal(dict(state), kept)
+    assert any(not torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    if dist.get_rank() == 0:
+        torch.save(state, f"{folder}/model.pt")
+
+
+def load(folder: str) -> float:
+    """Load into a sharded model, and compute one loss."""
+    from shardbook import shard
+
+    model = shard(chain(seed=7))
+    model.load_state_dict(torch.load(f"{folder}/model.pt"))
+    assert all(parameter.dim() == 1 for parameter in model.parameters())
+    assert_equal(dict(model.state_dict()), torch.load(f"{folder}/model.pt"))
+    return error(model, batch(0, 0)).item()
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, 3), (3, 1)])
+def test_what_some_ranks_save_other_numbers_of_ranks_and_a_plain_model_load(
+    saved_by: int, loaded_by: int, tmp_path: Path
+) -> None:
+    ranks.run(saved_by, train_and_save, str(tmp_path))
+    plain = chain(seed=8)
+    plain.load_state_dict(torch.load(tmp_path / "model.pt"))
+    expected = error(plain, batch(0, 0)).item()
+    for found in ranks.run(loaded_by, load, str(tmp_path)):
+        assert found == expected
+
+
+def bad_loads() -> list[str]:
+    from shardbook import shard
+
+    said = []
+    wrong = chain().state_dict()
+    wrong["4.bias"] = torch.zeros(3)
+    model = shard(chain())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(RuntimeError) as caught:
+        model.load_state_dict(wrong)
+    said.append(str(caught.value))
+    # The refused tensor is unchanged, and the model trains on.
+    assert torch.equal(model.state_dict()["4.bias"], before["4.bias"])
+    error(model, batch(dist.get_rank(), 0)).backward()
+    with pytest.raises(RuntimeError) as caught:
+        model.load_state_dict(chain().state_dict(), assign=True)
+    said.append(str(caught.value))
+    return said
+
+
+def test_a_wrong_shape_and_assign_are_refused_with_the_name() -> None:
+    for shape, assign in ranks.run(2, bad_loads):
+        assert "size mismatch for 4.bias" in shape
+        assert "0.weight was replaced, not loaded; call load_state_dict without assign=True" in assign
