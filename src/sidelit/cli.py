@@ -66,7 +66,14 @@ def parser() -> argparse.ArgumentParser:
     add("lint", "check sources and translations", commands.lint)
     sub = add("cite", "print a citation of a section", commands.cite)
     sub.add_argument("id", metavar="ID", help="Class.method, or PAGE#ID where several pages have it")
-    add("publish", "fix the names of all sections, at a release", commands.publish)
+    sub = add("publish", "fix the names of all sections, at a release", commands.publish)
+    sub.add_argument(
+        "--redirect",
+        action="append",
+        default=[],
+        metavar="PAGE#OLD=NEW",
+        help="where a published section's readers go now that it is gone; may be repeated",
+    )
     return top
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from sidelit import (
@@ -67,7 +68,7 @@ def print_files(given: argparse.Namespace) -> int:
 
 def sections(given: argparse.Namespace) -> int:
     """`sidelit sections`: a JSON list with one object a section, one a line."""
-    document = content.read(given.file, str(given.file))
+    document = source.read(given.file)
     names = anchors.assign(document, None)
     objects = (
         {
@@ -145,7 +146,7 @@ def lint(given: argparse.Namespace) -> int:
     terms = glossary.read(words, made.shown(words), made.languages[1:])
     findings: list[lints.Finding] = []
     for chapter in made.chapters:
-        text = content.read(made.project / chapter.source, chapter.source).text
+        text = source.read(made.project / chapter.source, shown=chapter.source).text
         findings += lints.lint_source(text, chapter.source)
     for book in books.catalogs.values():
         findings += lints.lint_catalog(book, terms)
@@ -167,12 +168,24 @@ def publish(given: argparse.Namespace) -> int:
     """`sidelit publish`."""
     made = _config(given)
     documents = {
-        chapter.name: content.read(made.project / chapter.source, chapter.source) for chapter in made.chapters
+        chapter.name: source.read(made.project / chapter.source, shown=chapter.source)
+        for chapter in made.chapters
     }
     path = made.folder / "anchors.json"
-    anchors.publish(path, documents)
+    anchors.publish(path, documents, redirects=_redirects(given.redirect))
     print(f"The ids of {len(documents)} chapters are fixed in {made.shown(path)}.")
     return 0
+
+
+def _redirects(said: Sequence[str]) -> dict[str, dict[str, str]]:
+    redirects: dict[str, dict[str, str]] = {}
+    for each in said:
+        page, _, names = each.partition("#")
+        old, arrow, new = names.partition("=")
+        if not (page and old and arrow and new):
+            raise SidelitError(f"{each!r} is not a redirect", hint="write PAGE#OLD=NEW")
+        redirects.setdefault(page, {})[old] = new
+    return redirects
 
 
 def _path(given: argparse.Namespace) -> Path:

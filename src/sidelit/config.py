@@ -93,6 +93,11 @@ class Config:
         return tuple(chapter for part in self.parts for chapter in part.chapters)
 
     @property
+    def prose(self) -> tuple[Prose, ...]:
+        """All pages of prose, in reading order."""
+        return self.front + self.back
+
+    @property
     def order(self) -> tuple[Prose | Chapter, ...]:
         """All pages, in reading order."""
         return (*self.front, *self.chapters, *self.back)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from markdown_it.token import Token
 
-from sidelit import catalog, code, markup, reading, source
+from sidelit import catalog, code, markup, source
 from sidelit.config import Chapter, Config, Prose
 from sidelit.errors import SidelitError
 
@@ -58,18 +58,6 @@ class Text:
     def tokens(self) -> tuple[Token, ...]:
         """The words of the whole page, in order."""
         return tuple(token for piece in self.pieces for token in piece.tokens)
-
-
-def read(path: Path, shown: str) -> source.Document:
-    """Read a source; `shown` is the path that messages name.
-
-    Raises `SidelitError` when it is not there or is not Python.
-    """
-    try:
-        text, encoding = reading.read_source(path)
-    except SidelitError as error:
-        raise SidelitError(error.what, path=shown, line=error.line, hint=error.hint) from None
-    return source.parse(text, shown, encoding)
 
 
 def chapter(item: Chapter, document: source.Document, names: Sequence[tuple[str, tuple[str, ...]]]) -> Text:

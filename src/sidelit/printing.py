@@ -58,7 +58,7 @@ def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
     gathered = site.Collector()
     for path, chapter in zip(paths, made.chapters, strict=True):
         try:
-            document = content.read(path, chapter.source)
+            document = source.read(path, shown=chapter.source)
             ids = [(name.id, name.aliases) for name in anchors.assign(document, None)]
             written.append(content.chapter(chapter, document, ids))
         except SidelitError as error:

@@ -71,7 +71,7 @@ def texts(config: Config) -> tuple[content.Text, ...]:
 
     Raises `SidelitError` with all the sources that cannot be read.
     """
-    ledger = anchors.load(config.folder / "anchors.json")
+    ledger = _ledger(config)
     found: list[content.Text] = []
     gathered = Collector()
     for item in config.order:
@@ -79,13 +79,23 @@ def texts(config: Config) -> tuple[content.Text, ...]:
             if isinstance(item, Prose):
                 found.append(content.prose(item, config.project / item.source))
             else:
-                document = content.read(config.project / item.source, item.source)
+                document = source.read(config.project / item.source, shown=item.source)
                 names = anchors.assign(document, ledger.get(item.name))
                 found.append(content.chapter(item, document, [(name.id, name.aliases) for name in names]))
         except SidelitError as error:
             gathered.add(error)
     gathered.check()
     return tuple(found)
+
+
+def _ledger(config: Config) -> anchors.Ledger:
+    path = config.folder / "anchors.json"
+    try:
+        ledger = anchors.load(path)
+        anchors.check_pages(ledger, [chapter.name for chapter in config.chapters], path)
+    except SidelitError as error:
+        raise SidelitError(error.what, path=config.shown(path), line=error.line, hint=error.hint) from None
+    return ledger
 
 
 def shelf(config: Config, written: Sequence[content.Text]) -> catalog.Shelf:

@@ -1,0 +1,75 @@
+"""A small project to print: two sources, some prose, and the commands run on it as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+SAMPLE = Path(__file__).parent / "data" / "sample"
+
+Done = subprocess.CompletedProcess[str]
+
+
+def run(module: str, *arguments: str | Path, cwd: Path) -> Done:
+    """Run a command of the environment the tests run in, with a home of its own."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    environment = {**os.environ, "HOME": str(cwd), "PYTHONWARNINGS": "error", "NO_COLOR": "1"}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=120
+    )
+
+
+def sidelit(*arguments: str | Path, cwd: Path, code: int = 0) -> Done:
+    """Run `sidelit` and insist on its exit code."""
+    done = run("sidelit", *arguments, cwd=cwd)
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+class Html(HTMLParser):
+    """What the tests ask of a page: its ids, its addresses, its texts by element."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.sections: list[str] = []
+        self.addresses: list[str] = []
+        self.lang = ""
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        if tag == "html":
+            self.lang = given["lang"]
+        if "id" in given:
+            self.ids.append(given["id"])
+        if tag == "section":
+            self.sections.append(given["id"])
+        self.addresses += [given[name] for name in ("href", "src") if name in given]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page(folder: Path, name: str) -> Html:
+    """Parse one page of a built site."""
+    return Html((folder / name).read_text(encoding="utf-8"))
+
+
+def edit(path: Path, old: str, new: str) -> int:
+    """Exchange a text that a file holds once; return the line on which the new text starts."""
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {path}"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return text[: text.index(old)].count("\n") + 1

@@ -1,0 +1,238 @@
+"""A site is built from a small project by the command a reader would type, and looked at from outside."""
+
+from __future__ import annotations
+
+import posixpath
+import subprocess
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import polib
+import pytest
+
+from press.project import Html, edit, page, sidelit, tree
+
+NAMES = [
+    "index.html",
+    "notes/reading.html",
+    "ring.html",
+    "tools/window.html",
+    "glossary.html",
+    "bibliography.html",
+]
+PAGES = [prefix + name for prefix in ("", "ja/", "zh/") for name in NAMES]
+
+
+@pytest.fixture
+def built(sample: Path) -> Path:
+    done = sidelit("build", cwd=sample)
+    assert "18 pages" in done.stdout
+    return sample / "build" / "site"
+
+
+def test_every_page_exists_in_every_language_and_nothing_else_is_left_behind(built: Path) -> None:
+    files = tree(built)
+    assert sorted(name for name in files if name.endswith(".html")) == sorted(PAGES)
+    assert "assets/theme.js" in files
+    assert "pictures/columns.svg" in files
+    assert not [name for name in files if name.endswith((".md", ".py", ".toml", ".po"))]
+    assert [path.name for path in built.parent.iterdir()] == ["site"]
+
+
+def test_languages_are_declared_and_share_their_ids(built: Path) -> None:
+    for name in NAMES:
+        english, japanese, chinese = (page(built, prefix + name) for prefix in ("", "ja/", "zh/"))
+        assert (english.lang, japanese.lang, chinese.lang) == ("en", "ja", "zh-Hans")
+        assert english.ids == japanese.ids == chinese.ids
+        assert len(set(english.ids)) == len(english.ids)
+
+
+def test_every_address_leads_somewhere(built: Path) -> None:
+    ids = {name: set(page(built, name).ids) for name in PAGES}
+    files = tree(built)
+    outside = set()
+    for name in PAGES:
+        for address in page(built, name).addresses:
+            parts = urlsplit(address)
+            if parts.scheme:
+                outside.add(parts.netloc)
+                continue
+            path = unquote(parts.path)
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) if path else name
+            assert target in files, f"{name}: {address}"
+            assert not parts.fragment or unquote(parts.fragment) in ids[target], f"{name}: {address}"
+    assert outside == {"example.org"}
+
+
+def test_nothing_is_fetched_from_elsewhere(built: Path) -> None:
+    for name in PAGES:
+        html = (built / name).read_text(encoding="utf-8")
+        assert "default-src 'none'" in html
+        assert not [
+            part for part in html.split("<") if part.startswith(("script ", "link ", "img ")) and "//" in part
+        ]
+        assert "reload" not in html
+
+
+def test_a_section_holds_its_words_and_its_lines_under_their_numbers(built: Path) -> None:
+    html = (built / "ring.html").read_text(encoding="utf-8")
+    shown = page(built, "ring.html")
+    assert {"module", "Ring", "Ring.__init__", "Ring.put"} <= set(shown.sections)
+    put = Html(html[html.index('<section id="Ring.put"') :].partition("</section>")[0]).text
+    assert "Add an item" in put
+    assert "42" in put
+    assert "self._items.append(item)" in put
+    assert "Sample" in shown.text
+    assert "A ring" in shown.text
+
+
+def test_hidden_lines_are_left_out_and_still_counted(built: Path) -> None:
+    html = (built / "ring.html").read_text(encoding="utf-8")
+    assert "__all__" not in page(built, "ring.html").text
+    assert 'id="line-24"' in html
+    assert 'id="line-18"' not in html
+
+
+def test_formulas_are_set_for_eyes_and_for_screen_readers(built: Path) -> None:
+    html = (built / "ring.html").read_text(encoding="utf-8")
+    assert html.count("<math ") >= 6
+    assert "katex-html" in html
+    assert "$N$" not in html
+
+
+def test_links_of_all_kinds_are_resolved(built: Path) -> None:
+    assert "tools/window.html#Window" in page(built, "ring.html").addresses
+    assert "../tools/window.html#Window" not in page(built, "ja/ring.html").addresses
+    assert "bibliography.html#bib-knuth1973art" in page(built, "ring.html").addresses
+    assert "ring.html#Ring.put" in page(built, "index.html").addresses
+    assert "../ring.html" in page(built, "tools/window.html").addresses
+    assert "../../pictures/columns.svg" in page(built, "ja/notes/reading.html").addresses
+    assert "../glossary.html#term-ring" in page(built, "zh/notes/reading.html").addresses
+
+
+def test_each_section_leads_to_itself_in_the_other_languages(built: Path) -> None:
+    for name in ("ring.html", "tools/window.html"):
+        shown = page(built, name)
+        up = "../" * name.count("/")
+        for section in shown.sections:
+            assert f"{up}ja/{name}#{section}" in shown.addresses
+            assert f"{up}zh/{name}#{section}" in shown.addresses
+
+
+def test_glossary_and_bibliography_are_made_from_data(built: Path) -> None:
+    glossary, works = page(built, "glossary.html"), page(built, "bibliography.html")
+    assert "term-window" in glossary.ids
+    assert "ウィンドウ" in glossary.text
+    assert "环形缓冲区" in glossary.text
+    assert "bib-knuth1973art" in works.ids
+    assert "Donald E. Knuth" in works.text
+    # The work is cited by one page, and its entry leads there.
+    assert "ring.html" in works.addresses
+
+
+def test_two_builds_of_the_same_project_are_equal(sample: Path, built: Path) -> None:
+    first = tree(built)
+    sidelit("build", "--out", sample / "again", cwd=sample)
+    assert tree(sample / "again") == first
+
+
+def test_a_page_that_is_gone_from_the_project_is_gone_from_the_site(sample: Path, built: Path) -> None:
+    edit(sample / "site" / "sidelit.toml", '[[front]]\nsource = "notes/reading.md"\n', "")
+    edit(sample / "site" / "pages" / "index.md", ", then [how to read](notes/reading.md#the-two-columns)", "")
+    sidelit("build", cwd=sample)
+    assert not (built / "notes").exists()
+
+
+def test_what_is_translated_is_shown_and_the_rest_stays_english(sample: Path, built: Path) -> None:
+    assert "missing" in (built / "ja" / "ring.html").read_text(encoding="utf-8")
+    sidelit("sync", cwd=sample)
+    translate(
+        sample / "site/locale/ja/sample/ring.po",
+        {"A ring": "リング", "Make an empty ring.": "空のリングを作る。"},
+    )
+    sidelit("build", cwd=sample)
+    html = (built / "ja" / "ring.html").read_text(encoding="utf-8")
+    shown = Html(html)
+    assert "リング" in shown.text
+    assert "空のリングを作る。" in shown.text
+    assert "Make an empty ring." not in shown.text
+    # What has no translation is English, and says so to browsers and screen readers.
+    assert "Keeps the last items" in shown.text
+    assert '<p lang="en"' in html
+    # The navigation of the other pages follows.
+    assert "リング" in page(built, "ja/index.html").text
+    assert "リング" not in page(built, "zh/ring.html").text
+
+
+def test_labels_of_parts_are_translated(sample: Path, built: Path) -> None:
+    sidelit("sync", cwd=sample)
+    translate(sample / "site/locale/zh/site.po", {"Containers": "容器"})
+    sidelit("build", cwd=sample)
+    assert "容器" in page(built, "zh/ring.html").text
+    assert "Containers" not in page(built, "zh/ring.html").text
+
+
+def test_the_foot_names_version_commit_and_date(sample: Path) -> None:
+    (sample / "pyproject.toml").write_text(
+        '[project]\nname = "sample"\nversion = "1.2.3"\n', encoding="utf-8"
+    )
+    date = {"GIT_AUTHOR_DATE": "2024-05-06T12:00:00+00:00", "GIT_COMMITTER_DATE": "2024-05-06T12:00:00+00:00"}
+    commit = commit_all(sample, date)
+    sidelit("build", cwd=sample)
+    shown = page(sample / "build/site", "ring.html")
+    assert "1.2.3" in shown.text
+    assert commit[:10] in shown.text
+    assert f"{commit[:10]}+" not in shown.text
+    assert "2024-05-06" in shown.text
+    assert f"https://example.org/blob/{commit}/src/sample/ring.py#L42" in shown.addresses
+    assert "2.13.0" in shown.text
+    assert "python -m sample.ring" in shown.text
+    edit(sample / "src/sample/ring.py", "LIMIT = 8", "LIMIT = 9")
+    sidelit("build", cwd=sample)
+    assert f"{commit[:10]}+" in page(sample / "build/site", "ring.html").text
+
+
+def test_the_commit_of_somebody_elses_repository_is_not_ours(sample: Path) -> None:
+    outside = sample.parent
+    (outside / ".gitignore").write_text("sample/\n", encoding="utf-8")
+    commit = commit_all(outside, {})
+    sidelit("build", cwd=sample)
+    shown = page(sample / "build/site", "ring.html")
+    assert commit[:7] not in shown.text
+    assert not [address for address in shown.addresses if "/blob/" in address]
+
+
+def translate(path: Path, words: dict[str, str]) -> None:
+    """Do a translator's work on one catalogue."""
+    catalogue = polib.pofile(str(path), wrapwidth=0)
+    for english, said in words.items():
+        entries = [entry for entry in catalogue if entry.msgid == english]
+        assert entries, english
+        for entry in entries:
+            entry.msgstr = said
+    catalogue.save()
+
+
+def commit_all(folder: Path, dates: dict[str, str]) -> str:
+    """Put a folder under git, with an identity of its own, and return the commit."""
+
+    def git(*arguments: str) -> str:
+        identity = (
+            "-c",
+            "user.name=Reader",
+            "-c",
+            "user.email=reader@example.org",
+            "-c",
+            "commit.gpgsign=false",
+        )
+        command = ("git", *identity, *arguments)
+        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(folder), **dates}
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-q", "-m", "All of it")
+    return git("rev-parse", "HEAD")

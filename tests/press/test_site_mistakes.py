@@ -1,0 +1,137 @@
+"""A mistake ends in one line that names its place, and the site that is there stays as it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from press.project import edit, run, sidelit, tree
+
+Break = Callable[[Path], int]
+
+
+def in_ring(old: str, new: str) -> Break:
+    return lambda sample: edit(sample / "src/sample/ring.py", old, new)
+
+
+def in_page(old: str, new: str) -> Break:
+    return lambda sample: edit(sample / "site/pages/notes/reading.md", old, new)
+
+
+def in_config(old: str, new: str) -> Break:
+    return lambda sample: edit(sample / "site/sidelit.toml", old, new)
+
+
+def broken_catalogue(sample: Path) -> int:
+    sidelit("sync", cwd=sample)
+    path = sample / "site/locale/ja/sample/ring.po"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    place = lines.index('msgid "A ring"')
+    lines[place] = 'msgid "A ring'
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return place + 1
+
+
+def strange_folder(sample: Path) -> int:
+    (sample / "site/locale/xx").mkdir(parents=True)
+    return 0
+
+
+def not_text(sample: Path) -> int:
+    (sample / "site/pages/notes/reading.md").write_bytes(b"# Notes\n\xff\n")
+    return 0
+
+
+def gone(sample: Path) -> int:
+    (sample / "site/pages/pictures/columns.svg").unlink()
+    return 7
+
+
+RING, PAGE, CONFIG = "src/sample/ring.py", "site/pages/notes/reading.md", "site/sidelit.toml"
+MISTAKES: dict[str, tuple[str, Break, str]] = {
+    "a syntax error": (RING, in_ring("LIMIT = 8", "LIMIT = = 8"), "syntax"),
+    "a formula KaTeX refuses": (RING, in_ring("A ring of $N$", r"A ring of $\nosuch$"), "KaTeX refuses"),
+    "a link to no file": (RING, in_ring("tools/window.py#Window", "tools/door.py"), "tools/door.py"),
+    "a link to no section": (RING, in_ring("tools/window.py#Window", "tools/window.py#Windov"), "'Window'"),
+    "a link to no section here": (RING, in_ring("(#Ring.__init__)", "(#Ring.init)"), "Ring.init"),
+    "a work nobody entered": (RING, in_ring("bib:knuth1973art", "bib:knuth1974art"), "knuth1973art"),
+    "a link to no page": (PAGE, in_page("../bibliography.md", "../bibliographie.md"), "bibliographie.md"),
+    "a link to no heading": (PAGE, in_page("#term-ring", "#term-rang"), "term-rang"),
+    "a missing picture": (PAGE, gone, "columns.svg"),
+    "a page that is not text": (PAGE, not_text, "UTF-8"),
+    "a malformed catalogue": ("site/locale/ja/sample/ring.po", broken_catalogue, ""),
+    "an unknown language": (CONFIG, in_config('"zh"]', '"xx"]'), "'xx'"),
+    "translations into no language": ("site/locale/xx", strange_folder, "'xx'"),
+    "TOML that is none": (CONFIG, in_config('title = "Sample"', "title = Sample"), "TOML"),
+    "a key nobody knows": (CONFIG, in_config("figures_torch =", "torch ="), "`torch`"),
+    "a source that is gone": (CONFIG, in_config("tools/window.py", "tools/door.py"), "tools/door.py"),
+    "a work without a title": (
+        "site/bibliography.toml",
+        lambda sample: edit(sample / "site/bibliography.toml", 'title = "The Art', 'note = "The Art') - 2,
+        "title",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("command", ["sidelit", "mkdocs"])
+def test_a_mistake_is_one_line_and_the_old_site_stays(sample: Path, name: str, command: str) -> None:
+    path, mistake, words = MISTAKES[name]
+    sidelit("build", cwd=sample)
+    before = tree(sample / "build")
+    line = mistake(sample)
+    place = f"{path}:{line}: " if line else f"{path}: "
+    if command == "sidelit":
+        done = sidelit("build", cwd=sample, code=1)
+        told = done.stderr.rstrip("\n")
+        assert "\n" not in told
+        assert told.startswith(place)
+    else:
+        done = run("mkdocs", "build", "--strict", cwd=sample)
+        assert done.returncode == 1
+        told = done.stderr
+        assert "Traceback" not in told
+        assert place in told
+    assert words in told
+    assert tree(sample / "build") == before
+
+
+def test_all_mistakes_are_told_at_once(sample: Path) -> None:
+    first = edit(sample / "src/sample/ring.py", "A ring of $N$", r"A ring of $\nosuch$")
+    second = edit(sample / "site/pages/notes/reading.md", "#term-ring", "#term-rang")
+    third = edit(sample / "site/pages/index.md", "$1 + 1$", r"$\frac1$")
+    told = sidelit("build", cwd=sample, code=1).stderr.splitlines()
+    assert len(told) == 3
+    assert {re.match(r"(.*?:\d+): ", line)[1] for line in told} == {  # type: ignore[index]
+        f"src/sample/ring.py:{first}",
+        f"site/pages/notes/reading.md:{second}",
+        f"site/pages/index.md:{third}",
+    }
+
+
+def test_a_mistake_in_a_translation_is_told_at_its_place_in_the_catalogue(sample: Path) -> None:
+    sidelit("sync", cwd=sample)
+    path = sample / "site/locale/ja/sample/tools/window.po"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    place = next(n for n, text in enumerate(lines) if text.startswith('msgid "It works on any [ring]')) + 1
+    lines[place] = 'msgstr "[リング](../rong.py) で動く。"'
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told.startswith(f"site/locale/ja/sample/tools/window.po:{place + 1}: ")
+
+
+def test_outside_a_project_the_command_says_what_to_do(tmp_path: Path) -> None:
+    told = sidelit("build", cwd=tmp_path, code=1).stderr
+    assert "site/sidelit.toml" in told
+    assert told.count("\n") == 1
+
+
+def test_a_file_in_the_place_of_the_site_is_not_overwritten(sample: Path) -> None:
+    (sample / "build").mkdir()
+    (sample / "build/site").write_text("mine", encoding="utf-8")
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told.count("\n") == 1
+    assert (sample / "build/site").read_text(encoding="utf-8") == "mine"
