@@ -33,9 +33,9 @@ def propose(sections: Sequence[Section]) -> tuple[str, ...]:
     return _counted(ids)
 
 
-def base(section: Section, slug: str) -> str:
+def piece(qualname: str, words: str) -> str:
     """Return the id of a piece of code or commentary inside a definition, or directly in the module."""
-    return f"{section.qualname or 'module'}/{slug}"
+    return f"{qualname or 'module'}/{words}"
 
 
 def slug(text: str, words: int = WORDS) -> str:
@@ -77,7 +77,7 @@ def _base(section: Section) -> str:
         return "module"
     if section.kind in ("class", "function"):
         return section.qualname
-    return base(section, slug(section.commentary) or f"{section.kind}-{digest(section.source)}")
+    return piece(section.qualname, slug(section.commentary) or f"{section.kind}-{digest(section.source)}")
 
 
 # ## Telling doubles apart

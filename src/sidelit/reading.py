@@ -29,21 +29,22 @@ NEWLINE = re.compile("\r\n|\r|\n")
 ESCAPES = frozenset({"utf-7", "unicode_escape", "raw_unicode_escape"})
 
 
-def read_source(path: Path) -> tuple[str, str]:
+def read_source(path: Path, shown: str) -> tuple[str, str]:
     """Return the text of a Python file and the name of the encoding that writes it back.
 
     A byte order mark belongs to the encoding (`utf-8-sig`) and not to the text.
 
+    :param shown: the name by which errors call the file.
     :raises SidelitError: the file cannot be read, decoded or written back as it was.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise SidelitError(f"the file cannot be read ({error.strerror})", path=path) from None
-    return decode(data, path)
+        raise SidelitError(f"the file cannot be read ({error.strerror})", path=shown) from None
+    return decode(data, shown)
 
 
-def decode(data: bytes, path: Path) -> tuple[str, str]:
+def decode(data: bytes, path: str) -> tuple[str, str]:
     """Decode the bytes of a Python file, as `read_source` does."""
     encoding, line = _encoding(data, path)
     try:
@@ -66,7 +67,7 @@ def decode(data: bytes, path: Path) -> tuple[str, str]:
     return text, encoding
 
 
-def _encoding(data: bytes, path: Path) -> tuple[str, int]:
+def _encoding(data: bytes, path: str) -> tuple[str, int]:
     """Return the encoding that a file declares, and the line that declares it."""
     marked = data.startswith(codecs.BOM_UTF8)
     name, line = _declared(data.removeprefix(codecs.BOM_UTF8))

@@ -76,13 +76,15 @@ class Document:
     stray: tuple[int, ...] = ()
 
 
-def read(path: Path) -> Document:
+def read(path: Path, *, shown: str | None = None) -> Document:
     """Read a Python file and cut it into sections.
 
+    :param shown: the path as pages and errors give it, when that is not `path`.
     :raises SidelitError: it cannot be read, is not valid Python, or its encoding cannot be written back.
     """
-    text, encoding = read_source(path)
-    return parse(text, str(path), encoding)
+    name = str(path) if shown is None else shown
+    text, encoding = read_source(path, name)
+    return parse(text, name, encoding)
 
 
 def parse(text: str, path: str, encoding: str = "utf-8") -> Document:
