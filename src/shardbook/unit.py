@@ -125,7 +125,9 @@ class Unit:
     @property
     def holds_gradients(self) -> bool:
         """True once a gradient of this unit has arrived that no reduction has taken yet."""
-        return any(flat.grad_full is not None for flat in self.flats)
+        return any(
+            flat.grad_full is not None and flat.reducing is None for flat in self.flats
+        )
 
     def gather(self) -> None:
         """Start to rebuild the unit; `SHARDED` becomes `GATHERING`.
