@@ -69,8 +69,7 @@ class State(Enum):
 
 
 class Unit:
-    """The parameters of one unit, their storage, and the transitions between its
-    states.
+    """The parameters of one unit, and the transitions between its states.
 
     A unit knows nothing of forward and backward passes. It is told what to do by the
     hooks of the [next chapter](layer.py).
@@ -168,9 +167,7 @@ class Unit:
         # the bytes are there.
         with self.on(self.gather_stream):
             for flat in self.flats:
-                if flat.gathering is not None:
-                    flat.gathering.wait()
-                flat.gathering = None
+                flat.gathering.wait()
         # Without this line the computation would start on a vector that is still being
         # filled.
         self.device.current_stream().wait_stream(self.gather_stream)
