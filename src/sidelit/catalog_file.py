@@ -120,15 +120,20 @@ def _decode(path: Path, shown: str) -> str:
 def _check(lines: Sequence[str], shown: str) -> list[int]:
     """Refuse what polib would read differently from what stands there; returns the lines of all msgstr."""
     msgstr_lines = []
-    for number, line in enumerate(lines, 1):
-        is_comment = line.startswith("#") and not line.startswith(("#~", "#|"))
-        if not line.strip() or is_comment:
-            continue
-        match = _LINE.fullmatch(line)
-        if not match:
+    unanswered = 0
+    for number, line in enumerate((*lines, ""), 1):
+        is_string = line.strip() and (not line.startswith("#") or line.startswith(("#~", "#|")))
+        match = _LINE.fullmatch(line) if is_string else None
+        if is_string and not match:
             raise SidelitError("this line is not PO", path=shown, line=number, hint=_FIX)
-        if match["keyword"] == "msgstr":
+        keyword = match["keyword"] if match and "|" not in line[:3] else None
+        if unanswered and (not is_string or keyword == "msgctxt"):
+            raise SidelitError("this entry has no msgstr", path=shown, line=unanswered, hint=_FIX)
+        if keyword == "msgstr":
             msgstr_lines.append(number)
+            unanswered = 0
+        elif keyword:
+            unanswered = unanswered or number
     return msgstr_lines
 
 

@@ -124,11 +124,11 @@ class _Rewordings:
     """Finds the old sentence that a new one was made from."""
 
     def __init__(self, wanted: Mapping[Key, object], old: Sequence[Entry]) -> None:
-        self._wanted = wanted
+        self._new = _by_context((context, msgid) for context, msgid in wanted)
+        self._live = [entry for entry in old if not entry.obsolete]
+        self._old = _by_context(entry.key for entry in self._live)
         self._gone = [entry for entry in old if entry.key not in wanted and entry.msgstr]
-        self._old_contexts = {entry.context for entry in old if not entry.obsolete}
-        self._new_contexts = {context for context, _ in wanted}
-        self._in_place = self._same_place([entry for entry in old if not entry.obsolete])
+        self._in_place = self._same_place()
 
     def guess(self, context: str, msgid: str) -> Entry | None:
         """The old translation, fuzzy, in the place of the new sentence."""
@@ -138,29 +138,41 @@ class _Rewordings:
         previous = found.previous if found.fuzzy and found.previous else found.msgid
         return replace(found, context=context, msgid=msgid, fuzzy=True, previous=previous, obsolete=False)
 
+    def _origin(self, context: str) -> str:
+        """What a context was called before: a renamed function or heading takes most sentences along."""
+        if context in self._old:
+            return context
+        vanished = [name for name in self._old if name not in self._new]
+        shared = {name: len(set(self._old[name]) & set(self._new[context])) for name in vanished}
+        best = max(shared, key=lambda name: shared[name], default=context)
+        return best if shared.get(best) else context
+
     def _alike(self, context: str, msgid: str) -> Entry | None:
-        best = _closest(msgid, [entry for entry in self._gone if entry.context == context], ALIKE)
-        if best is None and context not in self._old_contexts:
-            # A renamed function or heading takes its sentences along.
-            elsewhere = [entry for entry in self._gone if entry.context not in self._new_contexts]
+        origin = self._origin(context)
+        best = _closest(msgid, [entry for entry in self._gone if entry.context == origin], ALIKE)
+        if best is None and origin not in self._old:
+            elsewhere = [entry for entry in self._gone if entry.context not in self._new]
             best = _closest(msgid, elsewhere, ALIKE_ELSEWHERE)
         return best
 
-    def _same_place(self, live: Sequence[Entry]) -> dict[Key, Entry]:
+    def _same_place(self) -> dict[Key, Entry]:
         """One sentence out and one in at the same place is a rewording, however thorough."""
         found: dict[Key, Entry] = {}
-        for context in sorted(self._old_contexts & self._new_contexts):
-            before = [entry for entry in live if entry.context == context]
-            after = [msgid for name, msgid in self._wanted if name == context]
+        for context, after in self._new.items():
+            before = [entry for entry in self._live if entry.context == self._origin(context)]
             matcher = difflib.SequenceMatcher(None, [entry.msgid for entry in before], after, autojunk=False)
             for kind, start, end, new_start, new_end in matcher.get_opcodes():
-                if (
-                    kind == "replace"
-                    and (end - start, new_end - new_start) == (1, 1)
-                    and before[start].msgstr
-                ):
+                single = (end - start, new_end - new_start) == (1, 1)
+                if kind == "replace" and single and before[start].msgstr:
                     found[context, after[new_start]] = before[start]
         return found
+
+
+def _by_context(keys: Iterable[Key]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for context, msgid in keys:
+        found.setdefault(context, []).append(msgid)
+    return found
 
 
 def _closest(msgid: str, candidates: Sequence[Entry], threshold: float) -> Entry | None:
