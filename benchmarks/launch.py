@@ -1,4 +1,4 @@
-"""Start the ranks of one contender, where possible on a network of their own, which counts their bytes alone."""
+"""Start the ranks of one contender, where possible on a network that counts nothing but their bytes."""
 
 from __future__ import annotations
 
