@@ -1,5 +1,5 @@
 // What scripts add to a page that is complete without them: the reader's theme, a language menu that keeps the
-// section, contents that know where one is, and keyboard access to whatever has to scroll sideways.
+// section, contents that know where one is, and fewer stops for the keyboard.
 "use strict";
 
 (() => {
@@ -73,7 +73,7 @@
   const current = () => {
     if (named?.id && inView(named)) return named;
     if (scrollY < 8) return null;
-    const sill = bar.offsetHeight + innerHeight * 0.18;
+    const sill = bar.offsetHeight + 12;
     let found = null;
     for (const place of places) {
       const box = place.getBoundingClientRect();
@@ -124,17 +124,16 @@
   const menus = [...document.querySelectorAll("details.menu")];
   const close = () => menus.forEach((menu) => { menu.open = false; });
 
-  // ---- What overflows can be reached and moved by keyboard.
+  // ---- A box that can scroll is a stop for the keyboard only while it has something to scroll.
+  const boxes = [...document.querySelectorAll("main [tabindex='0'][role='group']")].map((box) => [box, box.getAttribute("aria-label")]);
   const reachable = () => {
-    for (const box of document.querySelectorAll("main table:not(.terms), main .katex-display")) {
+    for (const [box, label] of boxes) {
       if (box.scrollWidth > box.clientWidth + 1) {
         box.tabIndex = 0;
-        if (box.matches(".katex-display")) {
-          box.setAttribute("role", "group");
-          box.setAttribute("aria-label", words.formulaLabel);
-        }
+        box.setAttribute("role", "group");
+        box.setAttribute("aria-label", label);
       } else {
-        box.removeAttribute("tabindex");
+        for (const name of ["tabindex", "role", "aria-label"]) box.removeAttribute(name);
       }
     }
   };
