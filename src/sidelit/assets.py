@@ -31,10 +31,14 @@ def templates_folder() -> Path:
 
 
 def asset_files() -> tuple[tuple[str, Path], ...]:
-    """List the files a page may refer to, as (name below `assets/`, file), in a fixed order."""
+    """List the files a page may refer to, as (name below `assets/`, file), in a fixed order.
+
+    Notes for those who keep the assets are not part of a site; licences are.
+    """
     folder = templates_folder() / "assets"
     files = (file for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
-    return tuple(sorted((file.relative_to(folder).as_posix(), file) for file in files))
+    kept = (file for file in files if file.suffix != ".md" and file.name != "CHECKSUMS")
+    return tuple(sorted((file.relative_to(folder).as_posix(), file) for file in kept))
 
 
 def languages() -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from sidelit import (
     printing,
     serve,
     site,
+    source,
 )
 from sidelit import (
     lint as lints,

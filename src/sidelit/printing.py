@@ -27,6 +27,7 @@ from sidelit import (
     links,
     page,
     site,
+    source,
 )
 from sidelit.config import Chapter, Config, Part, Prose
 from sidelit.errors import SidelitError

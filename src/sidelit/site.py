@@ -26,6 +26,7 @@ from sidelit import (
     links,
     listing,
     page,
+    source,
     ways,
 )
 from sidelit.config import Config, Prose, load
