@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLE = "SHARDBOOK_CHROMIUM"
@@ -26,12 +27,13 @@ def find() -> str | None:
     return next((path for path in candidates() if starts(path)), None)
 
 
-def candidates() -> list[str]:
+def candidates() -> Iterator[str]:
     """Every path worth trying, best first; a browser named by the user leaves no other choice."""
     if named := os.environ.get(VARIABLE):
-        return [named]
-    on_path = [path for name in NAMES if (path := shutil.which(name))]
-    return [*on_path, *playwrights_own()]
+        yield named
+        return
+    yield from (path for name in NAMES if (path := shutil.which(name)))
+    yield from playwrights_own()
 
 
 def playwrights_own() -> list[str]:

