@@ -35,7 +35,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["GPT", "Block", "Config", "Embedding", "Head", "loss", "parameters", "parameters_by_layer"]
+__all__ = [
+    "GPT",
+    "Block",
+    "Config",
+    "Embedding",
+    "Head",
+    "loss",
+    "parameters",
+    "parameters_by_layer",
+]
 # sidelit: show
 
 
@@ -57,7 +66,9 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "context", "vocabulary"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but it must be at least 1")
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but it must be at least 1"
+                )
         # Each head works on its own equal part of the width.
         if self.width % self.heads:
             raise ValueError(
@@ -77,7 +88,11 @@ class GPT(nn.Sequential):
 
     def __init__(self, config: Config) -> None:
         blocks = [(f"block{index}", Block(config)) for index in range(config.layers)]
-        super().__init__(OrderedDict([("embedding", Embedding(config)), *blocks, ("head", Head(config))]))
+        super().__init__(
+            OrderedDict(
+                [("embedding", Embedding(config)), *blocks, ("head", Head(config))]
+            )
+        )
         self.config = config
         self.apply(_start_small)
         # Every block adds two terms to the residual stream, so $2L$ terms pile up. If each term starts
@@ -103,7 +118,9 @@ class Embedding(nn.Module):
         length = tokens_BT.shape[1]
         # A position beyond the table would fail inside a kernel, and the message would not tell why.
         if length > self.position.num_embeddings:
-            raise ValueError(f"{length} tokens do not fit into a context of {self.position.num_embeddings}")
+            raise ValueError(
+                f"{length} tokens do not fit into a context of {self.position.num_embeddings}"
+            )
         positions_T = torch.arange(length, device=tokens_BT.device)
         x_BTC: Tensor = self.token(tokens_BT) + self.position(positions_T)
         return x_BTC

@@ -1,0 +1,200 @@
+r"""# What a step will cost
+
+> The bytes a rank sends and the bytes it stores follow from shapes alone, before anything runs.
+
+A formula that nobody compares with reality is a hope. This chapter predicts three figures for each rank, and
+[the training script](train.py) prints them beside what it has counted.
+
+- **Bytes sent** in a step. Each unit crosses the network three times for each micro-batch: gathered for the
+  forward pass, gathered for the backward pass, reduced afterwards. Each time a rank sends $(N_d-1)/N_d$ of
+  the padded vector, at 4 bytes an element.
+- **Steady bytes**, stored between two steps. AdamW keeps two moments, so there are 12 bytes for each
+  parameter of the shard. The rest is small: padding, AdamW's step counters, and the text.
+- **Peak bytes**, the most that is stored at any moment of a step. Activations and the units in flight count
+  here.
+
+$$\text{sent} = 3 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d}$$
+
+The first two are exact for any model. The last is exact for [this GPT](gpt.py) on a CPU: the tests compare
+it, byte for byte, over many shapes. On a GPU attention saves other tensors for its backward pass, and the
+figure is only close. None of the three contains the temporaries inside one operation, the buffers inside the
+communication backend, or what an allocator adds to round a size up.
+
+:notation $N_d$: `world_size`, the number of ranks
+:notation $P_u$: `padded`, the elements of unit $u$ with its padding
+:notation $S_u$: `shard_numel`, a rank's part of them, $P_u / N_d$
+:notation $L$: `config.layers`, the number of blocks
+:notation $d$: `config.width`, the number of values that stand for one position
+:notation $h$: `config.heads`, the number of attention heads in a block
+:notation $V$: `config.vocabulary`, the number of different tokens
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shardbook.gpt import GPT, Config
+from shardbook.partition import Layout, plan
+
+__all__ = ["Forecast", "Setup", "forecast"]
+# sidelit: show
+
+FLOAT, INTEGER = 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All that the figures depend on.
+
+    :param config: the model's shape
+    :param world_size: the number of ranks
+    :param batch: the windows of one micro-batch on one rank
+    :param accumulate: the micro-batches of one step
+    :param optimizer: `"adamw"`, or `"sgd"` without momentum, which stores nothing
+    :param text: the bytes of text that each rank holds
+    """
+
+    config: Config
+    world_size: int
+    batch: int
+    accumulate: int = 1
+    optimizer: str = "adamw"
+    text: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The figures of one rank, in bytes. `steady` and `moments` name the terms that they are made of."""
+
+    sent: int
+    steady: dict[str, int]
+    moments: dict[str, int]
+
+    @property
+    def peak(self) -> int:
+        return self.moments[self.peak_moment]
+
+    @property
+    def peak_moment(self) -> str:
+        """The moment of a step in which the rank stores the most."""
+        return max(self.moments, key=lambda moment: self.moments[moment])
+
+
+def forecast(setup: Setup, rank: int) -> Forecast:
+    """Predict the figures of one rank. Ranks differ by the padding, which lies at the end of each vector."""
+    # A model on the meta device has shapes and no values, so this costs nothing at any size.
+    with torch.device("meta"):
+        model = GPT(setup.config)
+    layouts = [plan(layer.named_parameters(), setup.world_size)[0] for layer in model]
+    # Of each vector a rank sends all shards but its own.
+    once = FLOAT * sum(layout.padded - layout.shard_numel for layout in layouts)
+    steady = steady_terms(setup, layouts, rank)
+    extra = extra_moments(setup, layouts, rank)
+    moments = {name: sum(steady.values()) + more for name, more in extra.items()}
+    return Forecast(sent=3 * setup.accumulate * once, steady=steady, moments=moments)
+
+
+def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, int]:
+    r"""What a rank stores between steps.
+
+    With $\Psi_r$ parameters in this rank's slices, and $n$ parameter tensors in the model, it is
+
+    $$4 \sum_u S_u + 8\,\Psi_r + 4n + \text{text}$$
+
+    The shards count their padding, but the moments do not, since an optimizer sees only the slices.
+    """
+    terms = {"parameters": FLOAT * sum(layout.shard_numel for layout in layouts)}
+    if setup.optimizer == "adamw":
+        terms["moments"] = (
+            2
+            * FLOAT
+            * sum(piece for layout in layouts for piece in pieces(layout, rank))
+        )
+        # AdamW counts the steps of each tensor by itself, also of one that is empty on this rank.
+        terms["step counters"] = FLOAT * sum(len(layout.slots) for layout in layouts)
+    return {**terms, "text": setup.text}
+
+
+def extra_moments(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, int]:
+    r"""What comes on top of the steady bytes, at each moment where the peak can lie.
+
+    For each token a block saves $16d + 4 + h$ numbers for its backward pass: $5d$ for the inputs of its two
+    norms, of its attention's two products and of the expansion, $3d$ for the queries, keys and values, $8d$
+    around the GELU, and the statistics of the norms and of the softmax.
+    """
+    config, last = setup.config, len(layouts) - 1
+    d, vocabulary = config.width, config.vocabulary
+    tokens = setup.batch * config.context
+    saved = 16 * d + 4 + config.heads
+    # The tokens and their targets, the positions, the loss and the gradient it starts with.
+    inputs = INTEGER * (2 * tokens + config.context) + 2 * FLOAT
+    flight = [units_in_flight(setup, layouts, k) for k in range(last + 1)]
+    # Where the loss is computed no unit is whole. Three tensors of the logits' size meet: the
+    # log-probabilities, their gradient, and the logits' gradient.
+    logits = tokens * vocabulary
+    numbers = {
+        "loss": waiting_gradients(setup, layouts)
+        + tokens * (config.layers * saved + 2 * d + 2)
+        + 3 * logits
+    }
+    # While the matrix of the head gets its gradient, either the logits' gradient is still there, or already
+    # the vector that collects the unit's gradients.
+    collected = layouts[last].padded
+    numbers["backward of the head"] = (
+        flight[last]
+        + tokens * (config.layers * saved + 2 * d + 2)
+        + vocabulary * d
+        + max(tokens * d + logits - collected, 0)
+    )
+    for k in range(1, last):
+        # The gradient that comes in, and then either the one inside the GELU, four times as wide, or the
+        # gradient of the matrix behind it.
+        inside = tokens * d + max(4 * tokens * d, 4 * d * d + d)
+        numbers[f"backward of block {k - 1}"] = flight[k] + tokens * k * saved + inside
+    # By now the positions are gone, and each was as large as two floats.
+    numbers["backward of the embedding"] = (
+        flight[0] + tokens * d + vocabulary * d - 2 * config.context
+    )
+    # The optimizer needs all gradients and, for one tensor at a time, two temporaries.
+    largest = max(piece for layout in layouts for piece in pieces(layout, rank))
+    moments = {name: FLOAT * number + inputs for name, number in numbers.items()}
+    moments["optimizer step"] = FLOAT * (
+        sum(layout.shard_numel for layout in layouts) + 2 * largest
+    )
+    return moments
+
+
+def units_in_flight(setup: Setup, layouts: list[Layout], k: int) -> int:
+    """The elements that the units hold beyond their shards, in the middle of unit `k`'s backward pass.
+
+    This unit is whole, and the one before is being gathered. One vector collects the unit's gradients. The
+    vector of the unit after is being exchanged, which takes a second one to receive into. The units after
+    that have their shard of the gradients.
+    """
+    full = [layout.padded for layout in layouts]
+    gathered = sum(full[max(0, k - 1) : k + 1])
+    exchanged = 2 * sum(full[k + 1 : k + 2])
+    finished = sum(layout.shard_numel for layout in layouts[k + 2 :])
+    return (
+        gathered
+        + full[k]
+        + exchanged
+        + finished
+        + waiting_gradients(setup, layouts[: k + 2])
+    )
+
+
+def waiting_gradients(setup: Setup, layouts: list[Layout]) -> int:
+    """The gradients that the micro-batches before have left."""
+    return sum(layout.shard_numel for layout in layouts) if setup.accumulate > 1 else 0
+
+
+def pieces(layout: Layout, rank: int) -> list[int]:
+    """The sizes of a rank's slices of a vector."""
+    return [
+        stop - start
+        for start, stop in (layout.piece(slot, rank) for slot in layout.slots)
+    ]

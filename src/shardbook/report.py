@@ -1,0 +1,191 @@
+r"""# What a run prints
+
+> A line that moves while the model learns, and a table that sets what was counted beside what was predicted.
+
+Only rank 0 prints. The other ranks send it what they have counted, after the last step, so that the report
+adds nothing to the bytes it reports.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from shardbook.forecast import Forecast, Setup, forecast
+from shardbook.gpt import parameters
+
+__all__ = ["Counted", "Progress", "report"]
+# sidelit: show
+
+
+@dataclass(slots=True)
+class Counted:
+    """What one rank counted in a run."""
+
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    unseen: float = math.nan
+    sent: dict[str, int] = field(default_factory=dict)
+    steady: int = 0
+    peak: int = 0
+
+
+def report(setup: Setup, counted: Counted, options: argparse.Namespace) -> None:
+    """Bring the ranks' figures to rank 0, print the table there, and write the file if one was asked for."""
+    ranks: list[Any] = [None] * setup.world_size
+    dist.all_gather_object(ranks, counted)
+    if dist.get_rank() != 0:
+        return
+    forecasts = [forecast(setup, rank) for rank in range(setup.world_size)]
+    figures = summary(setup, ranks, forecasts)
+    print(table(figures))
+    if options.json is not None:
+        write(options.json, json.dumps(figures, indent=1) + "\n")
+
+
+def summary(
+    setup: Setup, ranks: list[Counted], forecasts: list[Forecast]
+) -> dict[str, Any]:
+    """All figures under flat names. Lists have an entry for each rank."""
+    steps = len(ranks[0].losses)
+    # The first step creates buffers and state, and the last one runs under the meter. With two steps there is
+    # no other, and the first has to do.
+    timed = ranks[0].seconds[1:-1] or ranks[0].seconds[:1]
+    tokens = setup.world_size * setup.batch * setup.accumulate * setup.config.context
+    losses = [
+        statistics.fmean(of_step)
+        for of_step in zip(*(rank.losses for rank in ranks), strict=True)
+    ]
+    worst = max(range(setup.world_size), key=lambda rank: forecasts[rank].peak)
+    return {
+        "ranks": setup.world_size,
+        "steps": steps,
+        "parameters": parameters(setup.config),
+        **asdict(setup.config),
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
+        "loss_unseen": statistics.fmean(rank.unseen for rank in ranks),
+        "loss_of_not_knowing": math.log(setup.config.vocabulary),
+        "losses": losses,
+        "tokens_per_second": tokens * len(timed) / sum(timed),
+        "sent_by_collective": ranks[0].sent,
+        "sent": [sum(rank.sent.values()) for rank in ranks],
+        "sent_forecast": [steps * one.sent for one in forecasts],
+        "steady": [rank.steady for rank in ranks],
+        "steady_forecast": [sum(one.steady.values()) for one in forecasts],
+        "steady_terms": forecasts[0].steady,
+        "peak": [rank.peak for rank in ranks],
+        "peak_forecast": [one.peak for one in forecasts],
+        "peak_moment": forecasts[worst].peak_moment,
+    }
+
+
+def table(figures: dict[str, Any]) -> str:
+    """The table as text. Of figures that differ by rank it shows the largest; the file has them all."""
+    steps = figures["steps"]
+    rows = [
+        ("", "counted", "by formula", ""),
+        (
+            "loss, first step",
+            f"{figures['loss_first']:.3f}",
+            f"{figures['loss_of_not_knowing']:.3f}",
+            "ln V",
+        ),
+        ("loss, last step", f"{figures['loss_last']:.3f}", "", ""),
+        ("loss, unseen text", f"{figures['loss_unseen']:.3f}", "", ""),
+        ("tokens/s", f"{figures['tokens_per_second']:,.0f}", "", ""),
+        (
+            "bytes sent per rank and step",
+            *both(figures, "sent", steps),
+            "12 ΣP (N-1)/N",
+        ),
+        (
+            "steady bytes per rank",
+            *both(figures, "steady"),
+            " + ".join(figures["steady_terms"]),
+        ),
+        (
+            "peak bytes per rank",
+            *both(figures, "peak"),
+            f"in: {figures['peak_moment']}",
+        ),
+    ]
+    heading = (
+        f"GPT of {figures['layers']} x {figures['width']}, {figures['parameters']:,} parameters, "
+        f"{figures['ranks']} ranks, {steps} steps"
+    )
+    lines = [
+        f"{name:<30}{left:>14}{right:>14}  {note}".rstrip()
+        for name, left, right, note in rows
+    ]
+    return "\n".join(["", heading, *lines])
+
+
+def both(figures: dict[str, Any], name: str, steps: int = 1) -> tuple[str, str]:
+    """A counted figure and its forecast, for the rank with most."""
+    counted, predicted = (
+        max(figures[name]) / steps,
+        max(figures[f"{name}_forecast"]) / steps,
+    )
+    return f"{counted:,.0f}", f"{predicted:,.0f}"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+class Progress:
+    """One line on the terminal, redrawn after each step; in a log file, ten lines for a whole run.
+
+    The loss it shows is this rank's own. A mean over ranks would cost an exchange in each step.
+    """
+
+    def __init__(self, steps: int, *, enabled: bool) -> None:
+        self.steps, self.enabled = steps, enabled
+        self.live = sys.stderr.isatty()
+        self.started = time.perf_counter()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.enabled and self.live:
+            print(file=sys.stderr)
+
+    def show(self, number: int, loss: float) -> None:
+        """Tell that step `number` is done."""
+        done = number + 1
+        if not self.enabled or not (
+            self.live or done * 10 // self.steps > number * 10 // self.steps
+        ):
+            return
+        left = (time.perf_counter() - self.started) / done * (self.steps - done)
+        filled = 24 * done // self.steps
+        bar = "━" * filled + "╌" * (24 - filled)
+        line = f"{bar}  step {done:>{len(str(self.steps))}}/{self.steps}  loss {loss:.3f}  {left:.0f} s left"
+        print(
+            f"\r{line:<78}" if self.live else line,
+            end="" if self.live else "\n",
+            file=sys.stderr,
+            flush=True,
+        )

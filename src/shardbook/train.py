@@ -1,0 +1,183 @@
+r"""# Training a sharded model
+
+> One command starts the ranks, trains, and holds what it counted against what was predicted.
+
+```sh
+torchrun --standalone --nproc-per-node 2 -m shardbook.train --steps 200
+```
+
+Each of the two processes is a rank. Both build the same [GPT](gpt.py), shard it with [one
+call](model.py#shard), and read [different windows](corpus.py#Reader) of the text. Nothing in the training
+loop shows that the model is sharded. At the end rank 0 prints a table: the loss, the speed, and the bytes
+that were sent and stored, each beside [its forecast](forecast.py).
+
+Without `torchrun` the same program trains on one rank. World size 1 is no special case in this book: the same
+lines run, and the collectives send nothing.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardbook import corpus, gpt
+from shardbook.collectives import ledger
+from shardbook.forecast import Setup
+from shardbook.launch import Mistake, complain, parse, start
+from shardbook.measure import Meter
+from shardbook.model import shard
+from shardbook.report import Counted, Progress, report
+
+__all__ = ["main", "train"]
+# sidelit: show
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train as the command line says.
+
+    :param arguments: the options, `sys.argv` if left out
+    :returns: the exit code, 1 after a mistake of the user
+    """
+    try:
+        options = parse(arguments)
+        with start(options) as device:
+            train(options, device)
+    # A mistake in the options is told in one sentence. Any other error is ours, and keeps its traceback.
+    except Mistake as mistake:
+        return complain(mistake)
+    return 0
+
+
+def train(options: argparse.Namespace, device: torch.device) -> None:
+    """Train on this rank together with all others; the process group is already there."""
+    config = options.config
+    # The same seed on every rank gives the same model on every rank. `shard` would copy rank 0's values
+    # anyway.
+    torch.manual_seed(options.seed)
+    with mistakes():
+        training, unseen = readers(options, device)
+        model = shard(gpt.GPT(config).to(device), stage=options.stage)
+    optimizer = make_optimizer(options, model)
+    counted = Counted()
+    with (
+        ledger() as book,
+        Progress(options.steps, enabled=dist.get_rank() == 0) as progress,
+    ):
+        for number in range(options.steps):
+            # The last step runs under the meter. It takes longer than the others, and its time is left out.
+            meter = Meter() if number + 1 == options.steps else None
+            started = time.perf_counter()
+            with meter or nullcontext():
+                loss = step(number, options.accumulate, model, optimizer, training)
+            counted.losses.append(loss)
+            counted.seconds.append(time.perf_counter() - started)
+            progress.show(number, loss)
+    assert meter is not None
+    counted.sent, counted.peak, counted.steady = (
+        dict(book.sent),
+        meter.peak,
+        meter.now(),
+    )
+    counted.unseen = evaluate(model, unseen)
+    setup = Setup(
+        config=config,
+        world_size=dist.get_world_size(),
+        batch=options.batch,
+        accumulate=options.accumulate,
+        optimizer=options.optimizer,
+        text=len(training.text) + len(unseen.text),
+    )
+    report(setup, counted, options)
+
+
+def step(
+    number: int,
+    accumulate: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    training: corpus.Reader,
+) -> float:
+    """One step of the optimizer, from one or several micro-batches; returns the mean loss of this rank.
+
+    These lines would train an unsharded model just as well. Gradients add up over micro-batches, so each loss
+    is divided by their number. Over ranks the gradients are averaged already.
+    """
+    total = 0.0
+    for micro in range(accumulate):
+        inputs_BT, targets_BT = training[number * accumulate + micro]
+        loss = gpt.loss(model(inputs_BT), targets_BT) / accumulate
+        loss.backward()
+        total += loss.item()
+    optimizer.step()
+    # To set the gradients to `None`, as `zero_grad` does, gives their memory back until the next backward
+    # pass.
+    optimizer.zero_grad()
+    return total
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, unseen: corpus.Reader) -> float:
+    """The mean loss of this rank's share of the text that the model was not trained on.
+
+    Without gradients, too, each unit is gathered and freed in turn, and a gather needs all ranks. So every
+    rank has to run the model equally often, or the others wait forever. The reader gives each rank the same
+    number of batches.
+    """
+    losses = [
+        gpt.loss(model(inputs), targets).item()
+        for inputs, targets in map(unseen.__getitem__, range(unseen.batches))
+    ]
+    return sum(losses) / len(losses)
+
+
+def make_optimizer(
+    options: argparse.Namespace, model: nn.Module
+) -> torch.optim.Optimizer:
+    """An ordinary optimizer over the model's own parameters.
+
+    Each parameter is a 1-D slice of a shard by now, often an empty one, and an elementwise optimizer does not
+    mind. `foreach=False` treats one slice after the other and so needs temporaries for a single one.
+    """
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=options.lr, foreach=False)
+    return torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=False)
+
+
+def readers(
+    options: argparse.Namespace, device: torch.device
+) -> tuple[corpus.Reader, corpus.Reader]:
+    """This rank's share of the training text and of the unseen text."""
+    ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    context = options.config.context
+    training, unseen = (part.to(device) for part in corpus.split(corpus.read()))
+    # The unseen text is short. With many ranks there may be less than a whole batch of it for each.
+    share = min(
+        options.batch, max(1, (len(unseen) - 1) // context // ranks["world_size"])
+    )
+    return (
+        corpus.Reader(
+            training, context=context, batch=options.batch, seed=options.seed, **ranks
+        ),
+        corpus.Reader(unseen, context=context, batch=share, seed=options.seed, **ranks),
+    )
+
+
+@contextmanager
+def mistakes() -> Iterator[None]:
+    """The library's own refusals, turned into sentences for the command line."""
+    try:
+        yield
+    except ValueError as refusal:
+        raise Mistake(str(refusal)) from refusal
+
+
+if __name__ == "__main__":
+    sys.exit(main())
