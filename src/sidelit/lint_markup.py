@@ -9,6 +9,7 @@ what goes wrong in a translation whoever made it, and none of them needs to know
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 
@@ -68,16 +69,24 @@ def emphasis(pair: Pair) -> Iterator[str]:
 
 def numbers(pair: Pair) -> Iterator[str]:
     """The same numbers; a digit may stand for a number that the English writes as a word."""
-    english, translation = pair.english.numbers, pair.translation.numbers
+    english, translation = _numbers(pair.english.words), _numbers(pair.translation.words)
+    # A term may have a number of its own: to flatten is 1次元化.
+    beside_terms = _numbers(pair.vocabulary.known.sub(" ", pair.translation.words))
     said = set(re.findall(r"[a-z]+(?:-two)?", pair.english.words.lower()))
     extra = Counter(
         {
             number: count
-            for number, count in (translation - english).items()
+            for number, count in (beside_terms - english).items()
             if not said.intersection(_NUMBER_WORDS.get(number, "").split())
         }
     )
     yield from _compare(english - translation, extra, "the number {}")
+
+
+def _numbers(words: str) -> Counter[str]:
+    """The numbers among the words, however their digits and thousands are written."""
+    plain = unicodedata.normalize("NFKC", words)
+    return Counter(number.replace(",", "") for number in re.findall(r"\d+(?:[.,]\d+)*", plain))
 
 
 def _compare(english: Counter[str], translation: Counter[str], shown: str) -> Iterator[str]:

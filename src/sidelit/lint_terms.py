@@ -28,32 +28,36 @@ def term(pair: Pair) -> Iterator[str]:
 def never(pair: Pair) -> Iterator[str]:
     """No word that the glossary forbids."""
     glossary = pair.vocabulary.glossary
-    # A right word may hold a wrong one: 断片化 is fragmentation, 断片 no shard.
-    words = pair.vocabulary.accepted.sub(" ", pair.translation.words)
+    # A right word may hold a wrong one, and the reverse: 断片化 is fragmentation, 断片 no shard.
+    said = {word.casefold() for word in pair.vocabulary.known.findall(pair.translation.words)}
     for row in glossary.terms:
         for wrong in row.never:
-            if wrong.casefold() in words.casefold():
+            if wrong.casefold() in said:
                 yield f"{row.en!r} is never {wrong}; the glossary says {row.text[pair.lang]}"
         pattern = (row.pattern or {}).get(pair.lang)
         if pattern and (found := re.search(pattern, pair.translation.words)):
             yield f"{found[0]} alone says too little; the glossary has {row.text[pair.lang]}"
     for form, row in _terms(pair).items():
         for wrong in row.wrong:
-            if wrong in words:
+            if wrong.casefold() in said:
                 yield f"{wrong} is not what {form!r} means here; the glossary says {row.text[pair.lang]}"
 
 
 def english(pair: Pair) -> Iterator[str]:
     """No English outside the glossary's allow list, accepted terms and glosses in parentheses."""
-    original = pair.english.words.casefold()
+    original = _loose(pair.english.words)
     words = _ADDRESS.sub(" ", pair.translation.words)
     # 順伝播（forward pass）: the English of a term, at its first use.
-    words = _GLOSS.sub(lambda gloss: " " if gloss[1].casefold() in original else gloss[0], words)
+    words = _GLOSS.sub(lambda gloss: " " if _loose(gloss[1]) in original else gloss[0], words)
     words = pair.vocabulary.latin.sub(" ", words)
     for word in dict.fromkeys(_LATIN_WORD.findall(words)):
         is_name = bool(re.search(r"[A-Z]", word[1:])) and word in pair.english.words
         if len(word) > 1 and not is_name:
             yield f"{readable(word)!r} is still English; translate it, or allow it in the glossary"
+
+
+def _loose(text: str) -> str:
+    return text.casefold().replace("-", " ")
 
 
 def _terms(pair: Pair) -> dict[str, Term]:

@@ -10,7 +10,6 @@ can then be judged as if everything were letters.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -43,28 +42,27 @@ class Side:
     emphasis: Counter[str]
     blocks: tuple[str, ...]
 
-    @property
-    def numbers(self) -> Counter[str]:
-        """The numbers in the words, however their digits and thousands are written."""
-        plain = unicodedata.normalize("NFKC", self.words)
-        return Counter(number.replace(",", "") for number in re.findall(r"\d+(?:[.,]\d+)*", plain))
-
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The glossary as one language uses it; `accepted` and `latin` match what may stand in a translation."""
+    """The glossary as one language uses it.
+
+    `known` matches every word it accepts or forbids, the longest first; `latin` what may stay Latin.
+    """
 
     glossary: Glossary
     finder: Finder
     lang: str
-    accepted: re.Pattern[str]
+    known: re.Pattern[str]
     latin: re.Pattern[str]
 
 
 def vocabulary(glossary: Glossary, lang: str) -> Vocabulary:
     """Prepare the glossary for one language."""
-    words = [word for row in glossary.terms for word in row.accept[lang]]
-    return Vocabulary(glossary, Finder(glossary), lang, _any_of(words), _any_of((*words, *glossary.allow)))
+    accepted = [word for row in glossary.terms for word in row.accept[lang]]
+    wrong = [word for row in glossary.terms for word in (*row.never, *row.wrong)]
+    known, latin = _any_of((*accepted, *wrong)), _any_of((*accepted, *glossary.allow))
+    return Vocabulary(glossary, Finder(glossary), lang, known, latin)
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:

@@ -1,0 +1,127 @@
+"""The glossary is read strictly, and the project's own says nothing that it forbids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidelit import catalog, glossary, lint
+from sidelit.errors import SidelitError
+
+OURS = Path(__file__).parents[2] / "site" / "glossary.toml"
+LANGUAGES = ("ja", "zh")
+ROW = '[[term]]\nen = "layer"\nja = "層"\nzh = "层"\n'
+
+
+def read(path: Path, text: str) -> glossary.Glossary:
+    path.write_text(text, encoding="utf-8")
+    return glossary.read(path, "site/glossary.toml", LANGUAGES)
+
+
+def test_a_plain_row_needs_no_more_than_its_words(tmp_path: Path) -> None:
+    (term,) = read(tmp_path / "g.toml", ROW).terms
+    assert term == glossary.Term(
+        en="layer",
+        text={"ja": "層", "zh": "层"},
+        match=("layer", "layers"),
+        accept={"ja": ("層",), "zh": ("层",)},
+        pattern={},
+        note={},
+        line=1,
+    )
+
+
+def test_every_field_is_read(tmp_path: Path) -> None:
+    text = (
+        'allow = ["GPU"]\n\n'
+        + ROW
+        + (
+            'match = ["layer"]\naccept = { zh = ["层", "层级"] }\nnever = ["图层"]\nwrong = ["面"]\n'
+            "pattern = { ja = '(?<!a)b' }\nfirst_use = true\nnote = { en = \"One unit.\" }\n"
+        )
+    )
+    found = read(tmp_path / "g.toml", text)
+    assert found == glossary.Glossary(
+        terms=(
+            glossary.Term(
+                en="layer",
+                text={"ja": "層", "zh": "层"},
+                match=("layer",),
+                accept={"ja": ("層",), "zh": ("层", "层级")},
+                never=("图层",),
+                wrong=("面",),
+                pattern={"ja": "(?<!a)b"},
+                first_use=True,
+                note={"en": "One unit."},
+                line=3,
+            ),
+        ),
+        allow=("GPU",),
+    )
+
+
+def test_a_site_may_have_no_glossary(tmp_path: Path) -> None:
+    assert glossary.read(tmp_path / "none.toml", "none.toml", LANGUAGES) == glossary.Glossary()
+
+
+WRONG = {
+    "no TOML": ("[[term]\n", "not valid TOML"),
+    "another table": ("[words]\n", ":1: unknown table 'words'; there are `allow` and [[term]]"),
+    "one table": ("[term]\n", ":1: `allow` is a list of words and [[term]] a list of tables"),
+    "no list": ("allow = 3\n", ":1: `allow` is a list of words"),
+    "no English": ('[[term]]\nja = "層"\n', ":1: the row has no `en`; give it as `en = "),
+    "no Chinese": (ROW + '\n[[term]]\nen = "a"\nja = "b"\n', ":6: the row has no `zh`"),
+    "unknown field": (ROW + "nevers = []\n", ":1: unknown field `nevers`; there is en, match"),
+    "never is a text": (ROW + 'never = "x"\n', ":1: `never` is a list of words"),
+    "accept is a list": (ROW + 'accept = ["x"]\n', ":1: `accept` is a table by language"),
+    "accept holds nothing": (ROW + "accept = { ja = [] }\n", ":1: `accept.ja` should be a list of words"),
+    "no pattern": (ROW + 'pattern = { ja = "(" }\n', ":1: `pattern.ja` should be a regular expression"),
+    "first_use is a text": (ROW + 'first_use = "yes"\n', ":1: `first_use` is true or false"),
+    "twice": (
+        ROW + "\n" + ROW,
+        ":6: 'layer' is also matched by the row at line 1; an English form has one row",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), WRONG.values(), ids=WRONG.keys())
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(SidelitError) as caught:
+        read(tmp_path / "g.toml", text)
+    assert str(caught.value).startswith("site/glossary.toml:")
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "forms"),
+    [
+        ("Reduce-scatter, then gather.", ["Reduce-scatter", "gather"]),
+        ("The forward-pass hook", ["forward-pass", "hook"]),
+        ("two batches of micro-batches", ["batches", "micro-batches"]),
+        ("latencies", ["latencies"]),
+        ("a lossless flagship", []),
+        ("the optimizer states of an optimizer", ["optimizer states", "optimizer"]),
+        ("forward\npasses", ["forward\npasses"]),
+    ],
+)
+def test_terms_are_found_as_whole_words_and_the_longest_first(text: str, forms: list[str]) -> None:
+    finder = glossary.Finder(glossary.read(OURS, "site/glossary.toml", LANGUAGES))
+    assert [form for form, _ in finder.find(text)] == forms
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_our_own_words_pass_our_own_lints(lang: str) -> None:
+    ours = glossary.read(OURS, "site/glossary.toml", LANGUAGES)
+    assert len(ours.terms) > 100
+    entries = {
+        ("glossary", form): catalog.Entry("glossary", form, said, path="g", line=term.line)
+        for term in ours.terms
+        for form in term.match[:1]
+        for said in term.accept[lang][:1]
+    }
+    found = lint.lint_catalog(catalog.Catalog("glossary", lang, entries), ours)
+    assert [str(finding) for finding in found if finding.severity == "error"] == []
+    # What a row shows, it accepts.
+    for term in ours.terms:
+        assert any(word in term.text[lang] for word in term.accept[lang]), term.en
