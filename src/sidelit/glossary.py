@@ -182,13 +182,18 @@ class Finder:
     def __init__(self, glossary: Glossary) -> None:
         self._terms = {_joined(form): term for term in glossary.terms for form in term.match}
         forms = sorted({form for term in glossary.terms for form in term.match}, key=len, reverse=True)
-        body = "|".join(re.escape(form).replace(r"\ ", r"[\s-]+") for form in forms)
-        self._regex = re.compile(rf"(?<!\w)(?:{body})(?!\w)" if forms else r"(?!)", re.IGNORECASE)
+        self._regex = re.compile(rf"(?<!\w)(?:{'|'.join(map(_pattern, forms))})(?!\w)" if forms else r"(?!)")
 
     def find(self, text: str) -> Iterator[tuple[str, Term]]:
         """Each form as it stands in the text, with its term."""
         for match in self._regex.finditer(text):
             yield match[0], self._terms[_joined(match[0])]
+
+
+def _pattern(form: str) -> str:
+    spaced = re.escape(form).replace(r"\ ", r"[\s-]+")
+    # A word may begin a sentence, but a name is written one way: `ZeRO` is not "zero".
+    return f"(?i:{spaced})" if form.islower() else spaced
 
 
 def _joined(form: str) -> str:

@@ -101,6 +101,7 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, sentence: s
         ("two batches of micro-batches", ["batches", "micro-batches"]),
         ("latencies", ["latencies"]),
         ("a lossless flagship", []),
+        ("ZeRO starts from zero", ["ZeRO"]),
         ("the optimizer states of an optimizer", ["optimizer states", "optimizer"]),
         ("forward\npasses", ["forward\npasses"]),
     ],
