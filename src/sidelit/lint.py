@@ -136,6 +136,7 @@ def lint_source(text: str, path: str) -> tuple[Finding, ...]:
     In an ordinary docstring Python reads `\t` of `\text` as a tab and `\b` of `\beta` as a backspace, in
     silence.
     """
+    text = text.removeprefix("\ufeff")
     found = []
     for literal in _docstrings(text, path):
         source = ast.get_source_segment(text, literal) or ""

@@ -128,6 +128,7 @@ RAW = [
     ("function", 'def f():\n    """$x$ and\n    $\\\\text{a}$."""\n', 3),
     ("class", 'class A:\n    u"""A $\\beta$."""\n', 2),
     ("display", '"""A\n\n$$\nx \\frac{1}{2}\n$$\n"""\n', 4),
+    ("after a byte-order mark", '\ufeff"""\n$\\tau$"""\n', 2),
     ("async", 'async def f():\n    "$\\tau$"\n', 2),
 ]
 
