@@ -26,8 +26,9 @@ UI = {
     for file in (TEMPLATES / "ui").glob("*.toml")
 }
 
+PRESS = "".join(file.read_text(encoding="utf-8") for file in Path(prose.__file__).parent.glob("*.py"))
 # Words that the press asks for from its own code, where no template names them.
-ASKED_BY_THE_PRESS = {*prose.LABELS, "part", "language_name"}
+ASKED_BY_THE_PRESS = {*prose.LABELS, *re.findall(r"\bword\([\w.]+, \"(\w+)\"", PRESS)}
 # Keys put together in a template from a prefix and a value.
 PUT_TOGETHER = {"state_": ("recheck", "stale", "missing")}
 
