@@ -16,15 +16,16 @@ and `reviewed`. All of them match catalogues with pages in memory first, so they
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from markdown_it.token import Token
 
 from sidelit import catalog_file, markup
 from sidelit.catalog_file import Entry
-from sidelit.catalog_sync import Key, State, digests_of, merge, remember, state_of
+from sidelit.catalog_shelf import STATES, Catalog, Pending, Row, Shelf, pending, status
+from sidelit.catalog_sync import State, digests_of, merge, remember, state_of
 from sidelit.catalog_units import (
     PageUnits,
     SectionUnits,
@@ -40,6 +41,7 @@ __all__ = [
     "Catalog",
     "Entry",
     "PageUnits",
+    "Pending",
     "Row",
     "SectionUnits",
     "Shelf",
@@ -49,6 +51,7 @@ __all__ = [
     "digest",
     "extract",
     "load",
+    "pending",
     "reviewed",
     "split_prose",
     "status",
@@ -56,29 +59,6 @@ __all__ = [
     "text",
     "translate",
 ]
-
-# From best to worst: a section is as good as its worst sentence.
-STATES: tuple[State, ...] = ("current", "recheck", "stale", "missing")
-
-
-@dataclass(frozen=True, slots=True)
-class Catalog:
-    """The translations of one page into one language, matched with the page as it is now.
-
-    `entries` are the live ones by context and English, in the page's order; `obsolete` those kept for
-    reuse; `digests` the fingerprints of the code beside each sentence today.
-    """
-
-    page: str
-    lang: str
-    entries: Mapping[Key, Entry] = field(default_factory=dict)
-    obsolete: tuple[Entry, ...] = ()
-    digests: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
-
-    def state(self, key: Key) -> State:
-        """The state of one sentence: the worst of all the places where its context has it."""
-        states = [state_of(self.entries.get(key), code) for code in self.digests.get(key) or ("",)]
-        return max(states, key=STATES.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,29 +82,6 @@ class Translated:
 
     tokens: tuple[Token, ...]
     state: State
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of `sidelit status`: how many units of a page are in which state."""
-
-    page: str
-    lang: str
-    current: int
-    recheck: int
-    stale: int
-    missing: int
-
-
-@dataclass(frozen=True, slots=True)
-class Shelf:
-    """All catalogues of a site, by page and language."""
-
-    catalogs: Mapping[tuple[str, str], Catalog]
-
-    def catalog(self, page: str, lang: str) -> Catalog:
-        """The catalogue of a page; an empty one for a page that `load` was not given."""
-        return self.catalogs.get((page, lang)) or Catalog(page, lang)
 
 
 def load(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str]) -> Shelf:
@@ -203,15 +160,6 @@ def _file(catalog: Catalog, locale_dir: Path) -> Path:
 def _write(catalog: Catalog, locale_dir: Path) -> bool:
     entries = (*catalog.entries.values(), *catalog.obsolete)
     return catalog_file.write(_file(catalog, locale_dir), catalog_file.render(entries, catalog.lang))
-
-
-def status(shelf: Shelf) -> tuple[Row, ...]:
-    """Count the states, a row for each page and language."""
-    rows = []
-    for catalog in shelf.catalogs.values():
-        states = [catalog.state(key) for key in catalog.digests]
-        rows.append(Row(catalog.page, catalog.lang, *(states.count(state) for state in STATES)))
-    return tuple(rows)
 
 
 def reviewed(

@@ -1,5 +1,7 @@
 """# A catalogue on disk
 
+> One PO file a page and language, written so that a diff shows what a translator did.
+
 Catalogues are gettext PO, which every translation tool reads: one file a page and language. What the
 press writes has no line numbers and no dates, and one message stays on one line, so that a diff shows
 what a translator changed and nothing else. Two facts about an entry have no word in gettext, so they

@@ -1,5 +1,7 @@
 """# Matching old translations with a changed page
 
+> No translation is thrown away with the sentence it was made for, and none is shown for another.
+
 A page changes every day and its translations must not be thrown away with it, nor be shown where they
 have become false. For each sentence of the page as it is now, the first of these that applies decides:
 

@@ -1,5 +1,7 @@
 """# What is translated
 
+> A page is cut into sentences that can be judged one at a time.
+
 A page is translated in units, and a unit is what Markdown calls an inline: one paragraph, one list item,
 one heading, one table cell, one footnote, the text of one `:param:`, the title of an admonition. It is
 small enough to judge at a glance and large enough to be a thought; code spans and formulas stay inside

@@ -436,6 +436,27 @@ def test_reviewed_clears_a_page_or_one_context(project: Project) -> None:
     assert project.sync() == ()
 
 
+def test_what_is_left_to_do_is_listed_with_its_place(project: Project) -> None:
+    project.write(
+        BOOK.replace("stream.wait", "main.wait").replace(
+            FREE[1], "Give all memory back.\n\n        Twice is once."
+        )
+    )
+    project.sync()
+    lines = project.po.read_text(encoding="utf-8").split("\n")
+    found = list(catalog.pending(project.shelf()))
+    assert [(each.state, each.context, each.msgid) for each in found] == [
+        ("recheck", *WAIT),
+        ("stale", "Layer.free", "Give all memory back."),
+        ("missing", "Layer.free", "Twice is once."),
+    ]
+    for each in found:
+        assert lines[each.line - 2] == f'msgid "{each.msgid}"'
+        assert str(each) == (
+            f"site/locale/ja/book/layer.po:{each.line}: {each.state}: {each.context}: {each.msgid}"
+        )
+
+
 def test_reviewed_does_not_make_a_translation_of_what_is_none(project: Project) -> None:
     project.write(BOOK.replace(FREE[1], "Give all memory back."))
     catalog.reviewed(project.pages(), project.locale, ["ja"], page="book/layer")
