@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     sub = add("sync", "bring the catalogues up to date with the sources", commands.sync)
     sub = add("status", "show the state of the translations, page by page", commands.status)
     sub.add_argument("--json", action="store_true", help="the same as JSON")
+    sub.add_argument("--todo", action="store_true", help="list every sentence that waits for a translator")
     sub = add(
         "reviewed", "say that translations still fit the code that changed beside them", commands.reviewed
     )

@@ -102,7 +102,12 @@ def sync(given: argparse.Namespace) -> int:
 def status(given: argparse.Namespace) -> int:
     """`sidelit status`."""
     made = _config(given)
-    rows = catalog.status(site.shelf(made, site.texts(made)))
+    books = site.shelf(made, site.texts(made))
+    if given.todo:
+        for each in catalog.pending(books):
+            print(each)
+        return 0
+    rows = catalog.status(books)
     names = ("page", "lang", "current", "recheck", "stale", "missing")
     if given.json:
         print(json.dumps([{name: getattr(row, name) for name in names} for row in rows], indent=2))
