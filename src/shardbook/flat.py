@@ -19,6 +19,7 @@ unit](unit.py) decides when a vector is filled and when it is emptied.
 # sidelit: hide
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import Any
 
@@ -74,10 +75,13 @@ class Flat:
             setattr(parameter, _MARK, True)
         # The gradient of a whole parameter is taken as soon as autograd has finished
         # it. The hook belongs to the parameter; one that hangs on autograd's own node
-        # would die with that node.
+        # would die with that node. The garbage collector cannot see the hooks of a
+        # tensor. If a hook referred to this vector, the two would keep each other, and
+        # a model that nobody uses any more would keep its shards.
         if layout.trainable:
             for index, whole in enumerate(self.whole):
-                whole.register_post_accumulate_grad_hook(partial(self.collect, index))
+                collect = partial(Flat.collect, weakref.proxy(self), index)
+                whole.register_post_accumulate_grad_hook(collect)
         resize(self.full, 0)
 
     def own_part(self) -> Tensor:
