@@ -123,7 +123,7 @@ class _Desk:
             name=piece.qualname.rpartition(".")[2] if piece.kind in ("class", "function") else "",
             depth=depth,
             title=self.inline(words.title),
-            doc=Markup(self.html(words.tokens, piece.id, depth + 2)),
+            doc=Markup(self.html(words.tokens, piece.id, _offset(piece))),
             lines=tuple(_line(number, html) for number, html in piece.lines),
             state=words.state,
             langs=tuple(other for other in self.ways.alternates(piece.id) if not other.current),
@@ -235,6 +235,12 @@ class _Watched:
             if self.press.lenient:
                 self.press.report(error)
             raise
+
+
+def _offset(piece: Piece) -> int:
+    """How far headings inside a text move down, so that none skips a level below its section's own."""
+    # The templates set a definition in h2, a method in h3, and anything deeper in h4.
+    return 1 + min(piece.qualname.count("."), 2) if piece.qualname else 0
 
 
 def _line(number: int, html: str) -> views.CodeLine:

@@ -128,7 +128,7 @@
   const boxes = [...document.querySelectorAll("main [tabindex='0'][role='group']")].map((box) => [box, box.getAttribute("aria-label")]);
   const reachable = () => {
     for (const [box, label] of boxes) {
-      if (box.scrollWidth > box.clientWidth + 1) {
+      if (box.scrollWidth > box.clientWidth) {
         box.tabIndex = 0;
         box.setAttribute("role", "group");
         box.setAttribute("aria-label", label);
@@ -144,6 +144,9 @@
   reachable();
   addEventListener("scroll", soon, { passive: true });
   addEventListener("resize", () => { soon(); reachable(); }, { passive: true });
+  // Widths change once the fonts are there.
+  document.fonts.ready.then(reachable);
+  addEventListener("load", reachable);
   addEventListener("hashchange", () => { nameTarget(); soon(); });
   for (const kind of ["wheel", "touchmove"]) addEventListener(kind, () => { named = null; }, { passive: true });
   addEventListener("keydown", (event) => {
