@@ -78,6 +78,8 @@ _NEGATION = {
     "ja": re.compile(r"ない|なく|なかっ|なけれ|ません|ずに|せず|れず|わず|えず|ぬ|無|不|未|非"),
     "zh": re.compile(r"不|没|無|无|未|非|别|勿|免|而非"),
 }
+# Ways to say "without" that say no "not".
+_AS_GOOD_AS_NOT = {"ja": re.compile("除|抜き|欠|以外|禁|空"), "zh": re.compile("除|缺|以外|禁|空|只|仅")}
 _NO_NEGATION = {
     "ja": re.compile(
         r"なければな(?:らない|りません)|なくてはな(?:らない|りません)|必要はない|かもしれ(?:ない|ません)|非同期|だけでなく|少なく"
@@ -158,7 +160,8 @@ def negation(pair: Pair) -> Iterator[str]:
     words = _NO_NEGATION[pair.lang].sub("", pair.translation.words)
     is_negated = bool(_NEGATION[pair.lang].search(words))
     if _NEGATION_EN.search(pair.english.words):
-        if not is_negated and not _NEGATION[pair.lang].search(pair.translation.words):
+        ways = (_NEGATION[pair.lang], _AS_GOOD_AS_NOT[pair.lang])
+        if not any(way.search(pair.translation.words) for way in ways):
             yield "the English says 'not' or 'without', the translation does not seem to"
     elif is_negated and not _HALF_NEGATION_EN.search(pair.english.words):
         yield "the translation says 'not', the English does not seem to"

@@ -72,15 +72,17 @@ def numbers(pair: Pair) -> Iterator[str]:
     english, translation = _numbers(pair.english.words), _numbers(pair.translation.words)
     # A term may have a number of its own: to flatten is 1次元化.
     beside_terms = _numbers(pair.vocabulary.known.sub(" ", pair.translation.words))
-    said = set(re.findall(r"[a-z]+(?:-two)?", pair.english.words.lower()))
+    said = set(re.findall(r"[a-z]+(?:-two)?|\d-d", pair.english.words.lower()))
     extra = Counter(
         {
             number: count
             for number, count in (beside_terms - english).items()
-            if not said.intersection(_NUMBER_WORDS.get(number, "").split())
+            if not said.intersection((*_NUMBER_WORDS.get(number, "").split(), f"{number}-d"))
         }
     )
-    yield from _compare(english - translation, extra, "the number {}")
+    # Chinese writes the dimensions of a tensor with characters: 1-D is 一维.
+    missing = _numbers(re.sub(r"\b\d-D\b", "", pair.english.words)) - translation
+    yield from _compare(missing, extra, "the number {}")
 
 
 def _numbers(words: str) -> Counter[str]:

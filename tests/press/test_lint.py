@@ -62,6 +62,8 @@ def test_only_meaning_and_first_use_are_warnings() -> None:
             "See https://example.org/a-page, then PyTorch or A.",
             "https://example.org/a-pageとPyTorchかAを見ます。",
         ),
+        ("The number of values, without padding.", "値の個数（パディングを除く）。"),
+        ("1-D, of one dtype.", "1次元で、データ型は1つです。"),
         ("Not only the shard.", "シャードだけではありません。"),
     ],
 )
