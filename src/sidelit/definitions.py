@@ -72,6 +72,10 @@ def survey(text: str, path: str) -> Survey:
 
 
 def _parse(text: str, path: str) -> ast.Module:
+    # Where these stand is never told by the parser, which does not even start on such a text.
+    if culprit := re.search("[\0\ud800-\udfff]", text):
+        line = text.count("\n", 0, culprit.start()) + 1
+        raise SidelitError("not valid Python: a character that no source may hold", path=path, line=line)
     try:
         # A doubtful escape in somebody's string is a matter for their linter, not for a reader's build.
         with warnings.catch_warnings():
@@ -79,13 +83,6 @@ def _parse(text: str, path: str) -> ast.Module:
             return ast.parse(text, filename=path)
     except SyntaxError as error:
         raise SidelitError(f"not valid Python: {error.msg}", path=path, line=error.lineno or 1) from None
-    # Null bytes and lone surrogates never reach the parser, so it cannot say where they are.
-    except ValueError:
-        culprit = re.search("[\0\ud800-\udfff]", text)
-        line = text.count("\n", 0, culprit.start()) + 1 if culprit else 1
-        raise SidelitError(
-            "not valid Python: a character that no source may hold", path=path, line=line
-        ) from None
     except (RecursionError, MemoryError):
         raise SidelitError("nested too deeply for Python's parser", path=path, line=1) from None
 

@@ -24,9 +24,9 @@ NO_CODE = re.compile(r"[ \t\f]*(?:#|$)", re.ASCII)
 # and comments of real files.
 NEWLINE = re.compile("\r\n|\r|\n")
 
-# These two escape characters instead of encoding them. The same text has many spellings in them, so what is
+# These escape characters instead of encoding them. The same text has many spellings in them, so what is
 # read could be written back only by luck.
-ESCAPES = frozenset({"utf-7", "unicode_escape", "raw_unicode_escape"})
+ESCAPES = frozenset({"utf_7", "unicode_escape", "raw_unicode_escape"})
 
 
 def read_source(path: Path, shown: str) -> tuple[str, str]:
@@ -57,7 +57,7 @@ def decode(data: bytes, path: str) -> tuple[str, str]:
             hint="save the file as UTF-8, or declare its encoding on the first line",
         ) from None
     # A stateful encoding may be decoded and still come out differently; that is found by writing it back.
-    if encoding in ESCAPES or text.encode(encoding, "replace") != data:
+    if encoding.replace("-", "_") in ESCAPES or text.encode(encoding, "replace") != data:
         raise SidelitError(
             f"the encoding {encoding} cannot be written back",
             path=path,
@@ -78,7 +78,6 @@ def _encoding(data: bytes, path: str) -> tuple[str, int]:
         raise SidelitError(
             f"unknown encoding {name}", path=path, line=line, hint="save the file as UTF-8"
         ) from None
-    found = found.replace("-escape", "_escape")
     if not marked:
         return found, line
     if found != "utf-8":

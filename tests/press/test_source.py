@@ -1,0 +1,288 @@
+"""What sections are, rule by rule, and what is said about files that cannot be read."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+import pytest
+
+from sidelit import source
+from sidelit.errors import SidelitError
+from sidelit.source import Section
+
+
+def cut(text: str) -> tuple[Section, ...]:
+    return source.parse(text, "some.py").sections
+
+
+def kinds(text: str) -> list[tuple[str, str]]:
+    return [(section.kind, section.qualname) for section in cut(text)]
+
+
+# ## Where sections start
+
+
+def test_a_section_starts_at_each_comment_block_and_each_definition() -> None:
+    text = (
+        '"""Title."""\nx = 1\n# One.\n# More.\ny = 2\n\ndef f():\n    pass\nclass A:\n    def g(self): ...\n'
+    )
+    assert kinds(text) == [
+        ("module", ""),
+        ("comment", ""),
+        ("function", "f"),
+        ("class", "A"),
+        ("function", "A.g"),
+    ]
+
+
+def test_code_that_leaves_the_block_of_a_comment_is_no_part_of_its_section() -> None:
+    _, inside, after = cut("if a:\n    # Why.\n    b()\nc()\n")
+    assert (inside.commentary, [number for number, _ in inside.code]) == ("Why.", [3])
+    assert (after.kind, after.commentary, [number for number, _ in after.code]) == ("code", "", [4])
+
+
+def test_code_behind_a_definition_belongs_to_what_is_around_it() -> None:
+    assert kinds("class A:\n    def f(self):\n        pass\n    x = 1\ny = 2\n") == [
+        ("class", "A"),
+        ("function", "A.f"),
+        ("code", "A"),
+        ("code", ""),
+    ]
+
+
+def test_locals_do_not_appear_in_names() -> None:
+    assert kinds("def f():\n    def g():\n        class H: ...\n") == [
+        ("function", "f"),
+        ("function", "f.g"),
+        ("class", "f.g.H"),
+    ]
+
+
+def test_definitions_under_a_condition_keep_their_names_and_say_which_branch() -> None:
+    text = "if posix:\n    def f(): ...\nelse:\n    def f(): ...\n"
+    text += "try:\n    pass\nexcept OSError:\n    def f(): ...\n"
+    found = [section for section in cut(text) if section.kind == "function"]
+    assert {section.qualname for section in found} == {"f"}
+    assert [section.traits for section in found] == [("posix",), ("not posix",), ("except OSError",)]
+
+
+def test_decorators_and_comments_between_them_belong_to_the_definition() -> None:
+    sections = cut("@one\n# Between.\n@two\ndef f():\n    pass\n")
+    assert [(section.kind, section.first_line, section.commentary) for section in sections] == [
+        ("function", 1, "")
+    ]
+
+
+def test_blank_lines_belong_to_the_section_above_them() -> None:
+    first, second = cut("\n\nx = 1\n\n\n# Next.\n")
+    assert (first.first_line, first.last_line, first.code) == (1, 5, ((3, "x = 1"),))
+    assert second.first_line == 6
+
+
+# ## Commentary
+
+
+@pytest.mark.parametrize(
+    "comment",
+    ["# type: int", "# noqa: E501", "# NOQA", "# fmt: off", "#noqa", "# mypy: strict", "# pragma: no cover"],
+)
+def test_what_speaks_to_a_tool_is_code(comment: str) -> None:
+    (section,) = cut(f"{comment}\nx = 1\n")
+    assert section.commentary == ""
+    assert section.code == ((1, comment), (2, "x = 1"))
+
+
+def test_shebang_and_coding_lines_are_code_only_where_they_mean_something() -> None:
+    lines = "#!/bin/python\n# -*- coding: utf-8 -*-\n"
+    assert [section.commentary for section in cut(lines + "x = 1\n")] == [""]
+    assert [section.commentary for section in cut("x = 1\n" + lines)] == [
+        "",
+        "!/bin/python\n-*- coding: utf-8 -*-",
+    ]
+
+
+def test_comments_behind_code_and_inside_brackets_are_code() -> None:
+    (section,) = cut("x = [  # a\n    # b\n    1,\n]  # c\n")
+    assert section.commentary == ""
+    assert len(section.code) == 4
+
+
+def test_the_sign_and_one_blank_are_taken_off_and_no_more() -> None:
+    (section,) = cut("# A list:\n#   - one\n#\n#     code\n#tight #1\n")
+    assert section.commentary == "A list:\n  - one\n\n    code\ntight #1"
+
+
+def test_a_docstring_counts_by_what_it_evaluates_to() -> None:
+    raw, cooked = cut('def f():\n    r"""$\\nu$"""\ndef g():\n    """$\\nu$"""\n')
+    assert raw.commentary == "$\\nu$"
+    assert cooked.commentary == "$\nu$"
+
+
+@pytest.mark.parametrize(
+    "body", [' "no"', '\n    "no"; x = 1', '\n    """no\n    """; x = 1', " \\\n    'no'"]
+)
+def test_a_docstring_that_shares_a_line_with_code_is_code(body: str) -> None:
+    (section,) = cut(f"def f():{body}\n")
+    assert section.commentary == ""
+    assert "no" in "".join(text for _, text in section.code)
+
+
+def test_a_docstring_behind_a_comment_gets_a_section_of_its_own() -> None:
+    sections = cut("def f():\n    # First.\n    '''Second.'''\n    return 1\n")
+    assert [(section.kind, section.commentary) for section in sections] == [
+        ("function", ""),
+        ("comment", "First."),
+        ("comment", "Second."),
+    ]
+
+
+def test_the_modules_docstring_may_follow_a_licence() -> None:
+    sections = cut('#!/bin/python\n# Licence.\n"""Title."""\n')
+    assert [(section.kind, section.commentary) for section in sections] == [
+        ("code", ""),
+        ("comment", "Licence."),
+        ("module", "Title."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('"""Here."""\n', 1),
+        ('"""\nHere.\n"""\n', 2),
+        ('"""\\\nHere.\n"""\n', 2),
+        ('"""\n\n   \nHere.\n"""\n', 4),
+        ("#\n# Here.\n", 2),
+        ("x = 1\n", 0),
+    ],
+)
+def test_the_line_of_the_first_word_is_known(text: str, line: int) -> None:
+    assert cut(text)[0].commentary_line == line
+
+
+# ## What is left off the page
+
+
+def test_hidden_lines_stay_in_the_source_and_leave_the_page() -> None:
+    text = '"""T."""\nimport a\n# sidelit: hide\nimport b\n# sidelit: show\nimport c\n'
+    (section,) = cut(text)
+    assert section.code == ((2, "import a"), (6, "import c"))
+    assert (section.source, section.hidden) == (text, False)
+
+
+def test_sections_out_of_sight_are_hidden_and_do_not_swallow_what_follows() -> None:
+    sections = cut("# sidelit: hide\n# Licence.\n# sidelit: show\nimport a\n# Seen.\n")
+    assert [(section.hidden, section.kind) for section in sections] == [
+        (True, "code"),
+        (True, "comment"),
+        (False, "module"),
+        (False, "comment"),
+    ]
+    assert sections[2].code == ((4, "import a"),)
+
+
+def test_a_hidden_docstring_is_not_shown_with_its_function() -> None:
+    (section,) = cut('def f():\n    # sidelit: hide\n    """No."""\n    # sidelit: show\n    return 1\n')
+    assert (section.commentary, section.commentary_line) == ("", 0)
+    assert [number for number, _ in section.code] == [1, 5]
+
+
+def test_markers_without_a_partner_are_reported() -> None:
+    text = "# sidelit: show\nx = 1\n# sidelit: hide\n# sidelit: show\n# sidelit: hide\ny = 1\n"
+    document = source.parse(text, "some.py")
+    assert document.stray == (1, 5)
+    assert [number for section in document.sections for number, _ in section.code] == [2]
+
+
+# ## Bytes
+
+
+def written(folder: Path, data: bytes) -> Path:
+    path = folder / "some.py"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding"),
+    [
+        (b"x = 1\r\n", "utf-8"),
+        (codecs.BOM_UTF8 + "x = 'é'\n".encode(), "utf-8-sig"),
+        ("# coding: latin-1\nx = 'é'\n".encode("latin-1"), "iso8859-1"),
+        ("#!x\n# coding=euc-jp\nx = '注'\n".encode("euc-jp"), "euc_jp"),
+        ("# é coding: latin-1\n".encode("latin-1"), "iso8859-1"),
+        (b"x = 1\n# coding: latin-1\n", "utf-8"),
+        (b"", "utf-8"),
+    ],
+)
+def test_the_encoding_is_pythons_choice_and_gives_the_bytes_back(
+    tmp_path: Path, data: bytes, encoding: str
+) -> None:
+    document = source.read(written(tmp_path, data))
+    assert document.encoding == encoding
+    assert "".join(section.source for section in document.sections).encode(encoding) == data
+
+
+@pytest.mark.parametrize(
+    ("data", "line", "words"),
+    [
+        (b"# coding: utf-7\nx = 1\n", 1, "the encoding utf-7 cannot be written back"),
+        (b"\n# coding: unicode_escape\n", 2, "the encoding unicode-escape cannot be written back"),
+        (b"# coding: raw-unicode-escape\n", 1, "cannot be written back"),
+        (b"# coding: iso2022-jp\nx = '\x1b(B'\n", 1, "cannot be written back"),
+        (b"# coding: klingon\n", 1, "unknown encoding klingon"),
+        (b"# coding: rot13\n", 1, "unknown encoding rot13"),
+        (codecs.BOM_UTF8 + b"# coding: latin-1\n", 1, "byte order mark"),
+        (b"x = 1\ny = '\xff'\n", 2, "not valid utf-8"),
+        (b"x = 1\r\n\r\ny = (\n", 3, "not valid Python: '(' was never closed"),
+        (b"x = 1\rif x:\ry = 1\r", 3, "not valid Python: expected an indented block"),
+        (b"x = 1\n'''\n", 2, "not valid Python: unterminated triple-quoted string"),
+        (b"x = 1\ny = '\x00'\n", 2, "not valid Python"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line_with_its_place(
+    tmp_path: Path, data: bytes, line: int, words: str
+) -> None:
+    path = written(tmp_path, data)
+    with pytest.raises(SidelitError) as caught:
+        source.read(path)
+    said = str(caught.value)
+    assert said.startswith(f"{path}:{line}: ")
+    assert words in said
+    assert "\n" not in said
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SidelitError, match=r"none\.py: the file cannot be read \(No such file"):
+        source.read(tmp_path / "none.py")
+
+
+def test_errors_use_the_name_that_is_shown(tmp_path: Path) -> None:
+    with pytest.raises(SidelitError, match=r"^src/some\.py:1: not valid Python"):
+        source.read(written(tmp_path, b"("), shown="src/some.py")
+
+
+def test_text_with_a_byte_order_mark_or_lone_surrogates() -> None:
+    (section,) = cut("\ufeffx = 1\n")
+    assert (section.source, section.code) == ("\ufeffx = 1\n", ((1, "x = 1"),))
+    with pytest.raises(SidelitError, match=r"some\.py:2: not valid Python"):
+        cut("x = 1\ny = '\ud800'\n")
+
+
+def test_nesting_beyond_pythons_parser_is_an_error_and_not_a_crash() -> None:
+    with pytest.raises(SidelitError, match=r"some\.py:1: "):
+        cut("x = " + "-" * 200_000 + "1\n")
+
+
+# ## Errors
+
+
+def test_an_error_prints_as_a_place_a_fault_and_a_way_out() -> None:
+    assert (
+        str(SidelitError("it is broken", path="a.py", line=3, hint="mend it"))
+        == "a.py:3: it is broken; mend it"
+    )
+    assert str(SidelitError("it is broken", path=Path("a.py"))) == "a.py: it is broken"
+    assert str(SidelitError("it is broken", line=3)) == "line 3: it is broken"
+    assert str(SidelitError("it is broken")) == "it is broken"
