@@ -118,9 +118,10 @@ def broadcast_copies(distance: int, world_size: int, *, tree: bool) -> int:
 
 
 def all_reduce_bytes(rank: int, world_size: int, nbytes: int, unit: int | None) -> int:
-    r"""**A ring's all-reduce sends $2\frac{N_d-1}{N_d}S$ bytes**, exactly when the pieces are equal. gloo's
-    are not always: it cuts segments of at most 1 MiB and gives each rank at least two, so the last pieces may
-    be short or empty. A rank sends everything twice, except one piece in each half.
+    r"""**A ring's all-reduce sends $2\frac{N_d-1}{N_d}S$ bytes**, exactly so when the pieces are equal. gloo
+    cuts each piece into two segments or more, of at most 1 MiB, to add one while the next travels, and rounds
+    them up to whole elements. So the last pieces may be short, or empty for a single number. In each of the
+    two halves a rank sends every piece but one.
 
     >>> [all_reduce_bytes(rank, 4, 4096, 4) for rank in range(4)]
     [6144, 6144, 6144, 6144]
@@ -131,8 +132,8 @@ def all_reduce_bytes(rank: int, world_size: int, nbytes: int, unit: int | None) 
     """
     if not nbytes or unit is None:
         return 2 * (world_size - 1) * nbytes // world_size
-    segment = _ceil(min(_ceil(nbytes, 2 * world_size), 2**20), unit) * unit
-    piece = max(2, _ceil(_ceil(nbytes, segment), world_size)) * segment
+    segments = max(2, _ceil(nbytes, world_size * 2**20))
+    piece = segments * unit * _ceil(nbytes, world_size * segments * unit)
     starts = range(0, world_size * piece, piece)
     lengths = [min(max(nbytes - start, 0), piece) for start in starts]
     return 2 * nbytes - lengths[rank] - lengths[rank - 1]
