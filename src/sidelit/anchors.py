@@ -56,7 +56,7 @@ def load(path: Path) -> Ledger:
     hint = "only `sidelit publish` writes this file: bring back the version that it wrote"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return {page: tuple(_read(name, entry) for name, entry in data[page].items()) for page in data}
+        return {page: tuple(_read(*item) for item in entries.items()) for page, entries in data.items()}
     except json.JSONDecodeError as error:
         raise SidelitError(f"not valid JSON: {error.msg}", path=path, line=error.lineno, hint=hint) from None
     except (AttributeError, KeyError, TypeError, UnicodeDecodeError):
@@ -78,7 +78,7 @@ def publish(
     before = load(path)
     check_pages(before, documents, path)
     after = {
-        name: _imprints(document, assign(document, before.get(name), redirects=(redirects or {}).get(name)))
+        name: imprints(document, assign(document, before.get(name), redirects=(redirects or {}).get(name)))
         for name, document in documents.items()
     }
     data = {name: {each.id: _entry(each) for each in page} for name, page in after.items()}
@@ -168,7 +168,7 @@ class _Page:
             if old in self.pairs:
                 continue
             home = by_name.get(redirects.get(entry.id, ""))
-            if home is None and entry.kind in PIECES and not entry.words:
+            if home is None and entry.kind in (*PIECES, "module") and not entry.words:
                 home = self._around(moved(entry.qualname, self.renamed))
             if home is None:
                 lost.append(entry.id)
@@ -197,7 +197,8 @@ class _Page:
 # ## The file
 
 
-def _imprints(document: Document, anchors: Sequence[Anchor]) -> Page:
+def imprints(document: Document, anchors: Sequence[Anchor]) -> Page:
+    """Take the imprints of all sections that readers can link to."""
     return tuple(
         imprint(section, anchor.id, anchor.aliases)
         for section, anchor in zip(document.sections, anchors, strict=True)

@@ -58,7 +58,8 @@ def slug(text: str, words: int = WORDS) -> str:
 MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"^(?:```|~~~).*?^(?:```|~~~)", re.MULTILINE | re.DOTALL), " "),
     (re.compile(r"\$\$.*?\$\$|\$[^$\n]+\$", re.DOTALL), " "),
-    (re.compile(r"^!!! ?\w+|^:\w+(?: [^:\n]*)?:|\[\^[^\]]*\]:?", re.MULTILINE), " "),
+    (re.compile(r'^(?:!!! ?\w+ *"?|#+ +)([^"\n]*)"?$', re.MULTILINE), "\\1\n\n"),
+    (re.compile(r"^:\w+(?: [^:\n]*)?:|\[\^[^\]]*\]:?", re.MULTILINE), " "),
     (re.compile(r"!?\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])"), r"\1"),
     (re.compile(r"<[^<>\n]*>|&\w+;|\\[a-zA-Z]+"), " "),
     (re.compile("(?<=[A-Za-z])['’](?=[A-Za-z])"), ""),
