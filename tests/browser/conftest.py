@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
 
 import chromium
-from built import CHAPTERS, LANGUAGES, PAGES, ROOT, Open, path_of
+from built import PAGES, ROOT, Open
 
 FLAGS = [
     "--no-sandbox",
@@ -34,11 +35,10 @@ FLAGS = [
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with `path` runs for every page, one with `chapter` for every chapter; in every language."""
+    """A test that takes `path` runs for every page, or for the PATHS that its module names."""
     if "path" in metafunc.fixturenames:
-        metafunc.parametrize("path", PAGES)
-    if "chapter" in metafunc.fixturenames:
-        metafunc.parametrize("chapter", [path_of(name, lang) for name in CHAPTERS for lang in LANGUAGES])
+        # With this scope all tests of one page run after each other and share what they open.
+        metafunc.parametrize("path", getattr(metafunc.module, "PATHS", PAGES), scope="module")
 
 
 @pytest.fixture(scope="session")
@@ -80,12 +80,9 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-@pytest.fixture
-def visit(browser: Browser, address: str) -> Iterator[Open]:
-    """Open pages of the site. What they ask of other hosts or write to the console fails the test at its end.
-
-    `visit(path, width=1280, scheme="light", scripts=True)` returns the page, loaded, with its fonts.
-    """
+@contextmanager
+def watched(browser: Browser, address: str) -> Iterator[Open]:
+    """Hand out a way to open pages; what they ask of other hosts or write to the console is a failure."""
     contexts = []
     messages: list[str] = []
     strangers: list[str] = []
@@ -116,3 +113,24 @@ def visit(browser: Browser, address: str) -> Iterator[Open]:
         context.close()
     assert messages == []
     assert strangers == []
+
+
+@pytest.fixture
+def visit(browser: Browser, address: str) -> Iterator[Open]:
+    """Open a page for this test alone: `visit(path, width=1280, scheme="light", scripts=True)`."""
+    with watched(browser, address) as open_page:
+        yield open_page
+
+
+@pytest.fixture(scope="module")
+def shared(browser: Browser, address: str, path: str) -> Iterator[Page]:
+    """The page at `path`, open for all tests that only look at it; each says first how it wants it shown."""
+    with watched(browser, address) as open_page:
+        yield open_page(path)
+
+
+@pytest.fixture(scope="module")
+def scriptless(browser: Browser, address: str, path: str) -> Iterator[Page]:
+    """The page at `path` in a browser whose scripts are off."""
+    with watched(browser, address) as open_page:
+        yield open_page(path, scripts=False)

@@ -9,6 +9,9 @@ from playwright.sync_api import Page
 
 from built import CHAPTERS, CONFIG, LANGUAGES, Open, language_of, name_of, path_of
 
+PATHS = [path_of(name, language) for name in CHAPTERS for language in LANGUAGES]
+# Letters line up, not boxes: a heading has more room above it than a line of code. Half a line is the most.
+HALF_A_LINE = 12
 BOXES = """
 () => [...document.querySelectorAll("section[id]")].map(section => {
     const box = element => {
@@ -34,40 +37,42 @@ def pairs(page: Page) -> list[dict[str, Any]]:
     return both
 
 
-def test_columns_line_up(visit: Open, chapter: str) -> None:
+def test_columns_line_up(shared: Page) -> None:
     """At 1280 px each section's commentary and code start on one line, side by side, inside their section."""
-    page = visit(chapter, 1280)
+    shared.set_viewport_size({"width": 1280, "height": 900})
     before = float("-inf")
-    for section in pairs(page):
+    for section in pairs(shared):
         doc, code, whole = section["doc"], section["code"], section["all"]
         assert doc["right"] <= code["left"] + 1, section["id"]
-        assert abs(doc["top"] - code["top"]) <= 2, section["id"]
+        assert abs(doc["top"] - code["top"]) <= HALF_A_LINE, section["id"]
         assert max(doc["bottom"], code["bottom"]) <= whole["bottom"] + 1, section["id"]
         assert whole["top"] >= before - 1, section["id"]
         before = whole["bottom"]
 
 
-def test_narrow_pages_put_commentary_above_code(visit: Open, chapter: str) -> None:
-    for section in pairs(visit(chapter, 390)):
+def test_narrow_pages_put_commentary_above_code(shared: Page) -> None:
+    shared.set_viewport_size({"width": 390, "height": 900})
+    for section in pairs(shared):
         assert section["doc"]["bottom"] <= section["code"]["top"] + 1, section["id"]
         assert section["doc"]["left"] >= 0, section["id"]
         assert section["code"]["right"] <= 391, section["id"]
 
 
-def test_the_columns_share_one_scroll(visit: Open, chapter: str) -> None:
+def test_the_columns_share_one_scroll(shared: Page) -> None:
     """No part of a wide page scrolls up and down by itself."""
     inner = """() => [...document.querySelectorAll("main *")].filter(element =>
         element.scrollHeight > element.clientHeight + 1 &&
         ["auto", "scroll"].includes(getComputedStyle(element).overflowY)
     ).map(element => element.outerHTML.slice(0, 80))"""
-    assert visit(chapter).evaluate(inner) == []
+    shared.set_viewport_size({"width": 1280, "height": 900})
+    assert shared.evaluate(inner) == []
 
 
-def test_line_numbers_and_code_are_those_of_the_file(visit: Open, chapter: str) -> None:
+def test_line_numbers_and_code_are_those_of_the_file(shared: Page, path: str) -> None:
     """Each shown line is the line of the source that carries its number."""
-    source = CONFIG.chapters[CHAPTERS.index(name_of(chapter))].source
+    source = CONFIG.chapters[CHAPTERS.index(name_of(path))].source
     lines = (CONFIG.project / source).read_text("utf-8").split("\n")
-    shown = visit(chapter).evaluate("""() => [...document.querySelectorAll("pre.code .line")].map(line => {
+    shown = shared.evaluate("""() => [...document.querySelectorAll("pre.code .line")].map(line => {
         const number = line.querySelector(".num");
         const text = line.textContent.slice(number.textContent.length);
         return [Number(number.textContent), text.replace(/\\n$/, "")];
@@ -77,14 +82,14 @@ def test_line_numbers_and_code_are_those_of_the_file(visit: Open, chapter: str) 
         assert text == lines[number - 1]
 
 
-def test_the_language_menu_keeps_the_section(visit: Open, chapter: str) -> None:
-    page = visit(chapter)
+def test_the_language_menu_keeps_the_section(visit: Open, path: str) -> None:
+    page = visit(path)
     ids = page.eval_on_selector_all("section[id]", "all => all.map(one => one.id)")
     wanted = ids[len(ids) // 2]
     page.evaluate("id => { location.hash = '#' + encodeURIComponent(id) }", wanted)
-    other = next(language for language in LANGUAGES if language != language_of(chapter))
+    other = next(language for language in LANGUAGES if language != language_of(path))
     page.locator(f"nav.langs a[data-lang={other}]").click()
-    page.wait_for_url(f"**/{path_of(name_of(chapter), other)}*")
+    page.wait_for_url(f"**/{path_of(name_of(path), other)}*")
     assert unquote(urlsplit(page.url).fragment) == wanted
     assert in_view(page, wanted)
 
@@ -99,9 +104,9 @@ def test_the_language_menu_keeps_the_place_of_a_reader_who_scrolled(visit: Open)
     assert in_view(page, wanted)
 
 
-def test_each_section_links_to_itself_in_the_other_languages(visit: Open, chapter: str) -> None:
+def test_each_section_links_to_itself_in_the_other_languages(visit: Open, path: str) -> None:
     """Without any script a reader changes language and stays at the section."""
-    page = visit(chapter, scripts=False)
+    page = visit(path, scripts=False)
     sections = page.locator("section[id]:not(.bare)")
     wanted = sections.nth(sections.count() // 2)
     name = wanted.get_attribute("id")
