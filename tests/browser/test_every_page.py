@@ -12,8 +12,8 @@ from built import LANGUAGES, NAMES, PAGES, language_of, path_of, read
 
 AXE = Axe()
 WIDE, NARROW = 1280, 390
-# Colours depend on the theme and boxes on the width, neither on the language. So translations are looked at in
-# two of the four ways, which between them have both themes and both widths.
+# Colours depend on the theme and boxes on the width, neither on the language. So translations are looked at
+# in two of the four ways, which between them have both themes and both widths.
 WAYS: list[tuple[int, Any]] = [(WIDE, "light"), (NARROW, "dark")]
 MORE_WAYS: list[tuple[int, Any]] = [(WIDE, "dark"), (NARROW, "light")]
 
