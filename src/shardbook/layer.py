@@ -2,8 +2,8 @@ r"""# The ZeRO-3 layer
 
 > A layer that exists in full only while it is used.
 
-[The last chapter](unit.py) gave a unit its states. This one attaches a unit to a module
-and says when it changes state. Four moments decide: before and after the module's
+[A unit](unit.py) has three states. This chapter attaches a unit to a module and says when
+it changes state. Four moments decide: before and after the module's
 forward pass, before and after its backward pass. Each is a hook from outside, so the
 module's own code stays as it is.
 

@@ -7,8 +7,8 @@ transformer block, say. Each of the $N_d$ ranks stores one part of the unit, its
 *shard*. Before the unit computes, the ranks exchange their shards and every rank holds
 the unit whole. After it has computed, every rank drops all but its shard. This is stage
 3 of [ZeRO](bib:rajbhandari2020zero). This chapter says what a unit stores and which
-steps lead from one state to the next. The [next chapter](layer.py) says when the steps
-are taken.
+steps lead from one state to the next. [The layer](layer.py) says when the steps are
+taken.
 
 All names of this part of the book, for one unit with $\Psi_u$ parameters:
 
@@ -71,8 +71,8 @@ class State(Enum):
 class Unit:
     """The parameters of one unit, and the transitions between its states.
 
-    A unit knows nothing of forward and backward passes. It is told what to do by the
-    hooks of the [next chapter](layer.py).
+    A unit knows nothing of forward and backward passes. [The layer's
+    hooks](layer.py#Hooks) tell it what to do.
 
     :param name: how messages call this unit
     :param sites: where its parameters stand in the model, in the order of the flat
