@@ -50,7 +50,7 @@ def run(
     """Call `function(*args)` on `world_size` ranks at once and return their results in rank order.
 
     `function` stands at the top level of an importable module or of a test file; arguments and results are
-    pickled. A run that takes longer than `timeout` seconds is killed. Raises `RanksFailed` with everything the
+    pickled. A run that takes longer than `timeout` seconds is killed. Raises `RanksFailed` with all that the
     ranks said.
     """
     __tracebackhide__ = True
@@ -91,7 +91,7 @@ class _Task:
         return _Task(function.__module__, str(file), name, pickle.dumps(args), world_size, folder, backend)
 
     def function(self) -> Callable[..., Any]:
-        # pytest may load a test file under a name that no import path leads to: load the file under that name.
+        # pytest may load a test file under a name that no import path leads to. Load the file under it, too.
         if self.module not in sys.modules:
             spec = importlib.util.spec_from_file_location(self.module, self.file)
             assert spec is not None

@@ -290,7 +290,8 @@ def _on_gloo(tensor: Tensor, group: ProcessGroup | None) -> bool:
 
 def _as_bytes(tensor: Tensor) -> Tensor:
     """Copying needs no arithmetic, so bytes travel: that serves the dtypes which a backend cannot add."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    # A single element counts as contiguous whatever its stride, but only a stride of 1 can be seen as bytes.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -47,8 +47,8 @@ __all__ = ["ALIGN_BYTES", "Layout", "Slot", "flatten", "plan", "views"]
 # sidelit: show
 
 # Every parameter, and every rank's piece, starts at a multiple of 64 bytes, as torch's own CPU tensors do. A
-# kernel looks at the address before it chooses how to add. With weights 4 or 8 bytes past a 64-byte boundary, a
-# linear layer on a single row gave other last bits in 40 of 40 trials; at multiples of 16 bytes, in none
+# kernel looks at the address before it chooses how to add. With weights 4 or 8 bytes past a boundary of 64,
+# a linear layer on a single row gave other last bits in 40 of 40 trials; at multiples of 16 bytes, in none
 # (measured on a CPU, torch 2.13).
 ALIGN_BYTES = 64
 

@@ -87,6 +87,13 @@ def broadcasts() -> None:
                 assert same_bits(tensor.reshape(-1), wanted), (source, dtype, shape)
 
 
+def broadcast_of_one_strided_element() -> None:
+    strided = torch.empty_strided((1,), (2,)).fill_(1.0 + world()[0])
+    assert strided.is_contiguous()
+    broadcast(strided)
+    assert strided.item() == 1.0
+
+
 def all_reduces() -> None:
     rank, size = world()
     tensor = torch.arange(10.0) * (rank + 1)
@@ -235,7 +242,16 @@ def examples() -> int:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize(
     "check",
-    [gathers, reduces, reduces_elsewhere, broadcasts, all_reduces, overlaps, parameters_are_taken_as_values],
+    [
+        gathers,
+        reduces,
+        reduces_elsewhere,
+        broadcasts,
+        broadcast_of_one_strided_element,
+        all_reduces,
+        overlaps,
+        parameters_are_taken_as_values,
+    ],
 )
 def test_every_rank_gets_exactly_what_it_should(world_size: int, check: Callable[[], None]) -> None:
     ranks.run(world_size, check)
