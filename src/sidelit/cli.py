@@ -13,8 +13,15 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sidelit import assets, commands
 from sidelit.errors import SidelitError
+
+# The distribution installs this command for everybody, and the packages it needs only for those who ask.
+try:
+    from sidelit import assets, commands
+except ModuleNotFoundError as error:
+    if str(error.name).partition(".")[0] == "sidelit":
+        raise
+    sys.exit(f"sidelit: the package {error.name} is not installed; pip install 'shardbook[site]'")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
