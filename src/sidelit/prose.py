@@ -212,7 +212,7 @@ def coloured(code: str, language: str) -> str:
 @functools.cache
 def _lexer(language: str) -> Lexer | None:
     try:
-        return get_lexer_by_name(language, stripnl=False, ensurenl=False) if language else None
+        return get_lexer_by_name(language, stripnl=False) if language else None
     except ClassNotFound:
         return None
 
