@@ -42,8 +42,13 @@ def named_in_templates() -> set[str]:
     return keys
 
 
+# The same number as another language counts it.
+COUNTED_OTHERWISE = {"hundred_millions": "billions"}
+
+
 def blanks(text: str) -> list[str]:
-    return sorted(name for _, name, _, _ in string.Formatter().parse(text) if name is not None)
+    names = (name for _, name, _, _ in string.Formatter().parse(text) if name is not None)
+    return sorted(COUNTED_OTHERWISE.get(name, name) for name in names)
 
 
 # ---- Words ----
