@@ -267,6 +267,13 @@ def test_a_renamed_class_takes_its_methods_and_comments_along_and_leaves_aliases
     assert found["Unit.free/give-the-storage-back"] == ("Layer.free/give-the-storage-back",)
 
 
+def test_a_class_without_words_is_found_by_its_methods(ledger: Path) -> None:
+    body = "    def fill(self, x):\n        self.x = x\n        self.full = True\n        return self\n"
+    publish(ledger, "class Box:\n    lid = 1\n" + body)
+    found = rebuilt(ledger, "class Crate(Base):\n    top = 2\n" + body)
+    assert found == {"Crate": ("Box",), "Crate.fill": ("Box.fill",)}
+
+
 def test_a_comment_carried_to_another_function_keeps_its_words_and_an_alias(published: Path) -> None:
     comment = "        # The gather runs in place, so it costs no copy.\n"
     comment += "        work = all_gather(self.full, self.shard)\n"

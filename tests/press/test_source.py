@@ -51,6 +51,13 @@ def test_code_behind_a_definition_belongs_to_what_is_around_it() -> None:
     ]
 
 
+def test_columns_are_counted_as_python_counts_them() -> None:
+    _, last_word, after = cut("if x:\n  \f    y = 1\n    # Last word.\nz = 1\n")
+    assert (last_word.indent, last_word.code, after.kind) == (4, (), "code")
+    _, tabbed = cut("def f():\n\tif x:\n\t\ty = 1\n                # Sixteen columns.\n")
+    assert (tabbed.indent, tabbed.qualname) == (16, "f")
+
+
 def test_locals_do_not_appear_in_names() -> None:
     assert kinds("def f():\n    def g():\n        class H: ...\n") == [
         ("function", "f"),
