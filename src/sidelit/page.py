@@ -36,9 +36,8 @@ def render(view: View) -> str:
     try:
         return _environment().get_template(f"{view.page.kind}.html").render(context)
     except jinja2.TemplateSyntaxError as error:
-        raise SidelitError(
-            f"not a valid template: {error.message}", path=error.filename, line=error.lineno
-        ) from None
+        what = f"not a valid template: {error.message}"
+        raise SidelitError(what, path=f"templates/{error.name}", line=error.lineno) from None
     except jinja2.TemplateError as error:
         name, line = _template_line(error)
         raise SidelitError(f"the template fails: {error}", path=name, line=line) from None
@@ -52,6 +51,12 @@ def interface(lang: str) -> dict[str, str]:
     if missing:
         raise SidelitError(f"the word {missing[0]!r} is missing", path=f"templates/ui/{lang}.toml", line=1)
     return words
+
+
+def forget() -> None:
+    """Read templates and words anew at the next build: somebody may have saved one."""
+    interface.cache_clear()
+    _environment.cache_clear()
 
 
 def word(lang: str, key: str, **values: str) -> str:

@@ -109,6 +109,7 @@ def files(config: Config) -> dict[str, bytes]:
 
     Raises `SidelitError` (one, or `Failures`) when anything in it is wrong.
     """
+    page.forget()
     written = texts(config)
     books = shelf(config, written)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}

@@ -1,0 +1,168 @@
+"""`sidelit print` takes any literate Python, whatever its authors wrote in it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import polib
+import pytest
+
+from press.project import Html, page, sidelit, tree
+
+ODD = r'''
+"""Costs $5, or $HOME and `a|b`, *args and **kwargs.
+
+Parameters
+----------
+x : int
+    Something_with_underscores_ and <b>tags</b> & [a link](nowhere.md) ![](no.png).
+
+.. math:: \frac{1}{2
+
+>>> f(1)"""
+# A formula $\nosuch{x}$ that no KaTeX knows, and a footnote[^none]
+# | half | a
+# |---
+#
+# !!! oddity "Really?"
+#     - list
+#         1. deep
+def f(*args, **kwargs):
+    """
+        >>> f("x")
+
+    Returns:
+        $$ unclosed
+    """
+    return args
+'''
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    (tmp_path / "odd.py").write_text(ODD.lstrip(), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_lone_file_becomes_a_page_that_needs_no_configuration(odd: Path) -> None:
+    done = sidelit("print", "odd.py", "--out", "out", cwd=odd)
+    assert done.stdout == "1 page in out\n"
+    assert [name for name in tree(odd / "out") if name.endswith(".html")] == ["odd.html"]
+    shown = page(odd / "out", "odd.html")
+    assert shown.lang == "en"
+    assert "odd.py" in shown.text
+    assert {"module", "f"} <= set(shown.sections)
+    assert "return args" in shown.text
+    # The words stand there as they were typed, tags included.
+    assert "<b>tags</b>" in shown.text
+    assert r"\nosuch{x}" in shown.text
+
+
+def test_what_is_odd_is_a_warning_with_its_place(odd: Path) -> None:
+    lines = sidelit("print", "odd.py", "--out", "out", cwd=odd).stderr.splitlines()
+    place = ODD.lstrip()[: ODD.lstrip().index("# A formula")].count("\n") + 1
+    assert any(line.startswith(f"warning: odd.py:{place}: KaTeX refuses") for line in lines)
+    assert any("'nowhere.md'" in line for line in lines)
+    assert all(line.startswith("warning: odd.py:") for line in lines)
+
+
+def test_strict_makes_an_error_of_it_and_writes_nothing(odd: Path) -> None:
+    (odd / "out").mkdir()
+    (odd / "out/mine.txt").write_text("mine", encoding="utf-8")
+    done = sidelit("print", "odd.py", "--out", "out", "--strict", cwd=odd, code=1)
+    assert "odd.py:" in done.stderr
+    assert [path.name for path in (odd / "out").iterdir()] == ["mine.txt"]
+
+
+def test_several_files_keep_their_places_and_get_an_index(odd: Path) -> None:
+    package = odd / "package" / "deep"
+    package.mkdir(parents=True)
+    (package / "one.py").write_text('"""See [two](../two.py#g)."""\n', encoding="utf-8")
+    (odd / "package" / "two.py").write_text('"""# Number two"""\n\n\ndef g(): ...\n', encoding="utf-8")
+    done = sidelit("print", "package", "odd.py", "--out", "out", cwd=odd)
+    assert "nowhere" in done.stderr
+    assert "two.py" not in done.stderr
+    names = [name for name in tree(odd / "out") if name.endswith(".html")]
+    assert names == ["index.html", "odd.html", "package/deep/one.html", "package/two.html"]
+    index = page(odd / "out", "index.html")
+    assert {"odd.html", "package/deep/one.html", "package/two.html"} <= set(index.addresses)
+    assert "Number two" in index.text
+    assert "../two.html#g" in page(odd / "out", "package/deep/one.html").addresses
+
+
+def test_a_module_called_index_keeps_its_page(tmp_path: Path) -> None:
+    for name in ("index", "other"):
+        (tmp_path / f"{name}.py").write_text(f'"""# The {name} module"""\n', encoding="utf-8")
+    sidelit("print", "index.py", "other.py", "--out", "out", cwd=tmp_path)
+    assert "The index module" in page(tmp_path / "out", "index.html").text
+    assert "index.html" in page(tmp_path / "out", "contents.html").addresses
+
+
+def test_the_language_of_the_page_can_be_chosen(sample: Path) -> None:
+    ring = sample / "src/sample/ring.py"
+    sidelit("print", ring, "--out", "plain", "--lang", "ja", cwd=sample.parent)
+    assert page(sample.parent / "plain", "ring.html").lang == "ja"
+    told = sidelit("print", ring, "--out", "none", "--lang", "xx", cwd=sample, code=1).stderr
+    assert "'xx'" in told
+    assert "en, ja, zh" in told
+    assert not (sample / "none").exists()
+
+
+def test_a_file_of_a_project_is_translated_by_its_catalogues(sample: Path) -> None:
+    sidelit("sync", cwd=sample)
+    catalogue = sample / "site/locale/ja/sample/ring.po"
+    say(catalogue, "A ring", "リング")
+    sidelit("print", "src/sample/ring.py", "--out", "out", "--lang", "ja", cwd=sample)
+    assert "リング" in page(sample / "out", "ring.html").text
+    # Catalogues from elsewhere are given by their folder and win.
+    elsewhere = sample / "elsewhere/ja/ring.po"
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.write_bytes(catalogue.read_bytes())
+    say(elsewhere, "A ring", "輪")
+    command = ("print", "src/sample/ring.py", "--out", "out", "--lang", "ja", "--locale", "elsewhere")
+    sidelit(*command, cwd=sample)
+    assert "輪" in page(sample / "out", "ring.html").text
+
+
+def say(path: Path, english: str, said: str) -> None:
+    """Do a translator's work."""
+    catalogue = polib.pofile(str(path), wrapwidth=0)
+    for entry in catalogue:
+        if entry.msgid == english:
+            entry.msgstr = said
+    catalogue.save()
+
+
+@pytest.mark.parametrize("name", ["argparse.py", "heapq.py", "dataclasses.py", "this.py", "_pydecimal.py"])
+def test_modules_of_the_standard_library_print_whole(tmp_path: Path, name: str) -> None:
+    source = Path(ast.__file__).parent / name
+    done = sidelit("print", source, "--out", "out", cwd=tmp_path)
+    assert "Traceback" not in done.stderr
+    html = (tmp_path / "out" / name).with_suffix(".html").read_text(encoding="utf-8")
+    shown = Html(html)
+    tree_of = ast.parse(source.read_bytes())
+    names = [n.name for n in tree_of.body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+    assert set(names) <= {section.partition("@")[0] for section in shown.sections}
+    assert len(set(shown.ids)) == len(shown.ids)
+
+
+def test_the_press_prints_itself(tmp_path: Path) -> None:
+    import sidelit as press
+
+    done = sidelit("print", Path(press.__file__).parent, "--out", "out", cwd=tmp_path)
+    pages = [name for name in tree(tmp_path / "out") if name.endswith(".html")]
+    assert {"site.html", "source.html", "cli.html"} <= set(pages)
+    assert "KaTeX refuses" not in done.stderr
+
+
+def test_an_interrupted_reader_is_no_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sidelit", "sections", ast.__file__]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        started.stdout.read(1)
+        started.stdout.close()
+        assert b"Traceback" not in started.stderr.read()

@@ -1,0 +1,74 @@
+"""A template that asks for what is not there stops the build at its line."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from press.project import edit
+from sidelit import assets, config, page, site
+from sidelit.errors import SidelitError
+
+
+@pytest.fixture
+def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the templates that the press uses in place of its own."""
+    folder = Path(shutil.copytree(assets.templates_folder(), tmp_path / "templates"))
+    monkeypatch.setattr(assets, "templates_folder", lambda: folder)
+    page.forget()
+    yield folder
+    page.forget()
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ("{{ asset('nothing.css') }}", "assets/nothing.css"),
+        ("{{ ui.nothing }}", "nothing"),
+        ("{{ page.nothing }}", "nothing"),
+        ("{% if %}", "template"),
+    ],
+)
+def test_a_template_that_is_wrong(sample: Path, templates: Path, broken: str, words: str) -> None:
+    path = templates / "prose.html"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    place = next(number for number, text in enumerate(lines) if "block main" in text) + 1
+    lines.insert(place, broken)
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(SidelitError, match=words) as told:
+        site.files(config.load(sample / "site/sidelit.toml"))
+    assert str(told.value).startswith(f"templates/prose.html:{place + 1}: ")
+
+
+def test_a_word_that_one_language_lacks(sample: Path, templates: Path) -> None:
+    path = templates / "ui" / "ja.toml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(
+        "".join(line for line in text.splitlines(True) if not line.startswith("part =")), encoding="utf-8"
+    )
+    with pytest.raises(SidelitError, match="'part'") as told:
+        site.files(config.load(sample / "site/sidelit.toml"))
+    assert str(told.value).startswith("templates/ui/ja.toml:1: ")
+
+
+def test_templates_are_read_again_for_the_next_build(sample: Path, templates: Path) -> None:
+    made = config.load(sample / "site/sidelit.toml")
+    assert "Sample" in site.files(made)["ring.html"].decode()
+    edit(templates / "ui/en.toml", 'language_name = "English"', 'language_name = "Plain English"')
+    assert "Plain English" in site.files(made)["ja/ring.html"].decode()
+
+
+@pytest.mark.parametrize(
+    ("target", "at", "address"),
+    [
+        ("a.html", "b.html", "a.html"),
+        ("a.html", "ja/b.html", "../a.html"),
+        ("ja/a.html", "ja/b/c.html", "../a.html"),
+        ("zh/a/b.html", "ja/a/b.html", "../../zh/a/b.html"),
+    ],
+)
+def test_addresses_are_relative(target: str, at: str, address: str) -> None:
+    assert page.relative(target, at) == address

@@ -1,0 +1,165 @@
+"""The server on one's own machine: what is saved is shown, and what is broken is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from press.project import edit, run, sidelit
+
+
+class Server:
+    """A running `sidelit serve`."""
+
+    def __init__(self, project: Path) -> None:
+        command = [sys.executable, "-u", "-m", "sidelit", "serve", "--port", "0"]
+        self.process = subprocess.Popen(
+            command,
+            cwd=project,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+        )
+        self.said: list[str] = []
+        self.address = ""
+        while not self.address:
+            line = self.read()
+            found = re.search(r"http://127\.0\.0\.1:\d+/", line)
+            self.address = found[0] if found else ""
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "".join(self.said)
+        self.said.append(line)
+        return line
+
+    def get(self, path: str) -> str:
+        with urlopen(self.address + path, timeout=60) as answer:
+            assert answer.headers["Cache-Control"] == "no-store"
+            return str(answer.read().decode())
+
+    def after(self, turn: str) -> dict[str, str]:
+        """Wait as a page does until there was another build."""
+        state = json.loads(self.get(f"-/wait?{turn}"))
+        while state["turn"] == turn:
+            state = json.loads(self.get(f"-/wait?{turn}"))
+        return dict(state)
+
+
+@pytest.fixture
+def server(sample: Path) -> Iterator[Server]:
+    started = Server(sample)
+    yield started
+    started.process.kill()
+    started.process.communicate()
+
+
+def test_a_save_is_shown_and_a_failure_leaves_the_old_page(sample: Path, server: Server) -> None:
+    html = server.get("ring.html")
+    assert "A ring" in html
+    assert re.search(r'<script src="/-/reload.js" data-state="1"></script></body>', html)
+    assert server.get("") == server.get("index.html")
+    assert "location.reload" in server.get("-/reload.js")
+    assert server.get("assets/theme.js")
+
+    first = json.loads(server.get("-/wait"))
+    assert first == {"site": "1", "turn": "1", "error": ""}
+
+    edit(sample / "src/sample/ring.py", "Make an empty ring.", "Make a new ring.")
+    second = server.after("1")
+    assert (second["site"], second["error"]) == ("2", "")
+    assert "Make a new ring." in server.get("ring.html")
+    assert "Built again." in server.read()
+
+    line = edit(sample / "src/sample/ring.py", "LIMIT = 8", "LIMIT = = 8")
+    third = server.after("2")
+    # Nothing to load again: the pages are those of before, and the browser shows the message.
+    assert third["site"] == "2"
+    assert third["error"].startswith(f"src/sample/ring.py:{line}: ")
+    assert "Make a new ring." in server.get("ring.html")
+    assert server.read().startswith(f"src/sample/ring.py:{line}: ")
+
+    edit(sample / "src/sample/ring.py", "LIMIT = = 8", "LIMIT = 9")
+    assert server.after("3")["site"] == "3"
+    assert '<span class="mi">9</span>' in server.get("ring.html")
+
+
+def test_a_new_page_in_the_configuration_is_served(sample: Path, server: Server) -> None:
+    (sample / "site/pages/more.md").write_text("# More\n\nOf it.\n", encoding="utf-8")
+    turn = server.after("1")["turn"]
+    edit(
+        sample / "site/sidelit.toml",
+        'source = "index.md"',
+        'source = "index.md"\n\n[[front]]\nsource = "more.md"',
+    )
+    server.after(turn)
+    assert "Of it." in server.get("more.html")
+
+
+def test_a_project_that_is_broken_from_the_start_is_told_in_the_browser(sample: Path) -> None:
+    edit(sample / "src/sample/ring.py", "LIMIT = 8", "LIMIT = = 8")
+    server = Server(sample)
+    try:
+        with pytest.raises(HTTPError) as answer:
+            server.get("ring.html")
+        assert answer.value.code == 503
+        html = answer.value.read().decode()
+        answer.value.close()
+        assert "src/sample/ring.py:" in html
+        assert "/-/reload.js" in html
+        edit(sample / "src/sample/ring.py", "LIMIT = = 8", "LIMIT = 8")
+        server.after("1")
+        assert "A ring" in server.get("ring.html")
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+def test_what_is_not_there_is_not_found(server: Server) -> None:
+    for path in ("nothing.html", "../site/sidelit.toml", "%2e%2e/site/sidelit.toml"):
+        with pytest.raises(HTTPError) as answer:
+            server.get(path)
+        assert answer.value.code == 404
+        answer.value.close()
+
+
+def test_it_ends_cleanly_and_leaves_nothing_behind(sample: Path, server: Server) -> None:
+    server.process.send_signal(signal.SIGINT)
+    said, _ = server.process.communicate(timeout=60)
+    assert server.process.returncode == 0
+    assert said == "Stopped.\n"
+    assert not (sample / "build").exists()
+
+
+def test_a_port_that_is_taken_is_said(sample: Path, server: Server) -> None:
+    port = server.address.rsplit(":", 1)[1].strip("/")
+    told = sidelit("serve", "--port", port, cwd=sample, code=1).stderr
+    assert port in told
+    assert "--port" in told
+    assert told.count("\n") == 1
+
+
+def test_it_listens_on_this_machine_alone(server: Server) -> None:
+    port = int(server.address.rsplit(":", 1)[1].strip("/"))
+    lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    listening = [line.split()[1] for line in lines if line.split()[3] == "0A"]
+    assert [place for place in listening if place.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
+
+
+def test_published_pages_know_nothing_of_the_server(sample: Path) -> None:
+    assert run("sidelit", "build", cwd=sample).returncode == 0
+    for folder, _, names in os.walk(sample / "build/site"):
+        for name in names:
+            assert b"/-/" not in (Path(folder) / name).read_bytes() or not name.endswith(".html")
