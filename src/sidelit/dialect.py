@@ -45,7 +45,9 @@ def is_cjk(char: str) -> bool:
 def configured() -> MarkdownIt:
     """The parser of all commentary and all prose pages."""
     # Raw HTML is off: a `<file>` in somebody's docstring is shown as it was typed, not swallowed.
-    md = MarkdownIt("commonmark", {"html": False}).enable("table")
+    md = MarkdownIt("commonmark", {"html": False, "typographer": True}).enable("table")
+    # Sources are typed with straight quotes. Printed ones are curly; code and catalogues keep what was typed.
+    md.enable("smartquotes")
     # Inline footnotes (`^[…]`) would be two units of translation in one; only `[^label]` is offered.
     md.use(footnote_plugin, inline=False).use(admon_plugin).use(fieldlist_plugin)
     # `$5 and $10` is money: a formula touches its dollars, and no digit follows the closing one.
