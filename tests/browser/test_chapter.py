@@ -89,7 +89,7 @@ def test_the_language_menu_keeps_the_section(visit: Open, path: str) -> None:
     page.evaluate("id => { location.hash = '#' + encodeURIComponent(id) }", wanted)
     other = next(language for language in LANGUAGES if language != language_of(path))
     page.locator(f"nav.langs a[data-lang={other}]").click()
-    page.wait_for_url(f"**/{path_of(name_of(path), other)}*")
+    page.wait_for_url(f"**/{path_of(name_of(path), other)}**")
     assert unquote(urlsplit(page.url).fragment) == wanted
     assert in_view(page, wanted)
 
@@ -100,7 +100,7 @@ def test_the_language_menu_keeps_the_place_of_a_reader_who_scrolled(visit: Open)
     wanted = ids[len(ids) // 2]
     page.evaluate("id => document.getElementById(id).scrollIntoView()", wanted)
     page.locator("nav.langs a[data-lang=ja]").click()
-    page.wait_for_url(f"**/ja/{CHAPTERS[0]}*")
+    page.wait_for_url(f"**/ja/{CHAPTERS[0]}**")
     assert in_view(page, wanted)
 
 
