@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardbook.collectives import world
+from shardbook.flat import has_gradient_hook
 
 __all__ = ["Description", "Disagreement", "agree", "unfit"]
 # sidelit: show
@@ -36,7 +37,7 @@ class Disagreement(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What all ranks must have in common about one parameter.
+    """What all ranks must have in common about one parameter or buffer.
 
     The device's number is not part of it, since each rank has a device of its own. Its
     type is.
@@ -48,10 +49,24 @@ class Description:
     dtype: str
     device: str
     requires_grad: bool
+    tied_to: str | None = None
 
 
-def describe(unit: str, name: str, parameter: Tensor) -> Description:
-    """The description of one parameter."""
+def describe(parameters: Sequence[tuple[str, str, Tensor]]) -> list[Description]:
+    """The descriptions of parameters and buffers.
+
+    A tied weight is stored once. If it is tied on one rank only, names and shapes still
+    agree, but the vectors have different lengths.
+    """
+    first: dict[int, str] = {}
+    return [
+        description(*parameter, first.setdefault(id(parameter[2]), parameter[1]))
+        for parameter in parameters
+    ]
+
+
+def description(unit: str, name: str, parameter: Tensor, first: str) -> Description:
+    """The description of one parameter, which was first met under the name `first`."""
     return Description(
         unit=unit,
         name=name,
@@ -59,6 +74,7 @@ def describe(unit: str, name: str, parameter: Tensor) -> Description:
         dtype=str(parameter.dtype).removeprefix("torch."),
         device=parameter.device.type,
         requires_grad=parameter.requires_grad,
+        tied_to=None if first == name else first,
     )
 
 
@@ -70,8 +86,8 @@ def agree(
 ) -> None:
     """Return if all ranks agree; raise the same error on all ranks if one does not.
 
-    :param parameters: unit, name and parameter, in the order in which this rank will
-        lay them out
+    :param parameters: unit, name and parameter or buffer, in the order in which this
+        rank will lay them out
     :param group: the ranks that must agree; `None` means all
     :param objection: why this rank cannot go on, if it cannot; the other ranks then
         learn it, too
@@ -82,7 +98,7 @@ def agree(
     _, world_size = world(group)
     # A rank with an objection still takes part in this exchange. Had it raised before,
     # the others would wait here until their time is up.
-    mine = [] if objection else [describe(*parameter) for parameter in parameters]
+    mine = [] if objection else describe(parameters)
     answers: list[Any] = [None] * world_size
     dist.all_gather_object(answers, (objection, mine), group=group)
     for rank, (objected, _) in enumerate(answers):
@@ -118,6 +134,11 @@ def compare(
                 if field.name in ("unit", "name"):
                     expected_here = f"{theirs.name} in {theirs.unit}"
                     return f"{here} stands where {expected_here} is expected"
+                if field.name == "tied_to":
+                    return (
+                        f"{here} is tied to {got or 'nothing'}, "
+                        f"on rank 0 to {wanted or 'nothing'}"
+                    )
                 return f"{here} has {field.name} {got} instead of {wanted}"
     if len(found) < len(expected):
         missing = expected[len(found)]
@@ -137,6 +158,12 @@ def unfit(parameters: Sequence[tuple[str, nn.Parameter]]) -> str | None:
     for name, parameter in parameters:
         if nn.parameter.is_lazy(parameter):
             return f"{name} has no shape yet; run a forward pass before sharding"
+        if has_gradient_hook(parameter):
+            return f"the gradient hook on {name} would never be called; remove it"
+        if parameter.grad is not None:
+            return f"{name} has a gradient already; call zero_grad() before sharding"
+        if parameter.requires_grad and parameter.is_complex():
+            return f"{name} is complex; store its real and imaginary parts instead"
         first = first or (name, parameter)
         if parameter.device != first[1].device:
             return (

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from shardbook.collectives import PendingReduce, broadcast
 from shardbook.partition import Layout, flatten, views
 
-__all__ = ["Flat", "is_sharded", "resize"]
+__all__ = ["Flat", "has_gradient_hook", "is_sharded", "resize"]
 # sidelit: show
 
 
@@ -49,6 +49,7 @@ class Flat:
         self.gathering: Any = None
         self.reducing: PendingReduce | None = None
         self.grad_full: Tensor | None = None
+        self.sending: Tensor | None = None
         self.arrived: set[int] = set()
         # For this moment the unit exists twice, in the model and in `full`. A model is
         # sharded unit by unit, so no more than one unit ever does.
@@ -106,10 +107,11 @@ class Flat:
         """Move one finished gradient into `grad_full`, and free it at once.
 
         A parameter can be reached by several backward passes before the reduction. The
-        first one copies, the others add.
+        first one copies, the others add. A sparse gradient, as embeddings can have, is
+        spread out, since the flat vector has a place for every element.
         """
-        place, gradient = self.place(index), whole.grad
-        assert gradient is not None
+        assert whole.grad is not None
+        place, gradient = self.place(index), whole.grad.to_dense()
         if index in self.arrived:
             place.add_(gradient)
         else:
@@ -163,6 +165,11 @@ class Flat:
                     f"requires_grad of {slot.names[0]} in unit {unit} has changed; "
                     "freeze parameters before sharding"
                 )
+            if has_gradient_hook(parameter):
+                raise RuntimeError(
+                    f"the gradient hook on {slot.names[0]} in unit {unit} would never "
+                    "be called; remove it"
+                )
 
 
 # The mark that a parameter carries once it is a slice.
@@ -172,6 +179,15 @@ _MARK = "_shardbook_slice"
 def is_sharded(parameter: Tensor) -> bool:
     """Whether a parameter is a slice of a shard already."""
     return hasattr(parameter, _MARK)
+
+
+def has_gradient_hook(parameter: Tensor) -> bool:
+    """Whether somebody waits for this parameter's gradient.
+
+    Autograd never sees a slice: its gradient is put there after the exchange. So a hook
+    on it would wait in vain, and in silence.
+    """
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def resize(tensor: Tensor, numel: int) -> None:

@@ -32,18 +32,20 @@ elements a step for the unit, against $2\,\Psi_u (N_d-1)/N_d$ for plain data par
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardbook.check import agree, unfit
+from shardbook.collectives import broadcast
 from shardbook.schedule import Conductor
 from shardbook.state import keep_state_dict_whole
 from shardbook.unit import Site, Unit
 
-__all__ = ["Hooks", "Zero3Layer", "sites_of"]
+__all__ = ["Hooks", "Zero3Layer", "broadcast_buffers", "sites_of"]
 # sidelit: show
 
 
@@ -75,15 +77,18 @@ class Zero3Layer(nn.Module):
         sites = sites_of(module)
         named = [(site.name, site.parameter) for site in sites]
         agree(
-            [("the layer", *pair) for pair in named],
+            [("the layer", *pair) for pair in (*named, *module.named_buffers())],
             group,
             objection=unfit(named),
         )
         self.module = module
         self.conductor = Conductor()
-        unit = Unit("the layer", sites, group=group, synchronize=synchronize)
-        Hooks(unit, module, self.conductor)
-        keep_state_dict_whole(unit, module)
+        if sites:
+            unit = Unit("the layer", sites, group=group, synchronize=synchronize)
+            Hooks(unit, module, self.conductor)
+            keep_state_dict_whole(unit, module)
+        if synchronize:
+            broadcast_buffers(module, group)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Whatever the module computes."""
@@ -106,8 +111,9 @@ class Hooks:
         # twice must reduce once, with the sum of both gradients, as an unsharded layer
         # would.
         self.expected = 0
-        # Whether the unit's own backward pass has begun and not yet ended.
-        self.in_backward = False
+        # Whether the unit's own backward pass has begun and not yet ended, and whether
+        # a reduction is still due for it.
+        self.in_backward = self.owes = False
         module.register_forward_pre_hook(
             self.before_forward, with_kwargs=True, prepend=True
         )
@@ -126,16 +132,28 @@ class Hooks:
         when the module's own nodes have run and all of its gradients are there, whether
         or not each parameter took part.
         """
+        # A layer can be called by itself, after a backward pass that failed.
+        if self.conductor.passes:
+            self.conductor.recover()
         self.unit.wait()
         self.conductor.forward_began(self.unit)
-        values, structure = tree_flatten((args, kwargs))
         if torch.is_grad_enabled():
-            values = [self.watch(value) for value in values]
-        args, kwargs = tree_unflatten(values, structure)
+            # What was one object stays one: attention asks whether query, key and value
+            # are the same, and then computes with one product instead of three.
+            watched = {id(v): self.watch(v) for v in (*args, *kwargs.values())}
+            args = tuple(watched[id(value)] for value in args)
+            kwargs = {name: watched[id(value)] for name, value in kwargs.items()}
         return args, kwargs
 
     def watch(self, value: Any) -> Any:
-        """A view of a tensor that needs a gradient, its node hooked; anything else as it is."""
+        """A view of a tensor that needs a gradient, its node hooked; anything else as it
+        is.
+
+        Tuples are searched. Lists and dictionaries are not, since they would have to be
+        copied, and what the module puts into a copy would never reach the caller.
+        """
+        if type(value) is tuple:
+            return tuple(map(self.watch, value))
         if not (isinstance(value, Tensor) and value.requires_grad):
             return value
         view = value.view_as(value)
@@ -152,25 +170,25 @@ class Hooks:
         """
         if self.in_backward:
             return output
-        values, structure = tree_flatten(output)
         # A module may return a parameter, or a part of one. The caller must not be left
         # with a view of memory that is gone, so it gets a copy.
-        values = [
-            value.clone()
-            if isinstance(value, Tensor) and self.unit.owns(value)
-            else value
-            for value in values
-        ]
+        if any(map(self.unit.owns, tensors_in(output))):
+            output = tree_map_only(Tensor, self.keep, output)
         self.unit.free()
-        differentiable = [
-            value
-            for value in values
-            if isinstance(value, Tensor) and value.requires_grad
-        ]
-        for value in differentiable:
+        # A tensor without a node is no result of this module.
+        results = [value for value in tensors_in(output) if value.grad_fn is not None]
+        for value in results:
             value.register_hook(self.before_backward)
-        self.expected += bool(differentiable)
-        return tree_unflatten(values, structure)
+        # Inside a backward pass, a forward pass repeats one that has been counted, or,
+        # under reentrant checkpointing, one that has not.
+        recomputed = torch._C._current_graph_task_id() != -1
+        if results and not (recomputed and self.expected):
+            self.expected += 1
+        return output
+
+    def keep(self, value: Tensor) -> Tensor:
+        """A tensor that outlives the unit's memory."""
+        return value.clone() if self.unit.owns(value) else value
 
     def before_backward(self, gradient: Tensor) -> None:
         """Gather again. Of several outputs the first to receive a gradient does it, the
@@ -185,7 +203,7 @@ class Hooks:
                 "unit; compute second derivatives before sharding"
             )
         self.conductor.open(self)
-        self.in_backward = True
+        self.in_backward = self.owes = True
         self.unit.wait()
         self.conductor.backward_began(self.unit)
 
@@ -197,7 +215,12 @@ class Hooks:
         self.unit.free()
         self.expected = max(0, self.expected - 1)
         if self.expected == 0:
-            self.conductor.reduce(self.unit)
+            self.reduce()
+
+    def reduce(self) -> None:
+        """Hand the gradients over for reduction."""
+        self.owes = False
+        self.conductor.reduce(self.unit)
 
     def close(self) -> None:
         """Do at the end of a whole backward pass what `after_backward` was not called
@@ -206,12 +229,32 @@ class Hooks:
         That is so for the first layer, whose input needs no gradient, and for a layer
         one of whose forward passes has no part in the loss. The number of expected
         passes starts again from zero.
+
+        Whether a reduction is due must not depend on the gradients that arrived. On a
+        rank where the layer took a way around its parameters none did, and the other
+        ranks would wait for it.
         """
         self.in_backward = False
         self.unit.free()
         self.expected = 0
-        if self.unit.holds_gradients:
-            self.conductor.reduce(self.unit)
+        if self.owes:
+            self.reduce()
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Every tensor in what a module returned, also inside of dataclasses and other
+    objects.
+
+    An output that is overlooked is one whose backward pass would begin without the
+    parameters.
+    """
+    for value in tree_leaves(output):
+        if isinstance(value, Tensor):
+            yield value
+        elif is_dataclass(value) and not isinstance(value, type):
+            yield from tensors_in([getattr(value, f.name, None) for f in fields(value)])
+        elif hasattr(value, "__dict__") and not isinstance(value, nn.Module | type):
+            yield from (v for v in vars(value).values() if isinstance(v, Tensor))
 
 
 def sites_of(
@@ -241,3 +284,16 @@ def modules_of(
             yield from modules_of(
                 child, f"{prefix}.{name}" if prefix else name, without
             )
+
+
+def broadcast_buffers(module: nn.Module, group: Any) -> None:
+    """Let the buffers, such as the running mean of a batch norm, start from rank 0.
+
+    Afterwards each rank updates its own.
+    """
+    for buffer in module.buffers():
+        values = buffer.contiguous()
+        broadcast(values, source=0, group=group)
+        # An expanded buffer shows one element many times, and may be written once.
+        once = tuple(slice(None if step else 1) for step in buffer.stride())
+        buffer[once].copy_(values[once])

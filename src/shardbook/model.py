@@ -35,14 +35,13 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardbook.check import agree, unfit
-from shardbook.collectives import broadcast
 from shardbook.flat import is_sharded
-from shardbook.layer import Hooks, sites_of
+from shardbook.layer import Hooks, broadcast_buffers, sites_of
 from shardbook.schedule import Chain
 from shardbook.state import keep_state_dict_whole
 from shardbook.unit import Site, Unit
@@ -106,7 +105,8 @@ def shard(
         for name in sites
         for site in sites[name]
     ]
-    agree(parameters, group, objection=objections(sites))
+    buffers = [(called(""), *pair) for pair in model.named_buffers()]
+    agree([*parameters, *buffers], group, objection=objections(sites, units))
     # One unit after the other is copied, cut, and freed. So the peak of construction is
     # the model and one unit.
     chain = Chain(model)
@@ -116,10 +116,7 @@ def shard(
             Hooks(unit, module, chain)
             keep_state_dict_whole(unit, module)
     chain.attach()
-    # Buffers, such as the running mean of a batch norm, start from rank 0 as the
-    # parameters do. Afterwards each rank updates its own.
-    for buffer in model.buffers():
-        broadcast_values(buffer, group)
+    broadcast_buffers(model, group)
     register_guard()
     return model
 
@@ -141,8 +138,6 @@ class Zero3Sequential(nn.Sequential):
 def select(model: nn.Module, units: Select | None) -> dict[str, nn.Module]:
     """The modules that become units, by name, in the order of the model. The first,
     `""`, is the root.
-
-    :raises ValueError: if `units` selects nothing
     """
     if units is None:
         children = (
@@ -155,11 +150,6 @@ def select(model: nn.Module, units: Select | None) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if name and chosen(name, module)
     }
-    if not found:
-        raise ValueError(
-            f"units={units!r} selects no module of {type(model).__name__}; "
-            "name a class that it contains"
-        )
     return {"": model, **found}
 
 
@@ -188,13 +178,15 @@ def called(name: str) -> str:
     return name or "the root"
 
 
-def objections(sites: dict[str, list[Site]]) -> str | None:
+def objections(sites: dict[str, list[Site]], units: Select | None) -> str | None:
     """Why this rank cannot shard its model, or `None`.
 
     A parameter that stands in two units would be gathered and reduced by both, and the
     two copies would drift apart. So tied weights have to stand in one unit, or in the
     root.
     """
+    if units is not None and len(sites) == 1:
+        return f"units={units!r} selects no module; name a class that the model contains"
     owner: dict[int, tuple[str, str]] = {}
     for unit, here in sites.items():
         for site in here:
@@ -221,13 +213,6 @@ def group_of(mesh: Any) -> Any:
             "pass one dimension of it, as in mesh['shard']"
         )
     return mesh.get_group()
-
-
-def broadcast_values(buffer: Tensor, group: Any) -> None:
-    """Give every rank the buffer of rank 0, whatever its strides."""
-    values = buffer.contiguous()
-    broadcast(values, source=0, group=group)
-    buffer.copy_(values)
 
 
 @cache

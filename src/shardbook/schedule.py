@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -38,9 +38,12 @@ __all__ = ["Chain", "Conductor", "Driver"]
 class Conductor:
     """What the units of one model share: the exchange in flight, and the end of the backward pass."""
 
+    # One exchange for the whole program, so that a chain of single layers, each with a
+    # conductor of its own, has no more in flight than a model.
+    in_flight: ClassVar[Unit | None] = None
+
     def __init__(self) -> None:
         self.drivers: dict[Unit, Driver] = {}
-        self.in_flight: Unit | None = None
         # The backward passes under way, each with the units it has reached. There can
         # be more than one, because activation checkpointing runs a backward pass inside
         # another.
@@ -74,11 +77,11 @@ class Conductor:
         """
         self.complete()
         unit.reduce()
-        self.in_flight = unit
+        Conductor.in_flight = unit
 
     def complete(self) -> None:
         """Wait for the exchange in flight, if there is one."""
-        unit, self.in_flight = self.in_flight, None
+        unit, Conductor.in_flight = Conductor.in_flight, None
         if unit is not None:
             unit.finish_reduce()
 
@@ -116,7 +119,7 @@ class Conductor:
                 unit.drop_gradients()
                 driver.expected, driver.in_backward = 0, False
         self.passes.clear()
-        self.in_flight = None
+        Conductor.in_flight = None
 
 
 class Chain(Conductor):
@@ -135,6 +138,8 @@ class Chain(Conductor):
         self.model = model
         self.root: Unit | None = None
         self.units: list[Unit] = []
+        # Whether the model's own forward pass is under way.
+        self.running = False
 
     def add(self, driver: Driver) -> None:
         """Append a unit."""
@@ -150,8 +155,18 @@ class Chain(Conductor):
         Before it, units may still be whole from a step that failed. After it, a unit
         may have been gathered ahead that did not run this time.
         """
-        self.model.register_forward_pre_hook(lambda *_: self.recover(), prepend=True)
-        self.model.register_forward_hook(lambda *_: self.release(), always_call=True)
+        self.model.register_forward_pre_hook(self.model_begins, prepend=True)
+        self.model.register_forward_hook(self.model_ends, always_call=True)
+
+    def model_begins(self, *_: Any) -> None:
+        """Start from a clean state."""
+        self.recover()
+        self.running = True
+
+    def model_ends(self, *_: Any) -> None:
+        """Leave a clean state."""
+        self.running = False
+        self.release()
 
     def forward_began(self, unit: Unit) -> None:
         """Gather the unit that runs next, while this one computes.
@@ -159,7 +174,14 @@ class Chain(Conductor):
         One unit ahead is enough to hide an exchange behind a computation that takes as
         long. Two ahead would cost the memory of one more unit. This gather is queued
         before the unit's own computation is, so it waits only for what came earlier.
+
+        A unit that runs outside of the model's forward pass says nothing about the
+        next. It may be called by itself, and a unit gathered ahead would wait there
+        until an optimizer has changed the weights. Or its activations are computed
+        again in the backward pass, where the next unit has just been freed.
         """
+        if not self.running:
+            return
         following = self.after(unit, self.units)
         if following is not None:
             following.gather()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardbook.unit import Unit
+from shardbook.unit import State, Unit
 
 __all__ = ["keep_state_dict_whole"]
 # sidelit: show
@@ -34,7 +34,10 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
     :param module: the module that drives the unit
     """
 
+    # A backward pass that failed may have left the unit whole, with the values from
+    # before the last step. So it is gathered afresh.
     def gather(*_: Any) -> None:
+        unit.free()
         unit.wait()
 
     # The saved tensors are views into the full vector, which is about to be emptied.
@@ -63,6 +66,17 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
             unit.store()
         unit.free()
 
+    # A part of the unit has no shard of its own, so it cannot gather by itself. Asked
+    # directly, it would save slices.
+    def refuse(part: nn.Module, *_: Any) -> None:
+        if unit.state is not State.WHOLE:
+            raise RuntimeError(
+                f"a {type(part).__name__} inside {unit.name} has no state_dict of its "
+                "own; call state_dict() on the unit or on the model"
+            )
+
+    for part in {site.module for site in unit.sites} - {module}:
+        part.register_state_dict_pre_hook(refuse)
     module.register_state_dict_pre_hook(gather)
     module.register_state_dict_post_hook(copy_and_free)
     module.register_load_state_dict_pre_hook(gather)

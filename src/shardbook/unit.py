@@ -121,13 +121,6 @@ class Unit:
         """Only these vectors ever have a gradient."""
         return tuple(flat for flat in self.flats if flat.layout.trainable)
 
-    @property
-    def holds_gradients(self) -> bool:
-        """True once a gradient of this unit has arrived that no reduction has taken yet."""
-        return any(
-            flat.grad_full is not None and flat.reducing is None for flat in self.flats
-        )
-
     def gather(self) -> None:
         """Start to rebuild the unit; `SHARDED` becomes `GATHERING`.
 
@@ -203,9 +196,13 @@ class Unit:
         # The gradients were written on the compute stream. Without this line the other
         # ranks receive a vector that is half written.
         self.reduce_stream.wait_stream(self.device.current_stream())
+        # From here on a gradient starts a new vector. A layer that is used again right
+        # away would otherwise add to the vector that is being sent, and the sum would
+        # reach some ranks and not others.
         with self.on(self.reduce_stream):
             for flat in self.trainable:
-                flat.reducing = reduce_scatter_mean(flat.gradients(), group=self.group)
+                flat.sending, flat.grad_full = flat.gradients(), None
+                flat.reducing = reduce_scatter_mean(flat.sending, group=self.group)
 
     def finish_reduce(self) -> None:
         """Wait for the mean and add it to the gradients of the slices.
@@ -218,10 +215,10 @@ class Unit:
                 continue
             with self.on(self.reduce_stream):
                 mean = flat.reducing.wait()
-            # The optimizer reads the mean on the compute stream, and `grad_full` goes
+            # The optimizer reads the mean on the compute stream, and `sending` goes
             # back to that stream's memory. Both must come after the exchange.
             self.device.current_stream().wait_stream(self.reduce_stream)
-            flat.reducing = flat.grad_full = None
+            flat.reducing = flat.sending = None
             flat.accumulate(mean)
 
     def drop_gradients(self) -> None:
@@ -229,7 +226,7 @@ class Unit:
         for flat in self.trainable:
             if flat.reducing is not None:
                 flat.reducing.wait()
-            flat.reducing = flat.grad_full = None
+            flat.reducing = flat.sending = flat.grad_full = None
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is a view into the unit's memory, and so lives only while it does."""
@@ -244,6 +241,13 @@ class Unit:
         """Take this rank's part of the whole parameters into its shard, after they were loaded."""
         for flat in self.flats:
             flat.shard.copy_(flat.own_part())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse `deepcopy` and `torch.save`: a copy's slices would belong to no shard."""
+        raise TypeError(
+            "a sharded model cannot be copied or pickled; "
+            "load its state_dict() into a plain model"
+        )
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """Queue what follows on `stream`."""

@@ -277,8 +277,8 @@ def test_what_cannot_be_sharded_is_refused_in_one_sentence_on_every_rank() -> No
         assert said == {
             "stage": "stage=2 is not supported; this version shards at stage 3",
             "policy": "policy is not supported; each parameter keeps its own dtype",
-            "units": "units=<class 'torch.nn.modules.conv.Conv2d'> selects no module of Sequential; "
-            "name a class that it contains",
+            "units": "rank 0: units=<class 'torch.nn.modules.conv.Conv2d'> selects no module; "
+            "name a class that the model contains",
             "tied": "rank 0: 0.weight in 0 and 4.weight in 4 are one tied parameter; "
             "choose units that do not part them",
             "twice": "rank 0: 0.weight is sharded already; shard a model only once",
