@@ -85,7 +85,14 @@ def chapter(item: Chapter, document: source.Document, names: Sequence[tuple[str,
         if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")
     )
     ids = frozenset(name for piece in pieces for name in (piece.id, *piece.aliases))
-    return Text(item, Path(item.source).name, pieces, ids)
+    return Text(item, module_name(item), pieces, ids)
+
+
+def module_name(item: Chapter) -> str:
+    """The name a program imports the source by, as far as its path tells."""
+    if item.name == "__init__":
+        return Path(item.source).resolve().parent.name
+    return item.name.removesuffix("/__init__").replace("/", ".")
 
 
 def prose(item: Prose, path: Path) -> Text:

@@ -18,6 +18,8 @@ from sidelit import catalog, markup
 from sidelit.config import Config
 from sidelit.content import Text
 
+SUMMARY = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Words:
@@ -44,6 +46,14 @@ class Page:
     def label(self) -> str:
         """The title in plain words."""
         return markup.plain(self.title) or self.text.label
+
+    @property
+    def summary(self) -> str:
+        """What the page is about, in plain words: its lede, or its first paragraph."""
+        if self.lede or not self.words:
+            return markup.plain(self.lede)
+        first = next((token for token in self.words[0].tokens if token.type == "inline"), None)
+        return markup.plain(first) if first and len(first.content) <= SUMMARY else ""
 
     @property
     def label_lang(self) -> str | None:

@@ -51,7 +51,9 @@ class Ways:
 
     def nav(self) -> Iterator[views.NavGroup]:
         """To every page, part by part."""
-        yield from self._group("", "", self.config.front, None)
+        # A list of the pages does not list itself; the site's name leads to it.
+        front = tuple(item for item in self.config.front if item.append != "listing")
+        yield from self._group("", "", front, None)
         for part, (label, lang) in zip(self.config.parts, self.edition.parts, strict=True):
             yield from self._group(part.number, label, part.chapters, lang)
         yield from self._group("", "", self.config.back, None)
@@ -93,8 +95,9 @@ class Ways:
             url=self.to(item.output),
             current=item.output == self.shown.text.item.output,
             lang=other.label_lang,
-            lede=markup.plain(other.lede),
-            name=PurePosixPath(item.source).stem if isinstance(item, Chapter) else "",
+            lede=other.summary,
+            # A source without a title is called by its name already.
+            name=PurePosixPath(item.source).stem if isinstance(item, Chapter) and other.title else "",
         )
 
 

@@ -90,6 +90,7 @@ def test_several_files_keep_their_places_and_get_an_index(odd: Path) -> None:
     index = page(odd / "out", "index.html")
     assert {"odd.html", "package/deep/one.html", "package/two.html"} <= set(index.addresses)
     assert "Number two" in index.text
+    assert "package.deep.one" in index.text
     assert "../two.html#g" in page(odd / "out", "package/deep/one.html").addresses
 
 
