@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sidelit.errors import SidelitError
@@ -83,9 +83,9 @@ def scan(lines: Sequence[str], path: str) -> Scan:
 BLANK = (tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
 
 
-def _tokens(lines: Sequence[str], path: str) -> list[tokenize.TokenInfo]:
+def _tokens(lines: Sequence[str], path: str) -> Iterator[tokenize.TokenInfo]:
     try:
-        return list(tokenize.generate_tokens(io.StringIO("\n".join([*lines, ""])).readline))
+        yield from tokenize.generate_tokens(io.StringIO("\n".join([*lines, ""])).readline)
     except (tokenize.TokenError, SyntaxError) as error:
         raise SidelitError(
             f"the file cannot be cut into tokens: {error.args[0]}", path=path, line=1
