@@ -7,15 +7,15 @@ quarters each time it computes with them. Whether the trade pays is a question o
 counts bytes before the next ones save any.
 
 A **collective** is an operation that every rank of a process group calls: the same calls, in the same order,
-with tensors of the same size. ZeRO needs four. In the table, $N_d$ ranks work on a vector of $S$ bytes, cut
-into $N_d$ equal pieces where pieces are spoken of.
+with tensors of the same size. ZeRO needs four. In the table, $N_d$ ranks work on a vector of $B$ bytes; a
+piece is $1/N_d$ of it.
 
 | collective | before | after | bytes sent by one rank |
 |---|---|---|---|
-| broadcast | one rank holds the vector | every rank holds it | $S$ for each copy it passes on |
-| all-gather | rank $r$ holds piece $r$ | every rank holds all pieces | $\frac{N_d-1}{N_d}S$ |
-| reduce-scatter | every rank holds its vector | rank $r$ holds piece $r$ of the sum | $\frac{N_d-1}{N_d}S$ |
-| all-reduce | every rank holds its vector | every rank holds the whole sum | $2\frac{N_d-1}{N_d}S$ |
+| broadcast | one rank holds the vector | every rank holds it | $B$ for each copy it passes on |
+| all-gather | rank $r$ holds piece $r$ | every rank holds all pieces | $\frac{N_d-1}{N_d}B$ |
+| reduce-scatter | every rank holds its vector | rank $r$ holds piece $r$ of the sum | $\frac{N_d-1}{N_d}B$ |
+| all-reduce | every rank holds its vector | every rank holds the whole sum | $2\frac{N_d-1}{N_d}B$ |
 
 **The naive picture.** Four ranks each hold a gradient of 4 MB and all need the sum. Rank 0 could collect the
 gradients, add them and send the sum back. The others send 4 MB each, but rank 0 sends 12 MB, one copy to each
@@ -36,7 +36,7 @@ for the backward pass, one reduce-scatter for the gradients.
 
 :notation $N_d$: `world_size`, the number of ranks in the process group.
 :notation $r$: `rank`, the number of one rank, from 0 to $N_d - 1$.
-:notation $S$: `nbytes`, the size of a whole vector in bytes.
+:notation $B$: `nbytes`, the size of a whole vector in bytes.
 :notation $\Psi$: `numel`, the number of parameters.
 """
 
@@ -82,16 +82,15 @@ def all_gather(
     :param full: receives the pieces in rank order; 1-D, contiguous, $N_d$ times as long as `shard`.
     :param shard: this rank's piece, of the dtype of `full`; any dtype. Leave it unchanged until `wait()`.
     :param group: the process group; the default group when it is `None`.
-    :returns: a handle. Each rank sends $\frac{N_d-1}{N_d}S$ bytes.
+    :returns: a handle. Each rank sends $\frac{N_d-1}{N_d}B$ bytes.
     :raises ValueError: when the sizes or dtypes do not fit.
     """
     rank, world_size = world(group)
     full, shard = full.detach(), shard.detach()
-    if (
-        full.shape != (world_size * shard.numel(),)
-        or full.dtype != shard.dtype
-        or not full.is_contiguous()
-    ):
+    # Every rank compares the sizes before anything moves. A misfit then stops all ranks here, by name; a rank
+    # that stopped later would leave the others waiting for its piece.
+    fits = full.shape == (world_size * shard.numel(),) and full.dtype == shard.dtype
+    if not (fits and full.is_contiguous()):
         raise ValueError(
             f"{world_size} pieces of {shard.numel()} {shard.dtype} elements do not fill "
             f"a tensor of shape {tuple(full.shape)} and {full.dtype}"
@@ -104,17 +103,15 @@ def all_gather(
         work = dist.all_gather_single(full, piece, group=group, async_op=True)
         return PendingGather([work])
     # On gloo the ranks take turns: rank $r$ broadcasts piece $r$, straight into its place in `full`. gloo's
-    # own all-gather first collects the pieces in a second buffer of $S$ bytes and then copies them over. For
-    # 64 MB on 2 ranks it took 62 ms and 64 MB of extra memory, against 19 ms and none for the broadcasts
-    # (measured on a 2-core CPU, torch 2.13). The bytes sent are the same, because each rank is the source
-    # exactly once.
+    # own all-gather collects the pieces in a second buffer of $B$ bytes first and then copies them over. With
+    # 64 MB on 2 ranks it took three times as long, and 64 MB more memory (measured on a 2-core CPU, torch
+    # 2.13). The bytes sent are the same, because each rank is the source exactly once.
     places = full.view(world_size, -1)
     places[rank].copy_(piece)
     works = []
     for source, place in enumerate(map(_as_bytes, places)):
-        works.append(
-            dist.broadcast(place, None, group, async_op=True, group_src=source)
-        )
+        work = dist.broadcast(place, group=group, group_src=source, async_op=True)
+        works.append(work)
     return PendingGather(works)
 
 
@@ -152,7 +149,7 @@ def reduce_scatter_mean(
         of $N_d$. Leave it unchanged until `wait()`.
     :param group: the process group; the default group when it is `None`.
     :returns: a handle whose `wait()` gives the piece: 1-D, $\Psi/N_d$ elements, the dtype of `full`. Each
-        rank sends $\frac{N_d-1}{N_d}S$ bytes.
+        rank sends $\frac{N_d-1}{N_d}B$ bytes.
     :raises TypeError: when `full` is not floating point.
     :raises ValueError: when `full` cannot be cut into equal pieces.
     """
@@ -172,7 +169,7 @@ def reduce_scatter_mean(
     record("reduce-scatter", world_size, flat.nbytes, sent)
     # On gloo an **all-to-all** moves the pieces and each rank adds them itself: from every rank it receives
     # the piece that it owns. gloo's own reduce-scatter runs a whole all-reduce and throws most of the result
-    # away, so it sends $2\frac{N_d-1}{N_d}S$ bytes, twice as many. The all-to-all also moves 16-bit values as
+    # away, so it sends $2\frac{N_d-1}{N_d}B$ bytes, twice as many. The all-to-all also moves 16-bit values as
     # they are, and leaves the order of the sum to us.
     rows = world_size if on_gloo else 1
     received = flat.new_empty(rows, flat.numel() // world_size)

@@ -13,7 +13,7 @@ bytes that the kernel sent on that process's sockets must equal that rank's own 
 
 :notation $N_d$: `world_size`, the number of ranks in the process group.
 :notation $r$: `rank`, the number of one rank, from 0 to $N_d - 1$.
-:notation $S$: `nbytes`, the size of a whole vector in bytes.
+:notation $B$: `nbytes`, the size of a whole vector in bytes.
 """
 
 # sidelit: hide
@@ -81,7 +81,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """**One line of the ledger.** `payload` is $S$, the size of the whole vector; `sent` is what this rank
+    """**One line of the ledger.** `payload` is $B$, the size of the whole vector; `sent` is what this rank
     sends of it, in bytes, under the dtype in which the values travel.
     """
 
@@ -118,7 +118,7 @@ def broadcast_copies(distance: int, world_size: int, *, tree: bool) -> int:
 
 
 def all_reduce_bytes(rank: int, world_size: int, nbytes: int, unit: int | None) -> int:
-    r"""**A ring's all-reduce sends $2\frac{N_d-1}{N_d}S$ bytes**, exactly so when the pieces are equal. gloo
+    r"""**A ring's all-reduce sends $2\frac{N_d-1}{N_d}B$ bytes**, exactly so when the pieces are equal. gloo
     cuts each piece into two segments or more, of at most 1 MiB, to add one while the next travels, and rounds
     them up to whole elements. So the last pieces may be short, or empty for a single number. In each of the
     two halves a rank sends every piece but one.
