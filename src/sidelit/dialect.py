@@ -9,6 +9,7 @@ the line on which a link or a formula stands, and emphasis that works between Ch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from markdown_it import MarkdownIt
@@ -20,6 +21,7 @@ from markdown_it.token import Token
 from markdown_it.utils import EnvType
 from mdit_py_plugins.admon import admon_plugin
 from mdit_py_plugins.dollarmath import dollarmath_plugin
+from mdit_py_plugins.dollarmath.index import math_inline_dollar
 from mdit_py_plugins.field_list import fieldlist_plugin
 from mdit_py_plugins.footnote import footnote_plugin
 
@@ -52,10 +54,28 @@ def configured() -> MarkdownIt:
     md.use(footnote_plugin, inline=False).use(admon_plugin).use(fieldlist_plugin)
     # `$5 and $10` is money: a formula touches its dollars, and no digit follows the closing one.
     md.use(dollarmath_plugin, allow_space=False, allow_digits=False, allow_labels=False, double_inline=True)
+    md.inline.ruler.at("math_inline", _also_at_the_start(math_inline_dollar(False, False, True)))
     interrupts: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
     md.block.ruler.before("blockquote", "doctest", _doctest, interrupts)
     _count_lines(md)
     return md
+
+
+def _also_at_the_start(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
+    """Let a text that begins with a formula end in a digit.
+
+    The plugin looks at the character before the dollar. At position 0 Python gives it the text's last one.
+    """
+
+    def guarded(state: StateInline, silent: bool) -> bool:
+        text = state.src
+        state.src = text if state.pos else f"{text} "
+        try:
+            return rule(state, silent)
+        finally:
+            state.src = text
+
+    return guarded
 
 
 def _doctest(state: StateBlock, start: int, end: int, silent: bool) -> bool:
