@@ -323,7 +323,7 @@ def test_a_published_id_that_would_lead_nowhere_stops_the_build(
 
 def test_another_comment_elsewhere_does_not_inherit_the_id_of_a_deleted_one(published: Path) -> None:
     gone = TEXT.replace("        # The gather runs in place, so it costs no copy.\n", "")
-    other = "    # The caller counts in place, so it adds no rank of its own.\n    z = 1\n    w = 2\n    return y\n"
+    other = "    # The caller counts in place, so it adds no rank of its own.\n    z = 1\n    return y\n"
     with pytest.raises(SidelitError, match=r"'Layer\.gather/the-gather-runs-in-place' would lead nowhere"):
         rebuilt(published, gone.replace("    return y\n", other))
 
