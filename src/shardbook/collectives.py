@@ -68,7 +68,7 @@ __all__ = [
 def all_gather(
     full: Tensor, shard: Tensor, *, group: ProcessGroup | None = None
 ) -> PendingGather:
-    r"""**All-gather: every rank contributes a piece, every rank receives the whole.** The call returns at
+    r"""All-gather: every rank contributes a piece, every rank receives the whole. The call returns at
     once, so that the ranks compute while the pieces travel; `full` may be read after `wait()`.
 
     The example, like all in this chapter, runs on two ranks at once.
@@ -103,9 +103,8 @@ def all_gather(
         work = dist.all_gather_single(full, piece, group=group, async_op=True)
         return PendingGather([work])
     # On gloo the ranks take turns: rank $r$ broadcasts piece $r$, straight into its place in `full`. gloo's
-    # own all-gather collects the pieces in a second buffer of $B$ bytes first and then copies them over. With
-    # 64 MB on 2 ranks it took three times as long, and 64 MB more memory (measured on a 2-core CPU, torch
-    # 2.13). The bytes sent are the same, because each rank is the source exactly once.
+    # own all-gather first collects the pieces in a second vector of $B$ bytes and then copies them over. The
+    # bytes sent are the same, because each rank is the source exactly once.
     places = full.view(world_size, -1)
     places[rank].copy_(piece)
     works = []
@@ -117,7 +116,7 @@ def all_gather(
 
 @dataclass(slots=True)
 class PendingGather:
-    """**An all-gather under way.** On gloo `wait` blocks the calling thread until the last piece has arrived.
+    """An all-gather under way. On gloo `wait` blocks the calling thread until the last piece has arrived.
     On CUDA it blocks no thread: it makes the current *stream* wait, so that kernels queued after it find
     `full` complete. Code that reads `full` on another stream needs a wait of its own.
     """
@@ -125,7 +124,7 @@ class PendingGather:
     works: list[Work]
 
     def wait(self) -> None:
-        """**Wait before the first read.** Without this line the layer computes with whatever the buffer held
+        """Wait before the first read. Without this line the layer computes with whatever the buffer held
         before: wrong numbers, and no error.
         """
         for work in self.works:
@@ -136,7 +135,7 @@ class PendingGather:
 def reduce_scatter_mean(
     full: Tensor, *, group: ProcessGroup | None = None
 ) -> PendingReduce:
-    r"""**Reduce-scatter: every rank contributes a whole gradient, each rank receives its piece of the mean.**
+    r"""Reduce-scatter: every rank contributes a whole gradient, each rank receives its piece of the mean.
     The mean, not the sum: with the sum, SGD on 4 ranks would take steps four times too long.
 
     >>> rank, world_size = world()
@@ -182,7 +181,7 @@ def reduce_scatter_mean(
 
 @dataclass(slots=True)
 class PendingReduce:
-    """**A reduce-scatter under way.** It keeps the gradient alive, because the sender still reads it: on CUDA
+    """A reduce-scatter under way. It keeps the gradient alive, because the sender still reads it: on CUDA
     the allocator would otherwise hand the memory to the next layer. Wait for one reduction before allocating
     the buffer of the next, and at most one of them exists.
     """
@@ -194,7 +193,7 @@ class PendingReduce:
     dtype: torch.dtype
 
     def wait(self) -> Tensor:
-        """**Add the rows in rank order**, then divide. Floating-point addition is not associative, so the
+        """Add the rows in rank order, then divide. Floating-point addition is not associative, so the
         order decides the last bits. Here it is the same on every run, and a reference on one process can
         repeat it exactly. A ring starts each piece's sum at another rank; NCCL chooses its order itself.
 
@@ -220,7 +219,7 @@ class PendingReduce:
 def broadcast(
     tensor: Tensor, *, source: int = 0, group: ProcessGroup | None = None
 ) -> None:
-    """**Broadcast: one rank's values overwrite everyone's.** Training starts with it, so that all ranks start
+    """Broadcast: one rank's values overwrite everyone's. Training starts with it, so that all ranks start
     from the same parameters.
 
     >>> rank, world_size = world()
@@ -246,7 +245,7 @@ def broadcast(
 
 
 def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
-    """**All-reduce: every rank ends with the sum.** ZeRO needs it for single numbers only, such as the loss
+    """All-reduce: every rank ends with the sum. ZeRO needs it for single numbers only, such as the loss
     to print or the norm of the gradient. The order of the sum is the backend's, not rank order.
 
     :param tensor: replaced by the sum over ranks; contiguous, of a numeric dtype.
@@ -260,7 +259,7 @@ def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
 
 
 def world(group: ProcessGroup | None = None) -> tuple[int, int]:
-    """**Ask before assuming.** A process that nobody told about other ranks does not train alone in silence:
+    """Ask before assuming. A process that nobody told about other ranks does not train alone in silence:
     it stops here, before it allocates anything.
 
     :returns: this process's rank in the group, and the group's number of ranks.

@@ -12,8 +12,8 @@ Nothing here communicates by itself, except for one broadcast at the start. [The
 unit](unit.py) decides when a vector is filled and when it is emptied.
 
 :notation $N_d$: `world_size`, the number of ranks that share the vector
-:notation $P$: `padded`, the length of the vector with its padding
-:notation $S$: `shard_numel`, the length of one rank's part, $P / N_d$
+:notation $P_u$: `padded`, the length of the vector with its padding
+:notation $S_u$: `shard_numel`, the length of one rank's part, $P_u / N_d$
 """
 
 # sidelit: hide
@@ -86,7 +86,7 @@ class Flat:
         resize(self.full, 0)
 
     def own_part(self) -> Tensor:
-        """This rank's part of `full`, a view of $S$ elements."""
+        """This rank's part of `full`, a view of $S_u$ elements."""
         size = self.layout.shard_numel
         return self.full[self.rank * size : (self.rank + 1) * size]
 

@@ -36,7 +36,7 @@ __all__ = [
 
 @contextmanager
 def ledger() -> Iterator[Ledger]:
-    r"""**The ledger counts what this process sends while the block runs.** Ledgers may nest; each counts all
+    r"""The ledger counts what this process sends while the block runs. Ledgers may nest; each counts all
     calls of its own block.
 
     On two ranks, an all-reduce of 1000 fp32 values sends $2 \cdot \frac{1}{2} \cdot 4000$ bytes:
@@ -59,7 +59,7 @@ def ledger() -> Iterator[Ledger]:
 
 @dataclass(slots=True)
 class Ledger:
-    """**The calls, in order, and their sums.** The order matters as much as the bytes: whether a gather was
+    """The calls, in order, and their sums. The order matters as much as the bytes: whether a gather was
     issued before or after a computation is how prefetching is told from waiting.
     """
 
@@ -81,7 +81,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """**One line of the ledger.** `payload` is $B$, the size of the whole vector; `sent` is what this rank
+    """One line of the ledger. `payload` is $B$, the size of the whole vector; `sent` is what this rank
     sends of it, in bytes, under the dtype in which the values travel.
     """
 
@@ -100,7 +100,7 @@ def record(collective: str, world_size: int, payload: int, sent: int) -> None:
 
 
 def broadcast_copies(distance: int, world_size: int, *, tree: bool) -> int:
-    """**How many copies a rank passes on in a broadcast** depends on its distance from the source. gloo
+    """How many copies a rank passes on in a broadcast depends on its distance from the source. gloo
     doubles the number of ranks that know in every round: of four ranks, the source tells 1 and 2, and 1 tells
     3. Other backends are counted as a chain, in which every rank but the last passes on one copy.
 
@@ -118,7 +118,7 @@ def broadcast_copies(distance: int, world_size: int, *, tree: bool) -> int:
 
 
 def all_reduce_bytes(rank: int, world_size: int, nbytes: int, unit: int | None) -> int:
-    r"""**A ring's all-reduce sends $2\frac{N_d-1}{N_d}B$ bytes**, exactly so when the pieces are equal. gloo
+    r"""A ring's all-reduce sends $2\frac{N_d-1}{N_d}B$ bytes, exactly so when the pieces are equal. gloo
     cuts each piece into two segments or more, of at most 1 MiB, to add one while the next travels, and rounds
     them up to whole elements. So the last pieces may be short, or empty for a single number. In each of the
     two halves a rank sends every piece but one.

@@ -47,15 +47,14 @@ __all__ = ["ALIGN_BYTES", "Layout", "Slot", "flatten", "plan", "views"]
 # sidelit: show
 
 # Every parameter, and every rank's piece, starts at a multiple of 64 bytes, as torch's own CPU tensors do. A
-# kernel looks at the address before it chooses how to add. With weights 4 or 8 bytes past a boundary of 64,
-# a linear layer on a single row gave other last bits in 40 of 40 trials; at multiples of 16 bytes, in none
-# (measured on a CPU, torch 2.13).
+# kernel looks at the address before it chooses how to add. With weights a few bytes past such a boundary the
+# last bits of a result can differ from those of an unsharded model.
 ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    r"""**A layout is a plan, not memory.** It says where every value of one flat vector belongs, and follows
+    r"""A layout is a plan, not memory. It says where every value of one flat vector belongs, and follows
     from names, shapes and the number of ranks alone. So all ranks arrive at the same layout without a
     message.
 
@@ -85,7 +84,7 @@ class Layout:
 
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
-        """**The padding, as ranges of the vector.** Whoever writes a flat vector must also write these.
+        """The padding, as ranges of the vector. Whoever writes a flat vector must also write these.
 
         >>> plan(nn.Linear(3, 5).named_parameters(), world_size=1)[0].gaps
         ((15, 16), (21, 32))
@@ -95,7 +94,7 @@ class Layout:
         return tuple(gap for gap in zip(starts, stops, strict=True) if gap[0] < gap[1])
 
     def piece(self, slot: Slot, rank: int) -> tuple[int, int]:
-        """**Where in its shard a rank finds a parameter.** Most pairs of rank and parameter have nothing in
+        """Where in its shard a rank finds a parameter. Most pairs of rank and parameter have nothing in
         common: then the range is empty, and still lies inside the shard, so that slicing with it is safe.
 
         >>> (layout,) = plan([("weight", nn.Parameter(torch.ones(40)))], world_size=2)
@@ -109,7 +108,7 @@ class Layout:
         return _clamp(start, size), _clamp(start + slot.numel, size)
 
     def span(self, slot: Slot, rank: int) -> tuple[int, int]:
-        """**Which of a parameter's values those are.** `piece` counts from the start of the shard, `span`
+        """Which of a parameter's values those are. `piece` counts from the start of the shard, `span`
         from the start of the parameter, row by row. Loading and saving copy from one range to the other.
 
         >>> (layout,) = plan([("weight", nn.Parameter(torch.ones(40)))], world_size=2)
@@ -125,7 +124,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """**One parameter's place.** It has several names when several modules share the parameter. A parameter
+    """One parameter's place. It has several names when several modules share the parameter. A parameter
     of shape `()` has one value, and one of shape `(0, 3)` has none: its slot takes no room, but remembers the
     shape.
     """
@@ -139,7 +138,7 @@ class Slot:
 def plan(
     named: Iterable[tuple[str, nn.Parameter]], world_size: int
 ) -> tuple[Layout, ...]:
-    """**One layout for each dtype, and for trainable and frozen parameters apart.** A vector has one dtype.
+    """One layout for each dtype, and for trainable and frozen parameters apart. A vector has one dtype.
     And a vector that mixed frozen parameters with trainable ones would need gradient memory and a
     reduce-scatter for values that never change.
 
@@ -172,7 +171,7 @@ def plan(
 
 
 def flatten(layout: Layout, tensors: Sequence[Tensor | None], out: Tensor) -> None:
-    """**Copy tensors into their places**: parameters at the start, gradients after each backward pass. The
+    """Copy tensors into their places: parameters at the start, gradients after each backward pass. The
     values go in row by row whatever the strides, so a transposed weight needs no copy of its own first.
 
     >>> (layout,) = plan([("weight", nn.Parameter(torch.ones(2, 2)))], world_size=1)
@@ -197,7 +196,7 @@ def flatten(layout: Layout, tensors: Sequence[Tensor | None], out: Tensor) -> No
             raise ValueError(f"{slot.names[0]} has shape {wanted}, not {got}")
         else:
             place.copy_(tensor.detach())
-    # **The padding must be zero.** Fresh memory holds anything, NaN included. No parameter ever reads the
+    # The padding must be zero. Fresh memory holds anything, NaN included. No parameter ever reads the
     # padding, but the norm of a gradient shard does: one NaN there, and clipping multiplies the whole model
     # by NaN.
     for start, stop in layout.gaps:
@@ -205,7 +204,7 @@ def flatten(layout: Layout, tensors: Sequence[Tensor | None], out: Tensor) -> No
 
 
 def views(layout: Layout, full: Tensor) -> tuple[Tensor, ...]:
-    """**The way back costs no copy.** Each parameter is a view: its shape, laid over the elements of the
+    """The way back costs no copy. Each parameter is a view: its shape, laid over the elements of the
     vector. What an all-gather writes into `full`, the parameters show at once.
 
     Every view holds the storage of the *whole* vector. The one at offset 0 even has the vector's address, and
@@ -232,7 +231,7 @@ def views(layout: Layout, full: Tensor) -> tuple[Tensor, ...]:
 def _lay_out(
     group: list[nn.Parameter], names: dict[nn.Parameter, list[str]], world_size: int
 ) -> Layout:
-    """**Offsets grow in the order of the names**, so that parameters used together stand together."""
+    """Offsets grow in the order of the names, so that parameters used together stand together."""
     align = ALIGN_BYTES // group[0].element_size()
     slots: list[Slot] = []
     end = 0

@@ -14,27 +14,27 @@ All names of this part of the book, for one unit with $\Psi_u$ parameters:
 
 | name | elements | lives | what it is |
 |---|---|---|---|
-| `shard` | $S$ | always | this rank's part of the flat vector |
-| `slices` | $S$ together | always | the model's own parameters, now 1-D views into `shard` |
-| `full` | $P = N_d S$ | while in use | all shards, side by side |
+| `shard` | $S_u$ | always | this rank's part of the flat vector |
+| `slices` | $S_u$ together | always | the model's own parameters, now 1-D views into `shard` |
+| `full` | $P_u = N_d S_u$ | while in use | all shards, side by side |
 | `whole` | $\Psi_u$ together | while in use | parameters in their old shapes, views into `full` |
-| `grad_full` | $P$ | in backward | this rank's gradients, laid out like `full` |
-| `slices[i].grad` | $S$ together | until `zero_grad` | the mean gradient, this rank's part |
+| `grad_full` | $P_u$ | in backward | this rank's gradients, laid out like `full` |
+| `slices[i].grad` | $S_u$ together | until `zero_grad` | the mean gradient, this rank's part |
 
 Two equations connect them. Rank $r$ stores the $r$-th piece of the flat vector, and it
 receives the $r$-th piece of the mean of all ranks' gradients:
 
 $$\mathrm{full} = \mathrm{shard}_0 \,\Vert\, \mathrm{shard}_1 \,\Vert \cdots \Vert\, \mathrm{shard}_{N_d-1}$$
 
-$$\mathrm{grad}_r = \frac{1}{N_d} \sum_{k=0}^{N_d-1} \mathrm{grad\_full}_k[\,rS : (r+1)S\,]$$
+$$\mathrm{grad}_r = \frac{1}{N_d} \sum_{k=0}^{N_d-1} \mathrm{grad\_full}_k[\,rS_u : (r+1)S_u\,]$$
 
-[The layout](partition.py) adds padding so that $P$ divides by $N_d$ and every parameter
-starts at an aligned address. Hence $P \ge \Psi_u$.
+[The layout](partition.py) adds padding so that $P_u$ divides by $N_d$ and every parameter
+starts at an aligned address. Hence $P_u \ge \Psi_u$.
 
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
-:notation $P$: `padded`, the length of the flat vector with its padding
-:notation $S$: `shard_numel`, the length of one rank's part of it
+:notation $P_u$: `padded`, the length of the flat vector with its padding
+:notation $S_u$: `shard_numel`, the length of one rank's part of it
 """
 
 # sidelit: hide
