@@ -34,8 +34,6 @@ class Piece:
     """Line numbers and coloured HTML of the code on show."""
     code_digest: str = ""
     first_line: int = 1
-    text: str = ""
-    """The words as they were written, for a page that cannot make anything better of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,6 @@ def chapter(item: Chapter, document: source.Document, names: Sequence[tuple[str,
             lines=tuple(code.numbered(lines, section.code)),
             code_digest=catalog.digest(line for _, line in section.code),
             first_line=section.first_line,
-            text=section.commentary,
         )
         for section, (name, aliases) in zip(document.sections, names, strict=True)
         if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")

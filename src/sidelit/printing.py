@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from sidelit import (
@@ -24,6 +24,7 @@ from sidelit import (
     config,
     content,
     edition,
+    foreign,
     links,
     page,
     site,
@@ -59,7 +60,7 @@ def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
     gathered = site.Collector()
     for path, chapter in zip(paths, made.chapters, strict=True):
         try:
-            document = source.read(path, shown=chapter.source)
+            document = _document(path, chapter.source)
             ids = [(name.id, name.aliases) for name in anchors.assign(document, None)]
             written.append(content.chapter(chapter, document, ids))
         except SidelitError as error:
@@ -68,6 +69,15 @@ def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
     title = page.word(job.lang, "files")
     written += [content.Text(item, title, (), frozenset()) for item in made.front]
     return _pages(made, written, job, names)
+
+
+def _document(path: Path, shown: str) -> source.Document:
+    """Read a file; what belongs to a site is Markdown already, the rest is put into it."""
+    document = source.read(path, shown=shown)
+    if _project(path) is not None:
+        return document
+    sections = (replace(each, commentary=foreign.markdown(each.commentary)) for each in document.sections)
+    return replace(document, sections=tuple(sections))
 
 
 def _pages(
