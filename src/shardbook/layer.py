@@ -245,8 +245,8 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
     """Every tensor in what a module returned, also inside of dataclasses and other
     objects.
 
-    An output that is overlooked is one whose backward pass would begin without the
-    parameters.
+    An output that is overlooked is one whose backward pass begins without the
+    parameters. So a result must be returned; one left in an attribute is not found.
     """
     for value in tree_leaves(output):
         if isinstance(value, Tensor):

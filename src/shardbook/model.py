@@ -25,6 +25,16 @@ Three habits of an unsharded program need care. Parameter groups that depend on 
 parameter's shape, such as weight decay for matrices only, are made before sharding,
 because afterwards every parameter is 1-D. Conversions such as `model.half()` come
 before it, too. And an optimizer must treat each element by itself, as SGD and Adam do.
+
+Whoever looks at the gradients sees only this rank's part of them. The norm that
+`torch.nn.utils.clip_grad_norm_` takes is the norm of that part, and `GradScaler` looks
+for an overflow only there. Then each rank would scale its part by another factor, or
+one would step and another would not, and no error is raised. Neither is for sharded
+parameters as it is. `torch.autograd.grad` and `backward(inputs=...)` cannot be asked
+for the slices, since autograd knows only the whole parameters.
+
+Under `autocast` the results are right, but autograd keeps the 16-bit copies of the
+weights until the backward pass, and these copies are whole.
 """
 
 # sidelit: hide
@@ -70,7 +80,9 @@ def shard(
     collective: all ranks call it, and each gets the whole parameters in their old
     shapes.
 
-    :param model: any module whose units run one after the other
+    :param model: any module whose units run one after the other, in the order in which
+        it names them; in another order the results are the same, but units are gathered
+        ahead in vain
     :param stage: 3 shards parameters, gradients and optimizer state
     :param units: which modules are gathered as one: a class, several classes, or a
         function of a module's name and the module. Parameters outside of them form one
@@ -228,8 +240,8 @@ def refuse_shape_dependent(
     parameters.
 
     Adafactor factors matrices, and a slice has no rows. L-BFGS takes inner products
-    over all parameters, and a rank has only a part of them. Neither would raise by
-    itself.
+    over all parameters, LAMB and LARS take the norm of each, and a rank has only a part
+    of them. None would raise by itself.
 
     :raises TypeError: naming the optimizer
     """
@@ -237,10 +249,11 @@ def refuse_shape_dependent(
     parameters = (
         parameter for group in optimizer.param_groups for parameter in group["params"]
     )
-    if name in ("Adafactor", "LBFGS", "Muon", "Shampoo", "SOAP") and any(
-        map(is_sharded, parameters)
-    ):
+    if name.lower() in _SHAPE_DEPENDENT and any(map(is_sharded, parameters)):
         raise TypeError(
             f"{name} depends on a parameter's shape; "
             "use an elementwise optimizer such as AdamW"
         )
+
+
+_SHAPE_DEPENDENT = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")

@@ -19,6 +19,7 @@ All names of this part of the book, for one unit with $\Psi_u$ parameters:
 | `full` | $P_u = N_d S_u$ | while in use | all shards, side by side |
 | `whole` | $\Psi_u$ together | while in use | parameters in their old shapes, views into `full` |
 | `grad_full` | $P_u$ | in backward | this rank's gradients, laid out like `full` |
+| `sending` | $P_u$ | during the exchange | the same, on its way to the mean |
 | `slices[i].grad` | $S_u$ together | until `zero_grad` | the mean gradient, this rank's part |
 
 Two equations connect them. Rank $r$ stores the $r$-th piece of the flat vector, and it
