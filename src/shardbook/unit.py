@@ -231,11 +231,11 @@ class Unit:
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is a view into the unit's memory, and so lives only while it does."""
+        if tensor.layout is not torch.strided:
+            return False
         storage = tensor.untyped_storage().data_ptr()
         return any(
-            storage == flat.full.untyped_storage().data_ptr()
-            for flat in self.flats
-            if flat.whole
+            storage == flat.full.untyped_storage().data_ptr() for flat in self.flats
         )
 
     def store(self) -> None:

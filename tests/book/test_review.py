@@ -407,6 +407,25 @@ def hooks_do_not_pile_up_on_a_tensor_that_is_returned_each_time() -> None:
     assert not leaf._backward_hooks
 
 
+def a_sparse_output() -> None:
+    class GivesSparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(x)
+            return y.to_sparse()
+
+    def build() -> nn.Module:
+        return nn.ModuleDict({"gives": GivesSparse()})
+
+    compare(
+        build, lambda model, rank: model["gives"](data(rank)).to_dense().square().sum(), units=GivesSparse
+    )  # type: ignore[index]
+
+
 CASES: list[Callable[..., None]] = [
     a_layer_used_twice_in_a_row_by_two_losses,
     outputs_in_an_object,
@@ -424,6 +443,7 @@ CASES: list[Callable[..., None]] = [
     layers_without_parameters,
     buffers_of_every_kind,
     hooks_do_not_pile_up_on_a_tensor_that_is_returned_each_time,
+    a_sparse_output,
 ]
 
 
