@@ -16,8 +16,8 @@ A formula that nobody compares with reality is a hope. This chapter predicts thr
 $$\text{sent} = 3 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d}$$
 
 The first two are exact for any model. The last is exact for [this GPT](gpt.py) on a CPU: the tests compare
-it, byte for byte, over many shapes. On a GPU attention saves other tensors for its backward pass, and the
-figure is only close. None of the three contains the temporaries inside one operation, the buffers inside the
+it, byte for byte, over many shapes. On a GPU attention saves other tensors for its backward pass, so there the
+figure is an estimate. None of the three contains the temporaries inside one operation, the buffers inside the
 communication backend, or what an allocator adds to round a size up.
 
 :notation $N_d$: `world_size`, the number of ranks

@@ -19,6 +19,7 @@ lines run, and the collectives send nothing.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -180,4 +181,11 @@ def mistakes() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # All is done and written. The backend has threads of its own, and torch may keep them
+    # running beyond the end of the group. If the interpreter were taken down around them,
+    # one that just lets go of a tensor would abort the process, and the launcher would
+    # report a failure. So the process ends here, without that.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,177 @@
+"""The training script as a user meets it: the line of the README, its table, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardbook import launch, train
+
+OPTIONS = "--steps 30 --layers 2 --width 32 --heads 2 --context 32 --batch 4 --lr 3e-3 --device cpu"
+SMALL = OPTIONS.split()
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.run(
+        arguments,
+        env={**clean, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def check_figures(figures: dict[str, Any], ranks: int) -> None:
+    """What every run has to show: it learned, and each byte is where the formulas want it."""
+    assert figures["ranks"] == ranks
+    assert figures["loss_first"] == pytest.approx(math.log(256), abs=0.2)
+    assert figures["loss_last"] < figures["loss_first"] - 1
+    assert figures["loss_unseen"] < figures["loss_first"] - 1
+    assert figures["sent"] == figures["sent_forecast"]
+    assert figures["steady"] == figures["steady_forecast"]
+    assert figures["peak"] == figures["peak_forecast"]
+    assert len(figures["sent"]) == len(figures["steady"]) == len(figures["peak"]) == ranks
+    assert (figures["sent"][0] > 0) == (ranks > 1)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_torchrun_line_learns_and_its_table_agrees_with_the_formulas(ranks: int, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    run = start(*TORCHRUN, str(ranks), "-m", "shardbook.train", *SMALL, "--json", str(file))
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(file.read_text(encoding="utf-8"))
+    check_figures(figures, ranks)
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+    # One rank speaks, however many there are.
+    assert run.stderr.count("step 30/30") == 1
+    assert run.stdout.count("loss, last step") == 1
+    table = {line[:30].strip(): line[30:].split("  ") for line in run.stdout.splitlines()}
+    for name, key, steps in [
+        ("bytes sent per rank and step", "sent", 30),
+        ("steady bytes per rank", "steady", 1),
+        ("peak bytes per rank", "peak", 1),
+    ]:
+        counted, predicted = [cell.strip() for cell in table[name] if cell.strip()][:2]
+        assert counted == predicted == f"{max(figures[key]) // steps:,}"
+
+
+def test_without_torchrun_one_rank_trains_and_sends_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    run = start(sys.executable, "-m", "shardbook.train", *SMALL, "--json", str(file))
+    assert run.returncode == 0, run.stderr
+    check_figures(json.loads(file.read_text(encoding="utf-8")), ranks=1)
+
+
+def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        train.main(["--help"])
+    assert stopped.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for action in launch.parser()._actions:
+        assert action.help
+        assert all(option in shown for option in action.option_strings)
+    assert "torchrun --standalone" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--width 100 --heads 3", "width 100 is not divisible by heads 3; choose a multiple of heads"),
+        ("--layers 0", "layers is 0, but it must be at least 1"),
+        ("--batch 0", "--batch is 0, but it must be at least 1"),
+        ("--steps 1", "--steps is 1, but it must be at least 2"),
+        ("--steps many", "argument --steps: invalid int value: 'many'; see --help"),
+        ("--optimizer adafactor", "invalid choice: 'adafactor'"),
+        ("--stepz 3", "unrecognized arguments: --stepz 3; see --help"),
+        ("--json nowhere/figures.json", "there is no folder nowhere; make it first"),
+        ("--device cuda", "torch sees no CUDA device here; use --device cpu"),
+        ("--backend nccl", "use --backend gloo on the CPU"),
+        ("--stage 2", "stage"),
+        ("--batch 100000", "lower batch or context"),
+        ("--context 140000", "lower batch or context"),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence(
+    options: str, sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    check_mistake(options.split(), sentence, capsys)
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"WORLD_SIZE": "0", "RANK": "0"}, "WORLD_SIZE is '0', but it must be a whole number of at least 1"),
+        ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE is 'two', but it must be a whole number"),
+        ({"WORLD_SIZE": "2"}, "RANK is not set; start the ranks with torchrun"),
+        ({"RANK": "0"}, "WORLD_SIZE is not set; start the ranks with torchrun"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR is not set, so the ranks cannot meet"),
+    ],
+)
+def test_an_impossible_world_is_told_in_one_sentence(
+    environment: dict[str, str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    check_mistake([], sentence, capsys)
+
+
+def test_a_rank_outside_of_the_world_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    # Rank 2 is not the one that speaks, so the sentence is looked for in the exception.
+    with pytest.raises(launch.Mistake, match="RANK is 2, but WORLD_SIZE is 2, so the last rank is 1"):
+        launch.environment()
+
+
+def test_a_mistake_is_told_by_one_rank_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert train.main(["--layers", "0"]) == 1
+    assert capsys.readouterr() == ("", "")
+
+
+def test_gpus_are_given_out_and_shared_only_on_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert launch.choose_device(launch.parse([])) == (torch.device("cuda:1"), "nccl")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert launch.choose_device(launch.parse([])) == (torch.device("cpu"), "gloo")
+    shared = launch.parse(["--device", "cuda", "--backend", "gloo"])
+    assert launch.choose_device(shared) == (torch.device("cuda:1"), "gloo")
+    with pytest.raises(launch.Mistake, match="4 ranks were started on this machine, but it has 2 GPUs"):
+        launch.choose_device(launch.parse(["--device", "cuda"]))
+
+
+def check_mistake(options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(options) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert sentence in err
+    assert err.startswith("shardbook.train: ")
+    assert err.count("\n") == 1
+    assert not dist.is_initialized()
