@@ -198,7 +198,9 @@ def objections(sites: dict[str, list[Site]], units: Select | None) -> str | None
     root.
     """
     if units is not None and len(sites) == 1:
-        return f"units={units!r} selects no module; name a class that the model contains"
+        return (
+            f"units={units!r} selects no module; name a class that the model contains"
+        )
     owner: dict[int, tuple[str, str]] = {}
     for unit, here in sites.items():
         for site in here:
