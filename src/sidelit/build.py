@@ -15,14 +15,18 @@ from pathlib import Path
 
 from sidelit.errors import SidelitError
 
+# Every site has this file, and hardly anything else does.
+MARK = "assets/sidelit.js"
+
 
 def write(files: Mapping[str, bytes], target: Path) -> None:
     """Write a whole site to `target`, in place of what is there.
 
     Raises `SidelitError` when the disk refuses; then `target` is as it was.
     """
+    target = target.resolve()
+    check_target(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         fresh = fresh_folder(target)
         try:
             for name, content in files.items():
@@ -36,6 +40,19 @@ def write(files: Mapping[str, bytes], target: Path) -> None:
         raise SidelitError(
             f"cannot write the site: {error.strerror}", path=str(error.filename or target)
         ) from None
+
+
+def check_target(target: Path) -> None:
+    """Refuse to put a site in the place of anything but a site: what stands there will be deleted.
+
+    Raises `SidelitError` when `target` is a file or a folder that holds something else.
+    """
+    if target.is_dir():
+        if not (target / MARK).is_file() and any(target.iterdir()):
+            what = "this folder holds something that is not a site of sidelit"
+            raise SidelitError(what, path=target, hint="name a new or an empty folder")
+    elif target.exists():
+        raise SidelitError("this is a file, not a folder", path=target, hint="name another folder")
 
 
 def fresh_folder(target: Path) -> Path:
@@ -52,10 +69,6 @@ def switch(fresh: Path, target: Path) -> None:
     if not target.exists():
         fresh.rename(target)
         return
-    if not target.is_dir():
-        raise SidelitError(
-            "this is a file, not a folder", path=str(target), hint="name another folder for the site"
-        )
     old = fresh_folder(target)
     # POSIX lets a rename replace an empty folder, so `old` is the place the old site moves to.
     target.rename(old / "site")

@@ -58,6 +58,7 @@ def serve_site(given: argparse.Namespace) -> int:
 def print_files(given: argparse.Namespace) -> int:
     """`sidelit print`."""
     job = printing.Job(tuple(given.files), given.lang, given.locale, given.strict)
+    build.check_target(given.out)
     made, warnings = printing.files(job)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)

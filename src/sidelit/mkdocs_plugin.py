@@ -63,6 +63,10 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):  # type: ignore[no-untyped-call
             return config
         logging.getLogger("mkdocs").addHandler(self._warnings)
         self._target = Path(config.site_dir)
+        try:
+            build.check_target(self._target)
+        except SidelitError as error:
+            raise PluginError(str(error)) from None
         self._fresh = build.fresh_folder(self._target)
         config.site_dir = str(self._fresh)
         return config

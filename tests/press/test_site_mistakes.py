@@ -140,3 +140,21 @@ def test_a_file_in_the_place_of_the_site_is_not_overwritten(sample: Path) -> Non
     told = sidelit("build", cwd=sample, code=1).stderr
     assert told.count("\n") == 1
     assert (sample / "build/site").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_folder_that_holds_something_else_is_not_overwritten(sample: Path) -> None:
+    before = tree(sample)
+    commands = (["build", "--out", "."], ["build", "--out", "src"], ["print", "src", "--out", "site"])
+    for command in commands:
+        told = sidelit(*command, cwd=sample, code=1).stderr
+        assert "not a site" in told
+        assert told.count("\n") == 1
+    (sample / "build/site").mkdir(parents=True)
+    (sample / "build/site/mine.txt").write_text("mine", encoding="utf-8")
+    done = run("mkdocs", "build", "--strict", cwd=sample)
+    assert done.returncode == 1
+    assert "not a site" in done.stderr
+    assert {
+        name: data for name, data in tree(sample).items() if not name.startswith((".cache", "build"))
+    } == before
+    assert (sample / "build/site/mine.txt").read_text(encoding="utf-8") == "mine"
