@@ -20,11 +20,12 @@ unit](unit.py) decides when a vector is filled and when it is emptied.
 from __future__ import annotations
 
 import weakref
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardbook.collectives import PendingReduce, broadcast
 from shardbook.partition import Layout, flatten, views
@@ -84,6 +85,7 @@ class Flat:
                 collect = partial(Flat.collect, weakref.proxy(self), index)
                 whole.register_post_accumulate_grad_hook(collect)
         resize(self.full, 0)
+        register_guard()
 
     def own_part(self) -> Tensor:
         """This rank's part of `full`, a view of $S_u$ elements."""
@@ -193,3 +195,35 @@ def has_gradient_hook(parameter: Tensor) -> bool:
 def resize(tensor: Tensor, numel: int) -> None:
     """Let the storage under `tensor` hold `numel` elements; every view of it sees the new storage."""
     tensor.untyped_storage().resize_(numel * tensor.element_size())
+
+
+@cache
+def register_guard() -> None:
+    """Let every optimizer that steps on sharded parameters be looked at first."""
+    register_optimizer_step_pre_hook(refuse_shape_dependent)
+
+
+def refuse_shape_dependent(
+    optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
+) -> None:
+    """Stop an optimizer that would train something else on slices than on whole
+    parameters.
+
+    Adafactor factors matrices, and a slice has no rows. L-BFGS takes inner products
+    over all parameters, LAMB and LARS take the norm of each, and a rank has only a part
+    of them. None would raise by itself.
+
+    :raises TypeError: naming the optimizer
+    """
+    name = type(optimizer).__name__
+    parameters = (
+        parameter for group in optimizer.param_groups for parameter in group["params"]
+    )
+    if name.lower() in _SHAPE_DEPENDENT and any(map(is_sharded, parameters)):
+        raise TypeError(
+            f"{name} depends on a parameter's shape; "
+            "use an elementwise optimizer such as AdamW"
+        )
+
+
+_SHAPE_DEPENDENT = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")

@@ -22,7 +22,7 @@ gathers, once as gradients. One rank sends
 $$3\,\Psi_u\,\frac{N_d - 1}{N_d}$$
 
 elements a step for the unit, against $2\,\Psi_u (N_d-1)/N_d$ for plain data parallelism
-([ZeRO, section 7](bib:rajbhandari2020zero)).
+([ZeRO](bib:rajbhandari2020zero)).
 
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
@@ -64,7 +64,7 @@ class Zero3Layer(nn.Module):
         number, name, shape, dtype, device type or `requires_grad`
     :raises RuntimeError: if there is no process group yet
 
-    Source: [ZeRO, section 5.3](bib:rajbhandari2020zero), stage 3 ($P_{os+g+p}$).
+    Source: [ZeRO](bib:rajbhandari2020zero), stage 3 ($P_{os+g+p}$).
     """
 
     def __init__(

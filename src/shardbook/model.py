@@ -29,8 +29,8 @@ before it, too. And an optimizer must treat each element by itself, as SGD and A
 Whoever looks at the gradients sees only this rank's part of them. The norm that
 `torch.nn.utils.clip_grad_norm_` takes is the norm of that part, and `GradScaler` looks
 for an overflow only there. Then each rank would scale its part by another factor, or
-one would step and another would not, and no error is raised. Neither is for sharded
-parameters as it is. `torch.autograd.grad` and `backward(inputs=...)` cannot be asked
+one would step and another would not, and no error is raised. So use neither on a
+sharded model. `torch.autograd.grad` and `backward(inputs=...)` cannot be asked
 for the slices, since autograd knows only the whole parameters.
 
 Under `autocast` the results are right, but autograd keeps the 16-bit copies of the
@@ -41,13 +41,10 @@ weights until the backward pass, and these copies are whole.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardbook.check import agree, unfit
 from shardbook.flat import is_sharded
@@ -92,14 +89,11 @@ def shard(
         ranks
     :param policy: has to be `None`
     :returns: the same object
-    :raises ValueError: on every rank, if ranks disagree about the model or it cannot be
-        sharded
-    :raises ValueError: for a stage, a mesh or a policy other than the above, and for a
-        model sharded before
+    :raises ValueError: if ranks disagree about the model or it cannot be sharded (then
+        on every rank), and for a stage, a mesh or a policy other than the above
     :raises RuntimeError: if there is no process group yet
 
-    Source: [ZeRO](bib:rajbhandari2020zero), section 5; the call from outside follows
-    [FSDP](bib:zhao2023fsdp), section 4.
+    Source: [ZeRO](bib:rajbhandari2020zero), stage 3.
     """
     if stage != 3:
         raise ValueError(
@@ -129,7 +123,6 @@ def shard(
             keep_state_dict_whole(unit, module)
     chain.attach()
     broadcast_buffers(model, group)
-    register_guard()
     return model
 
 
@@ -227,35 +220,3 @@ def group_of(mesh: Any) -> Any:
             "pass one dimension of it, as in mesh['shard']"
         )
     return mesh.get_group()
-
-
-@cache
-def register_guard() -> None:
-    """Let every optimizer that steps on sharded parameters be looked at first."""
-    register_optimizer_step_pre_hook(refuse_shape_dependent)
-
-
-def refuse_shape_dependent(
-    optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
-) -> None:
-    """Stop an optimizer that would train something else on slices than on whole
-    parameters.
-
-    Adafactor factors matrices, and a slice has no rows. L-BFGS takes inner products
-    over all parameters, LAMB and LARS take the norm of each, and a rank has only a part
-    of them. None would raise by itself.
-
-    :raises TypeError: naming the optimizer
-    """
-    name = type(optimizer).__name__
-    parameters = (
-        parameter for group in optimizer.param_groups for parameter in group["params"]
-    )
-    if name.lower() in _SHAPE_DEPENDENT and any(map(is_sharded, parameters)):
-        raise TypeError(
-            f"{name} depends on a parameter's shape; "
-            "use an elementwise optimizer such as AdamW"
-        )
-
-
-_SHAPE_DEPENDENT = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")

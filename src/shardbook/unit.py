@@ -97,15 +97,13 @@ class Unit:
         # A unit can hold several flat vectors. A frozen parameter needs no gradient and
         # a 16-bit parameter needs half the bytes, so [the layout](partition.py#plan)
         # keeps one vector for each kind.
-        named = [(site.name, site.parameter) for site in self.sites]
-        layouts = plan(named, world_size)
-        by_name = dict(named)
+        named = {site.name: site.parameter for site in self.sites}
         self.flats = tuple(
-            Flat(layout, by_name, rank, group, synchronize) for layout in layouts
+            Flat(layout, named, rank, group, synchronize)
+            for layout in plan(named.items(), world_size)
         )
-        # Streams order work on a GPU. The unit's exchanges run on two streams of their
-        # own, so that they can run beside the computation. On a CPU the same calls
-        # exist and do nothing.
+        # The unit's exchanges run on two streams of their own, so that they can run
+        # beside the computation. On a CPU the same calls exist and do nothing.
         device = self.flats[0].shard.device
         self.device = torch.get_device_module(device)
         self.gather_stream, self.reduce_stream = streams(device)
@@ -214,6 +212,9 @@ class Unit:
         for flat in self.trainable:
             if flat.reducing is None:
                 continue
+            # The sum takes its memory on the reduce stream. It may get the block of an
+            # earlier mean, which the compute stream still reads.
+            self.reduce_stream.wait_stream(self.device.current_stream())
             with self.on(self.reduce_stream):
                 mean = flat.reducing.wait()
             # The optimizer reads the mean on the compute stream, and `sending` goes
