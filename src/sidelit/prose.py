@@ -94,6 +94,11 @@ class _Writer(InlineWriter):
                 return self._ways_back(token)
             case "hr":
                 return "<hr>\n"
+            # A screen reader would announce the heading of a column and then have nothing to say.
+            case "th_open" if _wordless(tokens[index + 1]):
+                return tag("td", self._attributes(tokens, index))
+            case "th_close" if _wordless(tokens[index - 1]):
+                return "</td>\n"
             case _ if token.hidden:
                 return ""
             case _ if token.nesting == -1:
@@ -122,7 +127,7 @@ class _Writer(InlineWriter):
             attributes.update(tokens[index + 1].attrs)
         if token.type == "heading_open" and self.context.heading_ids:
             attributes["id"] = token.meta["slug"]
-        if token.type == "th_open":
+        if token.type == "th_open" and not _wordless(tokens[index + 1]):
             attributes["scope"] = "col"
         alignment = str(attributes.pop("style", "")).removeprefix("text-align:")
         if alignment:
@@ -219,3 +224,7 @@ def _lexer(language: str) -> Lexer | None:
 
 def _kind(name: str) -> str:
     return name if name in ADMONITIONS else ADMONITIONS[0]
+
+
+def _wordless(cell: Token) -> bool:
+    return not any(child.content.strip() and child.type != "math_inline" for child in cell.children or ())

@@ -96,8 +96,12 @@ def watched(browser: Browser, address: str) -> Iterator[Open]:
             messages.append(f"{response.url}: {response.status}")
 
     def open_page(path: str, width: int = 1280, scheme: Any = "light", scripts: bool = True) -> Page:
+        # Without motion a colour is at once what it will be, so that axe never measures one on its way.
         context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,
+            java_script_enabled=scripts,
+            reduced_motion="reduce",
         )
         contexts.append(context)
         page = context.new_page()
