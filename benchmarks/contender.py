@@ -1,24 +1,27 @@
-"""One rank of one contender. All of them train the same model; they differ in one function."""
+"""One rank of one contender. All train the same model with the same lines; they differ in one function."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from benchmarks.launch import Size
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from shardbook import gpt, shard
-
-WARM_UP = 2
+from shardbook.collectives import ledger
 
 
 def ddp(model: gpt.GPT) -> nn.Module:
@@ -30,7 +33,8 @@ def fsdp2(model: gpt.GPT) -> nn.Module:
     """PyTorch's sharding as its documentation applies it: each part by itself, then the rest."""
     for part in model:
         fully_shard(part)
-    return fully_shard(model)
+    fully_shard(model)
+    return model
 
 
 def fsdp2_tuned(model: gpt.GPT) -> nn.Module:
@@ -51,44 +55,78 @@ def shardbook(model: gpt.GPT) -> nn.Module:
 
 
 CONTENDERS: dict[str, Callable[[gpt.GPT], nn.Module]] = {
-    one.__name__: one for one in (ddp, fsdp2, fsdp2_tuned, shardbook)
+    one.__name__: one for one in (shardbook, ddp, fsdp2, fsdp2_tuned)
 }
 
 
-def main(name: str, layers: int, width: int, context: int, batch: int, steps: int) -> None:
-    """Train, and let rank 0 print what this run showed."""
+def main(name: str, size: Size) -> None:
+    """Train, and let rank 0 print what this run showed, as one line of JSON."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    warm_base()
     base = memory("VmRSS")
-    torch.manual_seed(0)
-    model = gpt.GPT(gpt.Config(layers=layers, width=width, heads=8, context=context))
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    trained = CONTENDERS[name](model)
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-4, foreach=False)
-    torch.manual_seed(1 + rank)
+    step = trainer(CONTENDERS[name], size)
+    for _ in range(size.warm_up):
+        step()
+    dist.barrier()
+    forget_peak()
+    before = network_bytes()
     seconds = []
-    for number in range(WARM_UP + steps):
-        if number == WARM_UP:
-            dist.barrier()
-            before = sent()
-        started = time.perf_counter()
-        inputs, targets = torch.randint(0, 256, (2, batch, context))
-        gpt.loss(trained(inputs), targets).backward()
+    with ledger() as book:
+        for _ in range(size.steps):
+            started = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - started)
+    dist.barrier()
+    crossed = network_bytes() - before
+    mine = (statistics.median(seconds), memory("VmHWM") - base, memory("VmRSS") - base)
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, mine)
+    if dist.get_rank() == 0:
+        report = {
+            "seconds": max(rank[0] for rank in ranks),
+            "peak": max(rank[1] for rank in ranks),
+            "steady": max(rank[2] for rank in ranks),
+            "wire": crossed / size.steps / len(ranks) if os.environ["COUNTED"] else None,
+            "payload": book.total / size.steps if name == "shardbook" else None,
+        }
+        print(json.dumps(report), flush=True)
+    dist.barrier()
+    # torch may keep the backend's threads running; to take the interpreter down around them can abort.
+    os._exit(0)
+
+
+def trainer(apply: Callable[[gpt.GPT], nn.Module], size: Size) -> Callable[[], None]:
+    """Build the model and the optimizer, and return one step of training."""
+    torch.manual_seed(0)
+    model = apply(gpt.GPT(config_of(size)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    torch.manual_seed(1 + dist.get_rank())
+
+    def step() -> None:
+        shape = (2, size.batch, size.context)
+        inputs, targets = torch.randint(0, size.vocabulary, shape)
+        gpt.loss(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(time.perf_counter() - started)
-    dist.barrier()
-    after = sent()
-    if rank == 0:
-        figures = {
-            "seconds": sorted(seconds[WARM_UP:])[steps // 2],
-            "peak": memory("VmHWM") - base,
-            "sent": (after - before) / steps / ranks if os.environ["COUNTED"] else None,
-            "parameters": parameters,
-        }
-        print(json.dumps(figures), flush=True)
-    dist.destroy_process_group()
+
+    return step
+
+
+def config_of(size: Size) -> gpt.Config:
+    """The shape of the model."""
+    return gpt.Config(size.layers, size.width, size.heads, size.context, size.vocabulary)
+
+
+def warm_base() -> None:
+    """Use once, at a small size, what every contender uses: libraries that load late are nobody's memory."""
+    step = trainer(
+        ddp, Size(layers=1, width=8, heads=1, context=8, vocabulary=8, batch=1, steps=1, warm_up=0)
+    )
+    for _ in range(2):
+        step()
+    del step
+    gc.collect()
 
 
 def memory(field: str) -> int:
@@ -98,12 +136,17 @@ def memory(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def sent() -> int:
-    """Bytes that went over this network's loopback so far, from all ranks, headers included."""
+def forget_peak() -> None:
+    """Let the system's record of the highest memory start again from now."""
+    Path("/proc/self/clear_refs").write_text("5", "utf-8")
+
+
+def network_bytes() -> int:
+    """Bytes that crossed this network's loopback so far, from all ranks, all headers included."""
     lines = Path("/proc/self/net/dev").read_text("utf-8").splitlines()
     (loopback,) = (line for line in lines if line.strip().startswith("lo:"))
     return int(loopback.split(":")[1].split()[8])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], Size(**json.loads(sys.argv[2])))

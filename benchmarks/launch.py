@@ -10,7 +10,8 @@ import socket
 import struct
 import subprocess
 import sys
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -19,58 +20,69 @@ SET_FLAGS, UP_AND_RUNNING = 0x8914, 0x41
 
 @dataclass(frozen=True)
 class Size:
-    """The model, the batch and the number of timed steps."""
+    """The model, the batch, and the number of steps before and under the clock."""
 
-    layers: int
-    width: int
-    context: int
-    batch: int
-    steps: int
+    layers: int = 8
+    width: int = 512
+    heads: int = 8
+    context: int = 128
+    vocabulary: int = 8192
+    batch: int = 4
+    steps: int = 6
+    warm_up: int = 2
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one run showed: seconds a step, peak bytes over the base, bytes sent by a rank in a step."""
+    """What one run showed: the slowest rank's median step, and bytes of the rank with most.
+
+    `wire` are the bytes that the network counted, for one rank and one step; `payload` those of our ledger.
+    """
 
     seconds: float
     peak: float
-    sent: float | None
-    parameters: int
+    steady: float
+    wire: float | None
+    payload: float | None
 
 
 def run(name: str, ranks: int, size: Size) -> Run:
     """Run one contender and read its figures from the last line that it prints."""
     command = [sys.executable, "-m", "benchmarks.launch", name, str(ranks), json.dumps(asdict(size))]
-    apart = namespace()
     # Large blocks go back to the system as soon as they are freed, or the peak would depend on luck.
     settings = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "GLOO_SOCKET_IFNAME": "lo"}
+    # A network of its own knows no host names, and torch warns of it in each process.
+    settings["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     done = subprocess.run(
-        [*apart, *command],
+        [*namespace(), *command],
         cwd=ROOT,
-        env={**os.environ, **settings, "COUNTED": "1" if apart else ""},
+        env={**os.environ, **settings, "COUNTED": "1" if namespace() else ""},
         stdout=subprocess.PIPE,
         text=True,
-        check=True,
+        check=False,
     )
+    if done.returncode:
+        sys.exit(f"{name} on {ranks} ranks failed; its message stands above")
     return Run(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def namespace() -> list[str]:
+@cache
+def namespace() -> tuple[str, ...]:
     """The command that gives a program a network of its own, or nothing where the system forbids it."""
-    command = ["unshare", "--map-root-user", "--net"]
+    command = ("unshare", "--map-root-user", "--net")
     if shutil.which("unshare") is None:
-        return []
-    return command if subprocess.run([*command, "true"], capture_output=True).returncode == 0 else []
+        return ()
+    return command if subprocess.run([*command, "true"], capture_output=True).returncode == 0 else ()
 
 
-def start(name: str, ranks: int, size: Size) -> None:
+def start(name: str, ranks: int, size: str) -> int:
     """Run all ranks in this network and leave their output on ours."""
     if os.environ["COUNTED"]:
         raise_loopback()
     port = free_port()
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.contender", name, *map(str, astuple(size))],
+            [sys.executable, "-m", "benchmarks.contender", name, size],
             env={
                 **os.environ,
                 "RANK": str(rank),
@@ -81,9 +93,7 @@ def start(name: str, ranks: int, size: Size) -> None:
         )
         for rank in range(ranks)
     ]
-    codes = [process.wait() for process in processes]
-    if any(codes):
-        sys.exit(f"{name} on {ranks} ranks failed; its message stands above")
+    return max(abs(process.wait()) for process in processes)
 
 
 def raise_loopback() -> None:
@@ -101,4 +111,4 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    start(sys.argv[1], int(sys.argv[2]), Size(**json.loads(sys.argv[3])))
+    sys.exit(start(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
