@@ -1,6 +1,6 @@
-r"""# One flat vector, shared out
+r"""# The shard and the full vector
 
-> The storage of a unit: a shard that stays, a full vector that comes and goes.
+> A unit's storage: the shard stays, the full vector comes and goes.
 
 A unit stores its parameters in flat vectors, one for each kind of parameter. This
 chapter holds such a vector in its two forms. Between uses a rank has `shard`, its own

@@ -15,10 +15,11 @@ A formula that nobody compares with reality is a hope. This chapter predicts thr
 
 $$\text{sent} = 3 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d}$$
 
-The first two are exact for any model. The last is exact for [this GPT](gpt.py) on a CPU: the tests compare
-it, byte for byte, over many shapes. On a GPU attention saves other tensors for its backward pass, so there the
-figure is an estimate. None of the three contains the temporaries inside one operation, the buffers inside the
-communication backend, or what an allocator adds to round a size up.
+The first two are exact for any FP32 model without frozen parameters whose units each run once in a forward
+pass. The last is exact for [this GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many
+shapes. On a GPU attention saves other tensors for its backward pass, so there the figure is an estimate.
+None of the three contains the temporaries inside one operation, the buffers inside the communication
+backend, or what an allocator adds to round a size up.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $P_u$: `padded`, the elements of unit $u$ with its padding
@@ -67,7 +68,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The figures of one rank, in bytes. `steady` and `moments` name the terms that they are made of."""
+    """The figures of one rank, in bytes: `steady` by its terms, the peak by the moments where it can lie."""
 
     sent: int
     steady: dict[str, int]

@@ -148,7 +148,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each position asks a question, and earlier positions answer as far as their keys match it."""
+    """Each position asks a question, and it and the earlier ones answer as far as their keys match."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -177,7 +177,7 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
         torch.cuda.set_device(device)
     # A process that was started alone meets nobody, so its meeting place is in its own memory.
     store = None if launched else dist.HashStore()  # type: ignore[attr-defined]
-    # If one rank fails, the others should not wait for it for the default half hour.
+    # If one rank fails, the others should not wait for it as long as the backend would by default.
     dist.init_process_group(
         backend,
         rank=rank,

@@ -2,7 +2,7 @@ r"""# What a run prints
 
 > A line that moves while the model learns, and a table that sets what was counted beside what was predicted.
 
-Only rank 0 prints. The other ranks send it what they have counted, after the last step, so that the report
+Only rank 0 prints. The ranks exchange what they have counted after the ledger is closed, so that the report
 adds nothing to the bytes it reports.
 """
 
@@ -58,7 +58,7 @@ def report(setup: Setup, counted: Counted, options: argparse.Namespace) -> None:
 def summary(
     setup: Setup, ranks: list[Counted], forecasts: list[Forecast]
 ) -> dict[str, Any]:
-    """All figures under flat names. Lists have an entry for each rank."""
+    """All figures under flat names. `losses` has an entry for each step, other lists one for each rank."""
     steps = len(ranks[0].losses)
     # The first step creates buffers and state, and the last one runs under the meter. With two steps there is
     # no other, and the first has to do.
@@ -134,7 +134,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def both(figures: dict[str, Any], name: str, steps: int = 1) -> tuple[str, str]:
-    """A counted figure and its forecast, for the rank with most."""
+    """A counted figure and its forecast, the largest of any rank."""
     counted, predicted = (
         max(figures[name]) / steps,
         max(figures[f"{name}_forecast"]) / steps,

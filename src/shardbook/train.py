@@ -9,7 +9,7 @@ torchrun --standalone --nproc-per-node 2 -m shardbook.train --steps 200
 Each of the two processes is a rank. Both build the same [GPT](gpt.py), shard it with [one
 call](model.py#shard), and read [different windows](corpus.py#Reader) of the text. Nothing in the training
 loop shows that the model is sharded. At the end rank 0 prints a table: the loss, the speed, and the bytes
-that were sent and stored, each beside [its forecast](forecast.py).
+that were sent and stored. Each figure in bytes stands beside [its forecast](forecast.py).
 
 Without `torchrun` the same program trains on one rank. World size 1 is no special case in this book: the same
 lines run, and the collectives send nothing.
@@ -183,9 +183,9 @@ def mistakes() -> Iterator[None]:
 if __name__ == "__main__":
     code = main()
     # All is done and written. The backend has threads of its own, and torch may keep them
-    # running beyond the end of the group. If the interpreter were taken down around them,
-    # one that just lets go of a tensor would abort the process, and the launcher would
-    # report a failure. So the process ends here, without that.
+    # running beyond the end of the group. If the interpreter shut down while one of them
+    # releases a tensor, the process would abort, and the launcher would report a
+    # failure. So the process ends here, without a shutdown.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

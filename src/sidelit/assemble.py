@@ -165,7 +165,7 @@ class _Desk:
             title=self.config.title,
             tagline=self.edition.tagline,
             summary=self.edition.tagline,
-            licence_note=self.config.licence_note,
+            licence_note=self.edition.licence_note,
             version=self.press.origin.version,
             repository=self.config.repository,
             nav=tuple(self.ways.nav()),

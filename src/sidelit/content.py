@@ -114,7 +114,8 @@ def prose(item: Prose, path: Path) -> Text:
 def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...]:
     """Everything of a site that is to be translated: its pages, and the words that are on none of them."""
     labels = tuple(part.label for part in config.parts)
-    own = (("nav", labels), ("site", (config.tagline,) if config.tagline else ()))
+    about = tuple(text for text in (config.tagline, config.licence_note) if text)
+    own = (("nav", labels), ("site", about))
     site = catalog.PageUnits("site", tuple(catalog.SectionUnits(name, said) for name, said in own if said))
     return (*(page_units(text) for text in texts), site)
 

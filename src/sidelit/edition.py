@@ -71,6 +71,7 @@ class Edition:
     parts: tuple[tuple[str, str | None], ...]
     """The label of each part, and its language where that is not the edition's."""
     tagline: str
+    licence_note: str
 
 
 def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: str) -> Edition:
@@ -78,12 +79,13 @@ def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: s
     book = shelf.catalog("site", lang)
     parts = tuple(_label(part.label, book, "nav", lang) for part in config.parts)
     tagline, _ = _label(config.tagline, book, "site", lang)
+    licence_note, _ = _label(config.licence_note, book, "site", lang)
     # English is what the texts are written in: nothing is looked up for it.
     books = {
         text.item.output: None if lang == "en" else shelf.catalog(text.item.name, lang) for text in texts
     }
     pages = {text.item.output: page(text, books[text.item.output], lang) for text in texts}
-    return Edition(lang, pages, parts, tagline)
+    return Edition(lang, pages, parts, tagline, licence_note)
 
 
 def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:

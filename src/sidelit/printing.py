@@ -124,7 +124,7 @@ def _edition(
         languages = tuple({job.lang, *(path.name for path in folder.glob("*") if path.is_dir())})
         book = catalog.load((units,), folder, languages).catalog(name, job.lang)
         pages[text.item.output] = edition.page(text, book, job.lang)
-    return edition.Edition(job.lang, pages, (("", None),), "")
+    return edition.Edition(job.lang, pages, (("", None),), "", "")
 
 
 def _names(paths: Sequence[Path], made: Config, job: Job) -> dict[str, tuple[Path, str]]:
