@@ -8,7 +8,7 @@ notice that. With equal total sizes the values of two parameters swap places sil
 with unequal sizes the process aborts, or all ranks wait forever. After the fact it is
 too late to say which parameter it was.
 
-So the ranks compare descriptions first. A description is small: some hundred bytes a
+So the ranks compare descriptions first. A description is small: about a hundred bytes a
 parameter, whatever its size. All ranks get all descriptions, and each draws the same
 conclusion. If one rank has to raise, every rank raises, with the same sentence, and
 none is left waiting.

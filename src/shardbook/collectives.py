@@ -87,8 +87,8 @@ def all_gather(
     """
     rank, world_size = world(group)
     full, shard = full.detach(), shard.detach()
-    # Every rank compares the sizes before anything moves. A misfit then stops all ranks here, by name; a rank
-    # that stopped later would leave the others waiting for its piece.
+    # Sizes are compared before anything moves, and the error says what does not fit. A rank that stopped later
+    # would leave the others waiting for its piece.
     fits = full.shape == (world_size * shard.numel(),) and full.dtype == shard.dtype
     if not (fits and full.is_contiguous()):
         raise ValueError(
@@ -182,8 +182,7 @@ def reduce_scatter_mean(
 @dataclass(slots=True)
 class PendingReduce:
     """A reduce-scatter under way. It keeps the gradient alive, because the sender still reads it: on CUDA
-    the allocator would otherwise hand the memory to the next layer. Wait for one reduction before allocating
-    the buffer of the next, and at most one of them exists.
+    the allocator would otherwise hand the memory to the next layer.
     """
 
     work: Work | None

@@ -85,12 +85,12 @@ class Forecast:
 
 
 def forecast(setup: Setup, rank: int) -> Forecast:
-    """Predict the figures of one rank. Ranks differ by the padding, which lies at the end of each vector."""
+    """Predict the figures of one rank. Ranks differ in how much of the padding falls to them."""
     # A model on the meta device has shapes and no values, so this costs nothing at any size.
     with torch.device("meta"):
         model = GPT(setup.config)
     layouts = [plan(layer.named_parameters(), setup.world_size)[0] for layer in model]
-    # Of each vector a rank sends all shards but its own.
+    # In each exchange a rank sends as much as all shards but one hold.
     once = FLOAT * sum(layout.padded - layout.shard_numel for layout in layouts)
     steady = steady_terms(setup, layouts, rank)
     extra = extra_moments(setup, layouts, rank)

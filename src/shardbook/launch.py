@@ -37,9 +37,22 @@ class Mistake(Exception):
 
 def complain(mistake: Mistake) -> int:
     """Print the sentence once and return the exit code."""
-    if os.environ.get("RANK", "0") == "0":
+    if speaks():
         print(f"shardbook.train: {mistake}", file=sys.stderr)
     return 1
+
+
+def speaks() -> bool:
+    """Whether this process is the one that prints.
+
+    It is rank 0. A process with an impossible rank speaks too, since no other process is
+    wrong in that way.
+    """
+    rank = os.environ.get("RANK", "0")
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and world_size.isdecimal()):
+        return True
+    return int(rank) == 0 or int(rank) >= int(world_size)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -159,7 +172,7 @@ class Parser(argparse.ArgumentParser):
         raise Mistake(f"{message}; see --help")
 
     def print_help(self, file: Any = None) -> None:
-        if os.environ.get("RANK", "0") == "0":
+        if speaks():
             super().print_help(file)
 
 

@@ -187,8 +187,7 @@ def objections(sites: dict[str, list[Site]], units: Select | None) -> str | None
     """Why this rank cannot shard its model, or `None`.
 
     A parameter that stands in two units would be gathered and reduced by both, and the
-    two copies would drift apart. So tied weights have to stand in one unit, or in the
-    root.
+    two copies would drift apart. So tied weights have to stand in one unit.
     """
     if units is not None and len(sites) == 1:
         return (

@@ -55,8 +55,8 @@ ALIGN_BYTES = 64
 @dataclass(frozen=True, slots=True)
 class Layout:
     r"""A layout is a plan, not memory. It says where every value of one flat vector belongs, and follows
-    from names, shapes and the number of ranks alone. So all ranks arrive at the same layout without a
-    message.
+    from the parameters' descriptions and the number of ranks alone. So all ranks arrive at the same layout
+    without a message.
 
     >>> model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 8))
     >>> (layout,) = plan(model.named_parameters(), world_size=2)
@@ -155,7 +155,7 @@ def plan(
         raise ValueError(
             f"parameters cannot be split over {world_size} ranks; start at least one"
         )
-    # A **shared parameter** is one object under several names, such as an embedding that is also the output
+    # A **shared** or tied parameter is one object under several names, such as an embedding that is also the output
     # layer. Keyed by the object, it gets one slot. Two slots would train two copies that drift apart, and
     # nobody would notice.
     names: dict[nn.Parameter, list[str]] = {}

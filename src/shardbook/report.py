@@ -124,7 +124,7 @@ def table(figures: dict[str, Any]) -> str:
     ]
     heading = (
         f"GPT of {figures['layers']} x {figures['width']}, {figures['parameters']:,} parameters, "
-        f"{figures['ranks']} ranks, {steps} steps"
+        f"{figures['ranks']} rank{'s' * (figures['ranks'] > 1)}, {steps} steps"
     )
     lines = [
         f"{name:<30}{left:>14}{right:>14}  {note}".rstrip()
@@ -150,7 +150,7 @@ def write(path: Path, text: str) -> None:
 
 
 class Progress:
-    """One line on the terminal, redrawn after each step; in a log file, ten lines for a whole run.
+    """One line on the terminal, redrawn after each step; in a log file, about ten lines for a whole run.
 
     The loss it shows is this rank's own. A mean over ranks would cost an exchange in each step.
     """

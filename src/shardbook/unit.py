@@ -58,7 +58,7 @@ __all__ = ["Site", "State", "Unit"]
 
 
 class State(Enum):
-    """A unit is in one of three states, and each method of `Unit` names one transition.
+    """A unit is in one of three states, and three methods of `Unit` change it.
 
     `gather` leads from `SHARDED` to `GATHERING`, `wait` on to `WHOLE`, and `free` back
     to `SHARDED`.

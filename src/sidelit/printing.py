@@ -62,7 +62,8 @@ def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
         try:
             document = _document(path, chapter.source)
             ids = [(name.id, name.aliases) for name in anchors.assign(document, None)]
-            written.append(content.chapter(chapter, document, ids))
+            text = content.chapter(chapter, document, ids)
+            written.append(replace(text, label=_import_name(path, text.label)))
         except SidelitError as error:
             gathered.add(error)
     gathered.check()
@@ -174,6 +175,22 @@ def _configuration(paths: Sequence[Path], lang: str) -> Config:
 def _chapter(path: Path, base: Path) -> Chapter:
     below = PurePosixPath(path.resolve().relative_to(base).as_posix())
     return Chapter(path.as_posix(), str(below.with_suffix(".html")), str(below.with_suffix("")))
+
+
+def _import_name(path: Path, placed: str) -> str:
+    """The name a program imports a file by. Packages are the folders around it that say they are.
+
+    Without any, `placed` is the name, made of the folders below the common one, if it can be a name.
+    """
+    path = path.resolve()
+    names = [] if path.stem == "__init__" else [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    if len(names) > 1:
+        return ".".join(names)
+    return placed if all(part.isidentifier() for part in placed.split(".")) else path.stem
 
 
 def _expanded(paths: Sequence[Path]) -> Iterator[Path]:

@@ -117,6 +117,8 @@ def test_a_mistake_is_told_in_one_sentence(
         ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE is 'two', but it must be a whole number"),
         ({"WORLD_SIZE": "2"}, "RANK is not set; start the ranks with torchrun"),
         ({"RANK": "0"}, "WORLD_SIZE is not set; start the ranks with torchrun"),
+        ({"WORLD_SIZE": "4", "RANK": "9"}, "RANK is 9, but WORLD_SIZE is 4, so the last rank is 3"),
+        ({"WORLD_SIZE": "2", "RANK": "abc"}, "RANK is 'abc', but it must be a whole number"),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR is not set, so the ranks cannot meet"),
     ],
 )
