@@ -87,8 +87,8 @@ def all_gather(
     """
     rank, world_size = world(group)
     full, shard = full.detach(), shard.detach()
-    # Sizes are compared before anything moves, and the error says what does not fit. A rank that stopped later
-    # would leave the others waiting for its piece.
+    # Sizes are compared before anything moves, and the error says what does not fit. A rank that stopped
+    # later would leave the others waiting for its piece.
     fits = full.shape == (world_size * shard.numel(),) and full.dtype == shard.dtype
     if not (fits and full.is_contiguous()):
         raise ValueError(
@@ -193,7 +193,7 @@ class PendingReduce:
 
     def wait(self) -> Tensor:
         """Add the rows in rank order, then divide. Floating-point addition is not associative, so the
-        order decides the last bits. Here it is the same on every run, and a reference on one process can
+        order decides the last bits. On gloo it is the same on every run, and a reference on one process can
         repeat it exactly. A ring starts each piece's sum at another rank; NCCL chooses its order itself.
 
         :returns: this rank's piece of the mean.

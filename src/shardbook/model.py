@@ -18,8 +18,9 @@ for batch in batches:
 ```
 
 Nothing else changes in the training loop. The model has the same class, the same
-`forward`, and the same parameter names. What it costs: at the peak, one unit that
-computes and one that is being gathered are stored whole, instead of all of them.
+`forward`, and the same parameter names. What it costs: while it computes, a rank
+stores whole one unit in use, one that is being gathered and the root, instead of all
+of them.
 
 Three habits of an unsharded program need care. Parameter groups that depend on a
 parameter's shape, such as weight decay for matrices only, are made before sharding,

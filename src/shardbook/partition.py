@@ -2,20 +2,20 @@ r"""# One flat vector
 
 > Parameters of all shapes become one vector, and every rank stores an equal piece of it.
 
-A collective moves equal pieces of one vector. A module has parameters of many shapes. This chapter turns the
-one into the other, and decides once and for all which rank stores which value.
+A collective moves equal pieces of one vector. A module has parameters of many shapes. This chapter turns
+the one into the other, and decides once and for all which rank stores which value.
 
-**The naive picture** gives whole parameters to ranks: rank 0 stores the first weight, rank 1 the second. Then
-one rank stores a large embedding and another a few biases, and no single all-gather fits, because the pieces
-differ in size. **The next idea** cuts every parameter along its rows. A bias of 5 values on 4 ranks becomes
-2, 2, 1 and 0 values, so rank 0 stores the most of every such parameter.
+**The naive picture** gives whole parameters to ranks: rank 0 stores the first weight, rank 1 the second.
+Then one rank stores a large embedding and another a few biases, and no single all-gather fits, because
+the pieces differ in size. **The next idea** cuts every parameter along its rows. A bias of 5 values on 4
+ranks becomes 2, 2, 1 and 0 values, so rank 0 stores the most of every such parameter.
 
 **The flat vector** forgets the shapes. All values of a unit stand in one row, and the cut falls where it
-falls, through the middle of a matrix if need be. Every rank stores the same number of elements. A collective
-moves the vector in one call, however many parameters it holds.
+falls, through the middle of a matrix if need be. Every rank stores the same number of elements. A
+collective moves the vector in one call, however many parameters it holds.
 
-Here are `Linear(3, 5)` and `Linear(5, 8)` in fp32 on 2 ranks. The flat vector has 96 elements, so each rank
-stores 48:
+Here are `Linear(3, 5)` and `Linear(5, 8)` in fp32 on 2 ranks. The flat vector has 96 elements, so each
+rank stores 48:
 
 | parameter | shape | values | offset | rank 0 stores | rank 1 stores |
 |---|---|---|---|---|---|
@@ -24,10 +24,11 @@ stores 48:
 | `1.weight` | 8 × 5 | 40 | 32 | 32 to 48 | 48 to 72 |
 | `1.bias` | 8 | 8 | 80 | | 80 to 88 |
 
-The cut at 48 leaves 16 values of `1.weight` on rank 0 and 24 on rank 1. The elements between the parameters,
-and those from 88 to 96, are **padding**: 28 elements beside 68 values. Padding does not grow with the values.
-In fp32 it is fewer than 16 elements for each parameter and fewer than $16 N_d$ at the end. For a transformer
-block with 12 parameters on 8 ranks that is fewer than 320 elements, beside some millions of values.
+A range ends before its second number. The cut at 48 leaves 16 values of `1.weight` on rank 0 and 24 on
+rank 1. The elements between the parameters, and those from 88 to 96, are **padding**: 28 elements beside
+68 values. Padding does not grow with the values. In fp32 it is fewer than 16 elements for each parameter
+and fewer than $16 N_d$ at the end. For a transformer block with 12 parameters on 8 ranks that is fewer
+than 320 elements, beside some millions of values.
 
 :notation $N_d$: `world_size`, the number of ranks.
 :notation $\Psi_u$: `numel`, the number of values in one flat vector, without its padding.
@@ -46,17 +47,17 @@ from torch import Tensor, nn
 __all__ = ["ALIGN_BYTES", "Layout", "Slot", "flatten", "plan", "views"]
 # sidelit: show
 
-# Every parameter, and every rank's piece, starts at a multiple of 64 bytes, as torch's own CPU tensors do. A
-# kernel looks at the address before it chooses how to add. With weights a few bytes past such a boundary the
-# last bits of a result can differ from those of an unsharded model.
+# Every parameter, and every rank's piece, starts at a multiple of 64 bytes, as torch's own CPU tensors
+# do. A kernel looks at the address before it chooses how to add. With weights a few bytes past such a
+# boundary the last bits of a result can differ from those of an unsharded model.
 ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     r"""A layout is a plan, not memory. It says where every value of one flat vector belongs, and follows
-    from the parameters' descriptions and the number of ranks alone. So all ranks arrive at the same layout
-    without a message.
+    from the parameters' descriptions and the number of ranks alone. So all ranks arrive at the same
+    layout without a message.
 
     >>> model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 8))
     >>> (layout,) = plan(model.named_parameters(), world_size=2)
@@ -95,7 +96,8 @@ class Layout:
 
     def piece(self, slot: Slot, rank: int) -> tuple[int, int]:
         """Where in its shard a rank finds a parameter. Most pairs of rank and parameter have nothing in
-        common: then the range is empty, and still lies inside the shard, so that slicing with it is safe.
+        common: then the range is empty, and still lies inside the shard, so that slicing with it is
+        safe.
 
         >>> (layout,) = plan([("weight", nn.Parameter(torch.ones(40)))], world_size=2)
         >>> [layout.piece(layout.slots[0], rank) for rank in range(2)]  # 32 elements a rank
@@ -107,26 +109,12 @@ class Layout:
         size = self.shard_numel
         return _clamp(start, size), _clamp(start + slot.numel, size)
 
-    def span(self, slot: Slot, rank: int) -> tuple[int, int]:
-        """Which of a parameter's values those are. `piece` counts from the start of the shard, `span`
-        from the start of the parameter, row by row. Loading and saving copy from one range to the other.
-
-        >>> (layout,) = plan([("weight", nn.Parameter(torch.ones(40)))], world_size=2)
-        >>> [layout.span(layout.slots[0], rank) for rank in range(2)]
-        [(0, 32), (32, 40)]
-
-        :returns: start and stop, counted from the parameter's first value.
-        """
-        start = rank * self.shard_numel - slot.offset
-        stop = start + self.shard_numel
-        return _clamp(start, slot.numel), _clamp(stop, slot.numel)
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One parameter's place. It has several names when several modules share the parameter. A parameter
-    of shape `()` has one value, and one of shape `(0, 3)` has none: its slot takes no room, but remembers the
-    shape.
+    of shape `()` has one value, and one of shape `(0, 3)` has none: its slot takes no room, but
+    remembers the shape.
     """
 
     names: tuple[str, ...]
@@ -147,7 +135,8 @@ def plan(
     >>> [(layout.trainable, layout.numel) for layout in plan(layer.named_parameters(), 4)]
     [(True, 15), (False, 5)]
 
-    :param named: names and parameters in a fixed order; pass a shared parameter once for each of its names.
+    :param named: names and parameters in a fixed order; pass a shared parameter once for each of its
+        names.
     :param world_size: the number of ranks that share the vector.
     :raises ValueError: when there are no ranks, or the parameters are not on one device.
     """
@@ -155,9 +144,9 @@ def plan(
         raise ValueError(
             f"parameters cannot be split over {world_size} ranks; start at least one"
         )
-    # A **shared** or tied parameter is one object under several names, such as an embedding that is also the output
-    # layer. Keyed by the object, it gets one slot. Two slots would train two copies that drift apart, and
-    # nobody would notice.
+    # A **shared** or tied parameter is one object under several names, such as an embedding that is also
+    # the output layer. Keyed by the object, it gets one slot. Two slots would train two copies that
+    # drift apart, and nobody would notice.
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in named:
         names.setdefault(parameter, []).append(name)
@@ -170,9 +159,9 @@ def plan(
     return tuple(_lay_out(kind, names, world_size) for kind in kinds.values())
 
 
-def flatten(layout: Layout, tensors: Sequence[Tensor | None], out: Tensor) -> None:
-    """Copy tensors into their places: parameters at the start, gradients after each backward pass. The
-    values go in row by row whatever the strides, so a transposed weight needs no copy of its own first.
+def flatten(layout: Layout, tensors: Sequence[Tensor], out: Tensor) -> None:
+    """Copy tensors into their places. The values go in row by row whatever the strides, so a transposed
+    weight needs no copy of its own first.
 
     >>> (layout,) = plan([("weight", nn.Parameter(torch.ones(2, 2)))], world_size=1)
     >>> out = torch.full((layout.padded,), float("nan"))
@@ -180,7 +169,7 @@ def flatten(layout: Layout, tensors: Sequence[Tensor | None], out: Tensor) -> No
     >>> out[:6]
     tensor([1., 3., 2., 4., 0., 0.])
 
-    :param tensors: one for each slot, of its shape, on any device and of any strides; `None` writes zeros.
+    :param tensors: one for each slot, of its shape, on any device and of any strides.
     :param out: receives the values, cast to its own dtype; 1-D, `layout.padded` elements.
     :raises ValueError: when a shape does not fit.
     """
@@ -189,16 +178,12 @@ def flatten(layout: Layout, tensors: Sequence[Tensor | None], out: Tensor) -> No
     for slot, tensor, place in zip(
         layout.slots, tensors, views(layout, out), strict=True
     ):
-        if tensor is None:
-            place.zero_()
-        elif tensor.shape != slot.shape:
+        if tensor.shape != slot.shape:
             wanted, got = tuple(slot.shape), tuple(tensor.shape)
             raise ValueError(f"{slot.names[0]} has shape {wanted}, not {got}")
-        else:
-            place.copy_(tensor.detach())
+        place.copy_(tensor.detach())
     # The padding must be zero. Fresh memory holds anything, NaN included. No parameter ever reads the
-    # padding, but the norm of a gradient shard does: one NaN there, and clipping multiplies the whole model
-    # by NaN.
+    # padding, but whoever treats the vector as a whole does, for a norm or an overflow check.
     for start, stop in layout.gaps:
         out[start:stop].zero_()
 
@@ -207,9 +192,9 @@ def views(layout: Layout, full: Tensor) -> tuple[Tensor, ...]:
     """The way back costs no copy. Each parameter is a view: its shape, laid over the elements of the
     vector. What an all-gather writes into `full`, the parameters show at once.
 
-    Every view holds the storage of the *whole* vector. The one at offset 0 even has the vector's address, and
-    looks like a tensor that owns its memory. Freed through that view, the memory of all its neighbours is
-    gone. Only the owner of `full` may free it.
+    Every view holds the storage of the *whole* vector. The one at offset 0 even has the vector's
+    address, and looks like a tensor that owns its memory. Freed through that view, the memory of all its
+    neighbours is gone. Only the owner of `full` may free it.
 
     >>> (layout,) = plan(nn.Linear(3, 5).named_parameters(), world_size=1)
     >>> full = torch.zeros(layout.padded)
@@ -241,8 +226,8 @@ def _lay_out(
             Slot(tuple(names[parameter]), parameter.shape, parameter.numel(), offset)
         )
         end = offset + parameter.numel()
-    # The end is rounded up to a multiple of $16 N_d$ elements in fp32, not of $N_d$: then every rank's piece
-    # is aligned too, and not only the first.
+    # The end is rounded up to a multiple of $16 N_d$ elements in fp32, not of $N_d$: then every rank's
+    # piece is aligned too, and not only the first.
     return Layout(
         dtype=group[0].dtype,
         trainable=group[0].requires_grad,

@@ -117,7 +117,7 @@ class Unit:
 
     @property
     def trainable(self) -> tuple[Flat, ...]:
-        """Only these vectors ever have a gradient."""
+        """The flat vectors of trainable parameters; only they ever have a gradient."""
         return tuple(flat for flat in self.flats if flat.layout.trainable)
 
     def gather(self) -> None:
