@@ -12,7 +12,9 @@ PARAMETERS, RANKS = 7.5e9, 64
 def rows() -> list[tuple[str, str, float]]:
     """Stage, formula and figure in GB of each row of the memory table."""
     row = re.compile(r"^\| ([\w -]+) \| [^|]+ \| \$([^$]+)\$ \| ([\d.]+) GB \|$", re.MULTILINE)
-    return [(stage, formula, float(figure)) for stage, formula, figure in row.findall(HOME.read_text("utf-8"))]
+    return [
+        (stage, formula, float(figure)) for stage, formula, figure in row.findall(HOME.read_text("utf-8"))
+    ]
 
 
 def test_the_table_has_all_stages() -> None:
