@@ -147,7 +147,7 @@ class Flat:
                 parameter.grad += mean[start:stop]
 
     def check(self, unit: str) -> None:
-        """Refuse to gather a shard that the parameters no longer show.
+        """Refuse to gather a shard that the parameters no longer point into.
 
         `model.half()` or `model.to(device)` replaces the data of every parameter. The
         optimizer would then train the replacement, and the other ranks would go on

@@ -151,8 +151,8 @@ def extra_moments(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, i
         + max(tokens * d + logits - collected, 0)
     )
     for k in range(1, last):
-        # The gradient that comes in, and then either the one inside the GELU, four times as wide, or the
-        # gradient of the matrix behind it.
+        # The gradient that comes in, and then either the one inside the GELU, four times as wide, or that of
+        # the second matrix's weights.
         inside = tokens * d + max(4 * tokens * d, 4 * d * d + d)
         numbers[f"backward of block {k - 1}"] = flight[k] + tokens * k * saved + inside
     # By now the positions are gone, and each was as large as two floats.

@@ -4,8 +4,8 @@ r"""# Options and ranks
 
 `torchrun` starts one process for each rank and tells it by environment variables who it is: `RANK` of
 `WORLD_SIZE`, and where the others can be met. This chapter reads the options and these variables before
-anything else happens. What is wrong is said in one sentence, by rank 0 only: the same sentence from each of
-64 ranks helps nobody.
+anything else happens. What is wrong is said in one sentence and once: the same sentence from each of 64 ranks
+helps nobody.
 """
 
 # sidelit: hide
@@ -45,8 +45,8 @@ def complain(mistake: Mistake) -> int:
 def speaks() -> bool:
     """Whether this process is the one that prints.
 
-    It is rank 0. A process with an impossible rank speaks too, since no other process is
-    wrong in that way.
+    It is rank 0. A process whose rank is impossible speaks too, because there may be no
+    rank 0.
     """
     rank = os.environ.get("RANK", "0")
     world_size = os.environ.get("WORLD_SIZE", "1")
@@ -166,7 +166,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says one sentence instead of three lines of usage, and speaks on rank 0 only."""
+    """A parser that says one sentence instead of three lines of usage, and says it once."""
 
     def error(self, message: str) -> NoReturn:
         raise Mistake(f"{message}; see --help")

@@ -1,11 +1,10 @@
 r"""# Sharding a model
 
-> One call shards a model, and while one unit computes the next is already on its way.
+> One call shards a whole model and leaves its training loop as it was.
 
-[A layer](layer.py) gathered when it was asked to compute, and computed when it had been
-gathered. Its rank was idle for the time of every exchange. A model has many layers, and
-their order is known. So this chapter gathers each unit one step early, while the unit
-before it still computes.
+[Hooks](layer.py#Hooks) drive one unit, and [a chain](schedule.py#Chain) puts units into an
+order. This chapter applies both, from outside, to a model that knows nothing of them.
+It chooses the units, checks that all ranks chose the same, and attaches the hooks.
 
 ```python
 model = shard(GPT(config), units=Block)
@@ -18,7 +17,7 @@ for batch in batches:
 ```
 
 Nothing else changes in the training loop. The model has the same class, the same
-`forward`, and the same parameter names. What it costs: while it computes, a rank
+`forward`, and the same parameter names. What it needs: while it computes, a rank
 stores whole one unit in use, one that is being gathered and the root, instead of all
 of them.
 
@@ -30,9 +29,10 @@ before it, too. And an optimizer must treat each element by itself, as SGD and A
 Whoever looks at the gradients sees only this rank's part of them. The norm that
 `torch.nn.utils.clip_grad_norm_` takes is the norm of that part, and `GradScaler` looks
 for an overflow only there. Then each rank would scale its part by another factor, or
-one would step and another would not, and no error is raised. So use neither on a
-sharded model. `torch.autograd.grad` and `backward(inputs=...)` cannot be asked
-for the slices, since autograd knows only the whole parameters.
+one would step and another would not, and no error is raised. So use neither
+`clip_grad_norm_` nor `GradScaler` on a sharded model. `torch.autograd.grad` and
+`backward(inputs=...)` cannot be asked for the slices, since autograd knows only the
+whole parameters.
 
 Under `autocast` the results are right, but autograd keeps the 16-bit copies of the
 weights until the backward pass, and these copies are whole.

@@ -72,7 +72,7 @@ class State(Enum):
 class Unit:
     """The parameters of one unit, and the transitions between its states.
 
-    A unit knows nothing of forward and backward passes. [The layer's
+    A unit knows neither the forward pass nor the backward pass. [The layer's
     hooks](layer.py#Hooks) tell it what to do.
 
     :param name: how messages call this unit
