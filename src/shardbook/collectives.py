@@ -34,10 +34,10 @@ paper](bib:rajbhandari2020zero) counts, for $\Psi$ parameters and many ranks, ab
 both cases. When the parameters are sharded too, it counts $3\Psi$: one all-gather for the forward pass, one
 for the backward pass, one reduce-scatter for the gradients.
 
-:notation $N_d$: `world_size`, the number of ranks in the process group.
-:notation $r$: `rank`, the number of one rank, from 0 to $N_d - 1$.
-:notation $B$: `nbytes`, the size of a whole vector in bytes.
-:notation $\Psi$: `numel`, the number of parameters.
+:notation $N_d$: `world_size`, the number of ranks in the process group
+:notation $r$: `rank`, the number of one rank, from 0 to $N_d - 1$
+:notation $B$: `nbytes`, the size of a whole vector in bytes
+:notation $\Psi$: `numel`, the number of parameters
 """
 
 # sidelit: hide

@@ -2,10 +2,10 @@ r"""# The ZeRO-3 layer
 
 > A layer that exists in full only while it is used.
 
-[A unit](unit.py) has three states. This chapter attaches a unit to a module and says when
-it changes state. Four moments decide: before and after the module's
-forward pass, before and after its backward pass. Each is a hook from outside, so the
-module's own code stays as it is.
+[A unit](unit.py) has three states. This chapter attaches a unit to a module and says
+when it changes state. Four moments decide: before and after the module's forward pass,
+before and after its backward pass. Each is a hook from outside, so the module's own
+code stays as it is.
 
 | moment | what the unit does | how we learn of it |
 |---|---|---|
@@ -16,13 +16,13 @@ module's own code stays as it is.
 
 The unit is freed after the forward pass although the backward pass needs it again. To
 keep it would make the memory grow with the number of layers, and that is what sharding
-is to prevent. So the parameters cross the network three times in a step: twice as
-gathers, once as gradients. One rank sends
+is to prevent. So the parameters cross the network three times in each forward and
+backward pass: twice as gathers, once as gradients. For the unit, one rank then sends
+this many elements:
 
 $$3\,\Psi_u\,\frac{N_d - 1}{N_d}$$
 
-elements a step for the unit, against $2\,\Psi_u (N_d-1)/N_d$ for plain data parallelism
-([ZeRO](bib:rajbhandari2020zero)).
+Plain data parallelism sends $2\,\Psi_u (N_d-1)/N_d$ ([ZeRO](bib:rajbhandari2020zero)).
 
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
@@ -146,8 +146,8 @@ class Hooks:
         return args, kwargs
 
     def watch(self, value: Any) -> Any:
-        """A view of a tensor that needs a gradient, its node hooked; anything else as it
-        is.
+        """A view of a tensor that needs a gradient, its node hooked; anything else as
+        it is.
 
         Tuples are searched. Lists and dictionaries are not, since they would have to be
         copied, and what the module puts into a copy would never reach the caller.

@@ -11,9 +11,9 @@ message on gloo. Two tests hold the figures against the kernel. In a network nam
 talks, the bytes of the loopback device must equal the sum of all ranks' ledgers. And for each rank alone, the
 bytes that the kernel sent on that process's sockets must equal that rank's own ledger.
 
-:notation $N_d$: `world_size`, the number of ranks in the process group.
-:notation $r$: `rank`, the number of one rank, from 0 to $N_d - 1$.
-:notation $B$: `nbytes`, the size of a whole vector in bytes.
+:notation $N_d$: `world_size`, the number of ranks in the process group
+:notation $r$: `rank`, the number of one rank, from 0 to $N_d - 1$
+:notation $B$: `nbytes`, the size of a whole vector in bytes
 """
 
 # sidelit: hide

@@ -2,9 +2,10 @@ r"""# Sharding a model
 
 > One call shards a whole model and leaves its training loop as it was.
 
-[Hooks](layer.py#Hooks) drive one unit, and [a chain](schedule.py#Chain) puts units into an
-order. This chapter applies both, from outside, to a model that knows nothing of them.
-It chooses the units, checks that all ranks chose the same, and attaches the hooks.
+[Hooks](layer.py#Hooks) drive one unit, and [a chain](schedule.py#Chain) puts units into
+an order. This chapter applies both, from outside, to a model that knows nothing of
+them. It chooses the units, checks that all ranks chose the same, and attaches the
+hooks.
 
 ```python
 model = shard(GPT(config), units=Block)
@@ -17,9 +18,8 @@ for batch in batches:
 ```
 
 Nothing else changes in the training loop. The model has the same class, the same
-`forward`, and the same parameter names. What it needs: while it computes, a rank
-stores whole one unit in use, one that is being gathered and the root, instead of all
-of them.
+`forward`, and the same parameter names. While it computes, a rank holds at most three
+units whole: the one in use, the one that is being gathered, and the root.
 
 Three habits of an unsharded program need care. Parameter groups that depend on a
 parameter's shape, such as weight decay for matrices only, are made before sharding,

@@ -30,9 +30,9 @@ rank 1. The elements between the parameters, and those from 88 to 96, are **padd
 and fewer than $16 N_d$ at the end. For a transformer block with 12 parameters on 8 ranks that is fewer
 than 320 elements, beside some millions of values.
 
-:notation $N_d$: `world_size`, the number of ranks.
-:notation $\Psi_u$: `numel`, the number of values in one flat vector, without its padding.
-:notation $P_u$: `padded`, the number of elements of one flat vector with its padding.
+:notation $N_d$: `world_size`, the number of ranks
+:notation $\Psi_u$: `numel`, the number of values in one flat vector, without its padding
+:notation $P_u$: `padded`, the number of elements of one flat vector with its padding
 """
 
 # sidelit: hide

@@ -118,7 +118,7 @@ def step(
         loss.backward()
         total += loss.item()
     optimizer.step()
-    # To set the gradients to `None`, as `zero_grad` does, gives their memory back until the next backward
+    # `zero_grad` sets the gradients to `None`, and their memory is free until the next backward
     # pass.
     optimizer.zero_grad()
     return total
