@@ -210,6 +210,9 @@ class PendingReduce:
         total: Tensor = first.to(_wide(self.dtype), copy=bool(others))
         for row in others:
             total += row
+        if others:
+            # The backend may still refer to the rows. Shrunk, they are free all the same.
+            self.received.untyped_storage().resize_(0)
         self.work = self.received = self.sent = None
         total /= self.world_size
         return total.to(self.dtype)

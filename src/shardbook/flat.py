@@ -132,6 +132,18 @@ class Flat:
         slot = self.layout.slots[index]
         return self.gradients()[slot.offset : slot.offset + slot.numel].view(slot.shape)
 
+    def receive(self, mean: Tensor) -> None:
+        """End an exchange: keep the mean, and give back the vector that was sent.
+
+        A thread of the backend may hold on to that vector for a moment. If we only
+        forgot it, chance would decide when its memory is free. To shrink the storage
+        frees it now.
+        """
+        assert self.sending is not None
+        resize(self.sending, 0)
+        self.reducing = self.sending = None
+        self.accumulate(mean)
+
     def accumulate(self, mean: Tensor) -> None:
         """Add the mean to the gradients of the slices.
 

@@ -220,8 +220,7 @@ class Unit:
             # The optimizer reads the mean on the compute stream, and `sending` goes
             # back to that stream's memory. Both must come after the exchange.
             self.device.current_stream().wait_stream(self.reduce_stream)
-            flat.reducing = flat.sending = None
-            flat.accumulate(mean)
+            flat.receive(mean)
 
     def drop_gradients(self) -> None:
         """Forget what a failed backward pass left, so that the next step starts clean."""

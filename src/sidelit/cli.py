@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SidelitError as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         # The reader of our output, `head` perhaps, has seen enough. Nothing may be flushed to it any more.
         sys.stdout = None

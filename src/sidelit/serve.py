@@ -126,10 +126,11 @@ def serve(
             f"cannot serve on port {port}: {error.strerror}", hint="choose another with --port"
         ) from None
     say(shelf.rebuild(build).error)
-    say(f"Serving http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     thread.start()
     try:
+        # Said inside, since who reads it may press Ctrl-C at once.
+        say(f"Serving http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)")
         while True:
             threading.Event().wait(PAUSE)
             if watch.changed():
