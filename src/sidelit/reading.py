@@ -26,7 +26,10 @@ NEWLINE = re.compile("\r\n|\r|\n")
 
 # These escape characters instead of encoding them. The same text has many spellings in them, so what is
 # read could be written back only by luck.
-ESCAPES = frozenset({"utf_7", "unicode_escape", "raw_unicode_escape"})
+ESCAPES = frozenset({"utf_7", "unicode_escape", "raw_unicode_escape", "idna", "punycode"})
+
+# Emacs adds the kind of line ends, as in `utf-8-unix`. Python looks at these beginnings alone.
+BEGINNINGS = re.compile("(utf-8)(?:-.*)?|(?:latin-1|iso-8859-1|iso-latin-1)(?:-.*)?")
 
 
 def read_source(path: Path, shown: str) -> tuple[str, str]:
@@ -57,14 +60,14 @@ def decode(data: bytes, path: str) -> tuple[str, str]:
             hint="save the file as UTF-8, or declare its encoding on the first line",
         ) from None
     # A stateful encoding may be decoded and still come out differently; that is found by writing it back.
-    if encoding.replace("-", "_") in ESCAPES or text.encode(encoding, "replace") != data:
-        raise SidelitError(
-            f"the encoding {encoding} cannot be written back",
-            path=path,
-            line=line,
-            hint="save the file as UTF-8",
-        )
+    if text.encode(encoding, "replace") != data:
+        raise _one_way(encoding, path, line)
     return text, encoding
+
+
+def _one_way(encoding: str, path: str, line: int) -> SidelitError:
+    what = f"the encoding {encoding} cannot be written back"
+    return SidelitError(what, path=path, line=line, hint="save the file as UTF-8")
 
 
 def _encoding(data: bytes, path: str) -> tuple[str, int]:
@@ -72,12 +75,14 @@ def _encoding(data: bytes, path: str) -> tuple[str, int]:
     marked = data.startswith(codecs.BOM_UTF8)
     name, line = _declared(data.removeprefix(codecs.BOM_UTF8))
     try:
-        found = codecs.lookup(name).name
+        found = codecs.lookup(_normal(name)).name
         "".encode(found)
-    except LookupError:
+    except (LookupError, UnicodeError):
         raise SidelitError(
             f"unknown encoding {name}", path=path, line=line, hint="save the file as UTF-8"
         ) from None
+    if found.replace("-", "_") in ESCAPES:
+        raise _one_way(found, path, line)
     if not marked:
         return found, line
     if found != "utf-8":
@@ -88,6 +93,12 @@ def _encoding(data: bytes, path: str) -> tuple[str, int]:
             hint="remove one of the two",
         )
     return "utf-8-sig", line
+
+
+def _normal(name: str) -> str:
+    """Return the name by which Python calls a declared encoding."""
+    known = BEGINNINGS.fullmatch(name.lower().replace("_", "-"))
+    return name if known is None else known[1] or "iso-8859-1"
 
 
 def _declared(data: bytes) -> tuple[str, int]:
