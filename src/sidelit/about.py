@@ -13,6 +13,7 @@ import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from sidelit.config import Config
 
@@ -50,7 +51,7 @@ def fill(pattern: str | None, origin: Origin, path: str, line: int = 1, section:
     """Fill the blanks of an address pattern; without the commit it wants it gives nothing."""
     if pattern is None or ("{commit}" in pattern and origin.commit is None):
         return None
-    values = {"commit": origin.commit or "", "path": path, "line": str(line), "id": section}
+    values = {"commit": origin.commit or "", "path": quote(path), "line": str(line), "id": quote(section)}
     return re.sub(r"\{(commit|path|line|id)\}", lambda blank: values[blank[1]], pattern)
 
 

@@ -108,9 +108,15 @@ def _read_all(locale_dir: Path, languages: Sequence[str]) -> dict[str, dict[str,
 
 
 def _read_language(locale_dir: Path, lang: str) -> Iterator[tuple[str, tuple[Entry, ...]]]:
-    for path in sorted((locale_dir / lang).rglob("*.po")):
-        page = path.relative_to(locale_dir / lang).as_posix().removesuffix(".po")
+    for page, path in _files(locale_dir / lang):
         yield page, catalog_file.read(path, lang, _shown(path, locale_dir))
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The catalogues of a language by page; what an editor keeps beside one has a name with a dot first."""
+    for path in sorted(folder.rglob("*.po")):
+        if not path.name.startswith("."):
+            yield path.relative_to(folder).as_posix().removesuffix(".po"), path
 
 
 def _check_folders(locale_dir: Path, languages: Sequence[str]) -> None:
@@ -145,11 +151,7 @@ def sync(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str])
 
 
 def _orphans(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str]) -> list[str]:
-    found = {
-        path.relative_to(locale_dir / lang).as_posix().removesuffix(".po")
-        for lang in languages
-        for path in (locale_dir / lang).rglob("*.po")
-    }
+    found = {page for lang in languages for page, _ in _files(locale_dir / lang)}
     return sorted(found - {page.name for page in pages})
 
 

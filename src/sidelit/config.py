@@ -255,6 +255,9 @@ def _check(config: Config, top: _Table) -> None:
     seen: set[str] = set()
     for item in config.order:
         name = PurePosixPath(item.source).name
+        for path in (item.source, item.output):
+            if path.startswith("/") or ".." in PurePosixPath(path).parts:
+                raise top.error(f"the path {path} leads outside its folder", name)
         if not (config.project / item.source).is_file():
             raise top.error(f"the file {item.source} does not exist", name)
         first = PurePosixPath(item.output).parts[0]

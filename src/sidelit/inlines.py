@@ -70,6 +70,7 @@ class RenderContext:
     :param image: the same for the files of pictures; `resolve` when it is not given.
     :param math: sets formulas; without one they are shown as they were typed.
     :param section: the id of the section, which makes the ids of footnotes unique on the page.
+    :param place: where in the section a text stands that is not part of its body: its title, the lede.
     :param heading_offset: what to add to the level of every heading.
     :param heading_ids: whether headings get ids (from the English, so that all languages share them).
     :param labels: the press's own words in the reader's language.
@@ -81,6 +82,7 @@ class RenderContext:
     image: Callable[[str, int], str] | None = None
     math: Typesets | None = None
     section: str = ""
+    place: str = ""
     heading_offset: int = 0
     heading_ids: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -216,7 +218,8 @@ class InlineWriter:
 
     def reference_id(self, number: int, count: int) -> str:
         """The id of the `count`-th reference to a footnote."""
-        return f"{self.context.section}:ref-{number + 1}-{count}".lstrip(":")
+        place = f"{self.context.place}-" if self.context.place else ""
+        return f"{self.context.section}:{place}ref-{number + 1}-{count}".lstrip(":")
 
 
 def fragment(identifier: str) -> str:
@@ -231,7 +234,8 @@ def _checked(target: str, line: int, resolve: Callable[[str, int], str], picture
         raise SidelitError(f"the picture {target} is not a file of the site", hint="copy it into the site")
     if not picture and _OUTSIDE.match(target):
         return target
-    address = resolve(unquote(target), line)
+    # A `#` that is part of a name has to stay apart from the one before an id.
+    address = resolve(unquote(re.sub("%(?=23|25)", "%25", target)), line)
     # Whatever a resolver returns is written into the page: no scheme but these may get there, and no blanks
     # or line breaks, which a browser leaves out before it looks for a scheme.
     if re.search(r"[\x00-\x20]", address) or (_SCHEME.match(address) and not _OUTSIDE.match(address)):

@@ -123,7 +123,7 @@ def pages_folder(config: Config) -> str:
 
 
 def _relative(target: str, page: str) -> str:
-    return posixpath.relpath(target, posixpath.dirname(page) or ".")
+    return quote(posixpath.relpath(target, posixpath.dirname(page) or "."))
 
 
 def _nearest(wanted: str, known: tuple[str, ...]) -> str | None:

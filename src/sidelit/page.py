@@ -14,6 +14,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 
@@ -74,7 +75,7 @@ def html_language(lang: str) -> str:
 
 def relative(target: str, page: str) -> str:
     """The address of one file of the site as seen from a page of it."""
-    return posixpath.relpath(target, posixpath.dirname(page) or ".")
+    return quote(posixpath.relpath(target, posixpath.dirname(page) or "."))
 
 
 def _words(lang: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ Python is an error anyway.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -54,7 +54,8 @@ def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
     if job.lang not in assets.languages():
         known = ", ".join(assets.languages())
         raise SidelitError(f"unknown language {job.lang!r}", hint=f"the templates know {known}")
-    paths = tuple(_expanded(job.paths))
+    # A file that is named twice, or found in a folder too, is printed once.
+    paths = tuple({path.resolve(): path for path in _expanded(job.paths)}.values())
     made = _configuration(paths, job.lang)
     written, names = [], _names(paths, made, job)
     gathered = site.Collector()
@@ -153,7 +154,11 @@ def _configuration(paths: Sequence[Path], lang: str) -> Config:
     """A site made of nothing but these files, each at its place below the folder they have in common."""
     base = Path(os.path.commonpath([path.resolve().parent for path in paths]))
     chapters = tuple(_chapter(path, base) for path in paths)
-    taken = {chapter.output for chapter in chapters}
+    taken: dict[str, str] = {}
+    for chapter in chapters:
+        if (other := taken.setdefault(chapter.output, chapter.source)) != chapter.source:
+            what = f"its page would be {chapter.output}, and so would that of {other}"
+            raise SidelitError(what, path=chapter.source, hint="print one of them into another folder")
     index = "index.html" if "index.html" not in taken else "contents.html"
     front = (Prose("", index, "", "listing"),) if len(paths) > 1 else ()
     home = chapters[0].output if len(paths) == 1 else index
@@ -197,7 +202,12 @@ def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if not path.exists():
             raise SidelitError("there is no such file", path=path)
-        inside = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        inside = sorted(filter(_visible(path), path.rglob("*.py"))) if path.is_dir() else [path]
         if not inside:
             raise SidelitError("there is no Python file in this folder", path=path)
         yield from inside
+
+
+def _visible(folder: Path) -> Callable[[Path], bool]:
+    """Nobody wants a page of what editors and environments keep under names that begin with a dot."""
+    return lambda path: not any(part.startswith(".") for part in path.relative_to(folder).parts)
