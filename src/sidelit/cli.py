@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sidelit.errors import SidelitError
+from sidelit.errors import SidelitError, refused
 
 # The distribution installs this command for everybody, and the packages it needs only for those who ask.
 try:
@@ -39,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output, `head` perhaps, has seen enough. Nothing may be flushed to it any more.
         sys.stdout = None
+        return 1
+    except OSError as error:
+        print(refused(error), file=sys.stderr)
         return 1
 
 

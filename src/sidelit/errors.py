@@ -40,3 +40,8 @@ class SidelitError(Exception):
         else:
             place = f"{self.path}: " if self.line is None else f"{self.path}:{self.line}: "
         return place + self.what + (f"; {self.hint}" if self.hint else "")
+
+
+def refused(error: OSError) -> SidelitError:
+    """What the operating system refuses, told like any other mistake."""
+    return SidelitError(error.strerror or str(error), path=error.filename)

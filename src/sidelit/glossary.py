@@ -69,13 +69,16 @@ def read(path: Path, shown: str, languages: Sequence[str]) -> Glossary:
         return Glossary()
     data = read_toml(path, shown)
     rows = data.get("term", [])
-    starts = _starts(path.read_text(encoding="utf-8"))
     if unknown := sorted(data.keys() - {"term", "allow"}):
         raise SidelitError(
             f"unknown table {unknown[0]!r}", path=shown, line=1, hint="there are `allow` and [[term]]"
         )
-    if not isinstance(rows, list) or not _strings(data.get("allow", [])):
+    tables = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+    if not tables or not _strings(data.get("allow", [])):
         raise SidelitError("`allow` is a list of words and [[term]] a list of tables", path=shown, line=1)
+    starts = _starts(path.read_text(encoding="utf-8"))
+    # Rows may also be written as one list, which shows no places.
+    starts = starts if len(starts) == len(rows) else [1] * len(rows)
     terms = tuple(_Row(row, shown, line, languages).term() for row, line in zip(rows, starts, strict=True))
     _check_unique(terms, shown)
     return Glossary(terms, tuple(data.get("allow", [])))

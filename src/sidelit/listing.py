@@ -31,10 +31,9 @@ def works(path: Path, shown: str) -> tuple[Work, ...]:
     if not path.is_file():
         return ()
     text = path.read_text(encoding="utf-8")
-    entries = [
-        (_order(entry), _work(key, entry, shown, text)) for key, entry in read_toml(path, shown).items()
-    ]
-    return tuple(work for _, work in sorted(entries, key=lambda pair: pair[0]))
+    entries = read_toml(path, shown)
+    made = {key: _work(key, entry, shown, text) for key, entry in entries.items()}
+    return tuple(made[key] for key in sorted(made, key=lambda key: _order(entries[key])))
 
 
 def terms(glossary: Glossary, lang: str) -> tuple[Term, ...]:
@@ -59,9 +58,8 @@ def _work(key: str, entry: Any, shown: str, text: str) -> Work:
         if name not in FIELDS or not isinstance(value, FIELDS[name]):
             what = f"the work {key!r} has an unknown or malformed field `{name}`"
             raise SidelitError(what, path=shown, line=_line(text, key), hint=f"there is {', '.join(FIELDS)}")
-    for name in NEEDED:
-        if name not in entry:
-            raise SidelitError(f"the work {key!r} has no `{name}`", path=shown, line=_line(text, key))
+    if fault := _fault(entry):
+        raise SidelitError(f"the work {key!r} {fault}", path=shown, line=_line(text, key))
     arxiv = entry.get("arxiv")
     return Work(
         id=f"bib-{key}",
@@ -75,13 +73,20 @@ def _work(key: str, entry: Any, shown: str, text: str) -> Work:
     )
 
 
-def _order(entry: Any) -> tuple[str, int]:
+def _fault(entry: dict[str, Any]) -> str:
+    """What an entry of known fields lacks, or an empty string."""
+    for name in NEEDED:
+        if name not in entry:
+            return f"has no `{name}`"
+    names = entry["authors"]
+    if not names or not all(isinstance(name, str) and name.strip() for name in names):
+        return "needs names in `authors`"
+    return "" if re.match(r"https?://|$", entry.get("url", "")) else "has a `url` that is no web address"
+
+
+def _order(entry: dict[str, Any]) -> tuple[str, int]:
     """Works stand by the first author's family name, then by year."""
-    if not isinstance(entry, dict) or not entry.get("authors"):
-        return "", 0
-    return str(entry["authors"][0]).split()[-1].casefold(), entry["year"] if isinstance(
-        entry.get("year"), int
-    ) else 0
+    return entry["authors"][0].split()[-1].casefold(), entry["year"]
 
 
 def _authors(names: list[str]) -> str:

@@ -18,11 +18,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
-from sidelit.errors import SidelitError
+from sidelit.errors import SidelitError, refused
 
 SCRIPT = "/-/reload.js"
 WAIT = "/-/wait"
@@ -63,6 +64,9 @@ class Shelf:
             state = State(build(), old.site + 1, old.turn + 1)
         except SidelitError as error:
             state = State(old.files, old.site, old.turn + 1, str(error))
+        except OSError as error:
+            # A file may be gone for a moment while it is being saved.
+            state = State(old.files, old.site, old.turn + 1, str(refused(error)))
         with self._changed:
             self._state = state
             self._changed.notify_all()
@@ -121,9 +125,10 @@ def serve(
     watch = Watch(roots)
     try:
         server = _Server(("127.0.0.1", port), _handler(shelf))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "there is no such port"
         raise SidelitError(
-            f"cannot serve on port {port}: {error.strerror}", hint="choose another with --port"
+            f"cannot serve on port {port}: {reason}", hint="choose another with --port"
         ) from None
     say(shelf.rebuild(build).error)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
@@ -179,6 +184,8 @@ def _handler(shelf: Shelf) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")
+            if status == HTTPStatus.MOVED_PERMANENTLY:
+                self.send_header("Location", content.decode())
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(content)
@@ -187,15 +194,22 @@ def _handler(shelf: Shelf) -> type[BaseHTTPRequestHandler]:
 
 
 def answer(state: State, path: str) -> tuple[int, str, bytes]:
-    """What is sent for an address: status, media type and content."""
+    """What is sent for an address: status, media type and content.
+
+    Of an address that has moved, the content is the new one.
+    """
+    folder = path.endswith("/") or not path
     name = posixpath.normpath(unquote(path)).strip("/")
-    for candidate in (name, posixpath.join(name, "index.html").removeprefix("./")):
-        if candidate in state.files:
-            kind = mimetypes.guess_type(candidate)[0] or "application/octet-stream"
-            content = state.files[candidate]
-            if kind == "text/html":
-                content = _with_script(content, state)
-            return 200, f"{kind}; charset=utf-8" if kind.startswith("text/") else kind, content
+    index = posixpath.join(name, "index.html").removeprefix("./")
+    if (found := index if folder else name) in state.files:
+        kind = mimetypes.guess_type(found)[0] or "application/octet-stream"
+        content = state.files[found]
+        if kind == "text/html":
+            content = _with_script(content, state)
+        return 200, f"{kind}; charset=utf-8" if kind.startswith("text/") else kind, content
+    if index in state.files:
+        # Without the slash the links of its page would lead out of the folder.
+        return HTTPStatus.MOVED_PERMANENTLY, "text/plain", f"/{quote(name)}/".encode()
     if not state.files:
         page = _FAILED.format(error=escape(state.error), script=SCRIPT, state=state.site)
         return 503, "text/html; charset=utf-8", page.encode()
