@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from sidelit import lint_language, lint_markup, lint_terms
+from sidelit import lint_language, lint_markup, lint_terms, source
 from sidelit.catalog import Catalog, Entry
 from sidelit.catalog_sync import is_translated
 from sidelit.errors import SidelitError
@@ -80,6 +80,8 @@ RULES = (
 FIRST_USE = "first-use"
 ALLOW = "allow"
 TEX_NOT_RAW = "tex-not-raw"
+STRAY = "hide-and-show"
+_STRAY = "this marker has no partner; write `# sidelit: show` behind the last line that readers need not see"
 _RAW = "a formula has a backslash, and Python reads it first; start the docstring with " + 'r"' + '""'
 _NAMES = frozenset((*(rule.name for rule in RULES), FIRST_USE))
 
@@ -137,13 +139,13 @@ def lint_source(text: str, path: str) -> tuple[Finding, ...]:
     silence.
     """
     text = text.removeprefix("\ufeff")
-    found = []
+    found = [Finding(path, line, STRAY, _STRAY) for line in source.parse(text, path).stray]
     for literal in _docstrings(text, path):
-        source = ast.get_source_segment(text, literal) or ""
-        prefix = source[: source.index(source[-1])]
-        tex = re.search(r"\$[^$]*?\\[A-Za-z]", source)
+        literally = ast.get_source_segment(text, literal) or ""
+        prefix = literally[: literally.index(literally[-1])]
+        tex = re.search(r"\$[^$]*?\\[A-Za-z]", literally)
         if tex and "r" not in prefix.lower():
-            line = literal.lineno + source.count("\n", 0, tex.end())
+            line = literal.lineno + literally.count("\n", 0, tex.end())
             found.append(Finding(path, line, TEX_NOT_RAW, _RAW))
     return tuple(found)
 
