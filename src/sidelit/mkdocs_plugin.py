@@ -21,7 +21,7 @@ from mkdocs.config.base import Config as Options
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import BasePlugin, event_priority
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 from mkdocs.utils import CountHandler
 
@@ -62,7 +62,7 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):  # type: ignore[no-untyped-call
         if self._command == "serve":
             return config
         logging.getLogger("mkdocs").addHandler(self._warnings)
-        self._target = Path(config.site_dir)
+        self._target = Path(config.site_dir).resolve()
         try:
             build.check_target(self._target)
         except SidelitError as error:
@@ -110,10 +110,14 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):  # type: ignore[no-untyped-call
             raise PluginError(str(error)) from None
 
     def _file(self, name: str, content: bytes, config: MkDocsConfig) -> File:
+        # What the site holds is decided already: mkdocs would leave out whatever lies in `templates/`.
+        included = InclusionLevel.INCLUDED
         if not name.endswith(".html"):
-            return File.generated(config, name, content=content)
-        # mkdocs knows a page by its Markdown file; `unit.md` becomes `unit.html`.
-        return File.generated(config, name.removesuffix(".html") + ".md", content=b"")
+            return File.generated(config, name, content=content, inclusion=included)
+        # mkdocs knows a page by its Markdown file; `unit.md` becomes `unit.html`, but `README.md` an index.
+        file = File.generated(config, name.removesuffix(".html") + ".md", content=b"", inclusion=included)
+        file.dest_uri = name
+        return file
 
     def _clear(self, config: MkDocsConfig | None) -> None:
         logging.getLogger("mkdocs").removeHandler(self._warnings)
