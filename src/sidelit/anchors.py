@@ -84,7 +84,8 @@ def publish(
     data = {name: {each.id: _entry(each) for each in page} for name, page in after.items()}
     written = path.with_name(path.name + ".new")
     text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-    written.write_text(text, encoding="utf-8")
+    # Half a surrogate pair, which a docstring can evaluate to, is written as JSON's own escape.
+    written.write_bytes(text.encode("utf-8", "backslashreplace"))
     written.replace(path)
     return after
 
@@ -161,7 +162,7 @@ class _Page:
         For code without commentary that is the definition it stood in: nobody named it, so nobody can keep
         its name. Every other id is a promise, and only its author may say where it leads now.
         """
-        by_name = {name: index for index, name in names.items()}
+        by_name = {names[index]: index for index in self.shown}
         homes: dict[int, int] = {}
         lost: list[str] = []
         for old, entry in enumerate(self.published):

@@ -92,18 +92,25 @@ class _Desk:
         self, tokens: Sequence[Token], section: str = "", offset: int = 0, heading_ids: bool = False
     ) -> str:
         try:
-            return prose.render(tokens, context=self._context(section, offset, heading_ids))
+            context = self._context(section, heading_offset=offset, heading_ids=heading_ids)
+            return prose.render(tokens, context=context)
         except SidelitError as error:
             self.press.report(error)
             return ""
 
-    def inline(self, tokens: Sequence[Token]) -> Markup:
-        """Headings and ledes: the inline tokens among `tokens`, without a block around them."""
+    def inline(self, tokens: Sequence[Token], place: str, section: str | None = None) -> Markup:
+        """Headings and ledes: the inline tokens among `tokens`, without a block around them.
+
+        They are written apart from the text of their section, so `place` tells their references to its
+        footnotes from those in the text. Title and lede belong to the first section.
+        """
+        if section is None:
+            section = self.shown.text.pieces[0].id if self.shown.text.pieces else ""
         said = []
         for token in tokens:
             if token.type == "inline":
                 try:
-                    said.append(prose.render_inline(token, context=self._context("", 0, False)))
+                    said.append(prose.render_inline(token, context=self._context(section, place=place)))
                 except SidelitError as error:
                     self.press.report(error)
         return Markup(" ".join(said))
@@ -122,7 +129,7 @@ class _Desk:
             qualname=piece.qualname,
             name=piece.qualname.rpartition(".")[2] if piece.kind in ("class", "function") else "",
             depth=depth,
-            title=self.inline(words.title),
+            title=self.inline(words.title, "title", piece.id),
             doc=Markup(self.html(words.tokens, piece.id, _offset(piece))),
             lines=tuple(_line(number, html) for number, html in piece.lines),
             state=words.state,
@@ -137,14 +144,15 @@ class _Desk:
         crumbs = ((views.Link(part, None),) if part else ()) + (
             views.Link(shown.label, None, lang=shown.label_lang),
         )
-        has_math = 'class="katex' in body or any('class="katex' in section.doc for section in sections)
-        title_html = self.inline(shown.title) or escape(shown.label)
+        title_html = self.inline(shown.title, "title") or escape(shown.label)
+        lede = self.inline(shown.lede, "lede")
+        written = (body, title_html, lede, *(part for each in sections for part in (each.title, each.doc)))
         return views.PageInfo(
             kind=kind,
             title=shown.label,
             title_html=title_html,
             title_state=shown.title_state,
-            lede=self.inline(shown.lede),
+            lede=lede,
             lede_text=prose.plain(shown.lede),
             lede_state=shown.lede_state,
             part=part,
@@ -157,7 +165,7 @@ class _Desk:
             alternates=tuple(self.ways.alternates()),
             toc=tuple(ways.sections(sections) if sections else ways.headings(shown)),
             run=self.item.run if isinstance(self.item, Chapter) else None,
-            has_math=has_math or "katex" in title_html or "katex" in self.inline(shown.lede),
+            has_math=any('class="katex' in html for html in written),
         )
 
     def site(self) -> views.SiteInfo:
@@ -199,12 +207,15 @@ class _Desk:
             for w in self.press.works
         )
 
-    def _context(self, section: str, offset: int, heading_ids: bool) -> prose.RenderContext:
+    def _context(
+        self, section: str, *, place: str = "", heading_offset: int = 0, heading_ids: bool = False
+    ) -> prose.RenderContext:
         return prose.RenderContext(
             resolve=self._resolve,
             math=_Watched(self.press),
             section=section,
-            heading_offset=offset,
+            place=place,
+            heading_offset=heading_offset,
             heading_ids=heading_ids,
             labels=self.labels,
             strict=not self.press.lenient,

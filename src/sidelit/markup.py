@@ -93,6 +93,10 @@ def _made_up_title(title_open: Token) -> str:
     return title_open.markup.split()[-1].title()
 
 
+# The ids that templates and footnotes have on a page.
+_PAGES_OWN = re.compile(r"main-text|note-\d+|(?:title-|lede-)?ref-\d+-\d+")
+
+
 def _slug_headings(tokens: Sequence[Token]) -> None:
     """Give each heading the id it may have on a page, from the English, so that every language shares it."""
     taken: set[str] = set()
@@ -100,7 +104,8 @@ def _slug_headings(tokens: Sequence[Token]) -> None:
         if before.type == "heading_open":
             name = slug(plain(token)) or "section"
             numbered = (f"{name}-{number}" for number in itertools.count(2))
-            before.meta["slug"] = next(one for one in itertools.chain([name], numbered) if one not in taken)
+            free = (one for one in itertools.chain([name], numbered) if one not in taken)
+            before.meta["slug"] = next(one for one in free if not _PAGES_OWN.fullmatch(one))
             taken.add(before.meta["slug"])
 
 
