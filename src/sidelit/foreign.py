@@ -19,6 +19,9 @@ NUMPY = re.compile(
 GOOGLE = re.compile(
     r"(?:Args|Arguments|Keyword Args|Attributes|Returns|Yields|Raises|Note|Notes|Example|Examples|Warning):"
 )
+# Houses have headings of their own, such as `Shape:`; a list below tells them from the end of a sentence.
+HEADING = re.compile(r"[A-Z][\w-]*(?: \w+)?:")
+ITEM = re.compile(r"[-*+] |\d+[.)] ")
 ENTRY = re.compile(r"(\*{0,2}[A-Za-z_][\w.]*(?: ?\([^)]*\)| \[[^\]]*\])?):(?: |$)")
 ROLE = re.compile(r":[a-z:]+:`(?:[^`<]*<)?~?!?([^`<>]+)>?`")
 NOTE = re.compile(r"\.\. (note|tip|important|warning)::(.*)")
@@ -46,17 +49,20 @@ def _numpy(lines: list[str]) -> Iterator[str]:
 
 
 def _google(lines: list[str]) -> Iterator[str]:
-    """Under `Args:`, a line that begins with a name and a colon is an entry."""
+    """Under `Args:`, a line that begins with a name and a colon is an entry, and a list is a list."""
     inside = ""
     for number, line in enumerate(lines):
         after = lines[number + 1] if number + 1 < len(lines) else ""
-        if GOOGLE.fullmatch(line) and after.startswith("  "):
+        known = GOOGLE.fullmatch(line) or (HEADING.fullmatch(line) and ITEM.match(after.lstrip()))
+        if known and after.startswith("  "):
             inside = after[: len(after) - len(after.lstrip())]
             line = f"**{line}**"
         elif line[:1].strip():
             inside = ""
         elif inside and (entry := ENTRY.match(line.removeprefix(inside))) and line.startswith(inside):
             line = f"- {_code(entry[1])}: {line[len(inside) + entry.end() :]}"
+        elif inside and ITEM.match(line.removeprefix(inside)):
+            line = line.removeprefix(inside)
         yield line
 
 

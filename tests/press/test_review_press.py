@@ -290,6 +290,29 @@ def test_a_heading_does_not_take_an_id_of_the_page(sample: Path) -> None:
     assert len(set(ids)) == len(ids)
 
 
+SHAPE = '''def f():
+    """Apply it.
+
+    Shape:
+        - Input: :math:`(*)`, where `*` is any number
+          of dimensions.
+        - Output: the same.
+
+    Returns:
+        * one
+        * two
+    """
+'''
+
+
+def test_a_list_below_a_heading_of_another_house_stays_a_list(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(SHAPE, encoding="utf-8")
+    sidelit("print", "one.py", "--out", "out", cwd=tmp_path)
+    html = (tmp_path / "out/one.html").read_text(encoding="utf-8")
+    assert "<strong>Shape:</strong></p>\n<ul><li>Input: <code>(*)</code>" in html
+    assert html.count("<li>one</li>") == html.count("<li>Output: the same.</li>") == 1
+
+
 # ## Names that last
 
 
@@ -311,6 +334,18 @@ def test_half_a_character_in_a_docstring_can_be_published(tmp_path: Path) -> Non
     document = source.parse('"""# A \\ud800 title."""\n', "one.py")
     ledger = anchors.publish(tmp_path / "anchors.json", {"one": document})
     assert anchors.load(tmp_path / "anchors.json") == ledger
+
+
+def test_a_double_with_a_docstring_does_not_take_the_id_of_one_without(tmp_path: Path) -> None:
+    old = "class K:\n    x = 1\n"
+    published = anchors.publish(tmp_path / "anchors.json", {"one": source.parse(old, "one.py")})["one"]
+    document = source.parse('class K:\n    """New."""\n\n    y = 2\n\n\n' + "class K:\n    x = 1\n", "one.py")
+    names = {section.commentary: name.id for section, name in found(document, published)}
+    assert names[""] == "K"
+
+
+def found(document: source.Document, published: anchors.Page) -> list[tuple[source.Section, anchors.Anchor]]:
+    return list(zip(document.sections, anchors.assign(document, published), strict=True))
 
 
 # ## The server
