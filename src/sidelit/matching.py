@@ -11,7 +11,11 @@ a look-alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -56,27 +60,66 @@ def match(old: Sequence[Imprint], new: Sequence[Imprint]) -> tuple[dict[int, int
     """Find for each old imprint the new one that is the same section, by position.
 
     Returns the pairs, and the new qualified name of each definition among them. Definitions come first: a
-    renamed
-    class takes its methods and their comments along.
+    renamed class takes its methods and their comments along.
     """
     pairs = _unchanged(old, new)
     renamed: dict[str, str] = {}
     for i, j in pairs.items():
         _follow(old[i], new[j], renamed)
-    for pieces in (False, True):
+    # A section of the same definition is always the better choice, and there are few of those to compare.
+    for pieces, far in itertools.product((False, True), (False, True)):
         left = [i for i, each in enumerate(old) if i not in pairs and (each.kind in PIECES) == pieces]
         taken = set(pairs.values())
         right = [j for j, each in enumerate(new) if j not in taken and (each.kind in PIECES) == pieces]
-        likeness = {(i, j): _likeness(old[i], new[j]) for i in left for j in right}
-        while likeness:
-            scores = {(i, j): _score(old[i], new[j], likeness[i, j], renamed) for i, j in likeness}
-            i, j = max(scores, key=lambda pair: scores[pair])
-            if scores[i, j] <= 0:
-                break
-            pairs[i] = j
-            _follow(old[i], new[j], renamed)
-            likeness = {pair: each for pair, each in likeness.items() if pair[0] != i and pair[1] != j}
+        _pair_best_first(_Rating(old, new, renamed, far), left, right, pairs)
     return pairs, renamed
+
+
+@dataclass(frozen=True, slots=True)
+class _Rating:
+    """How pairs are rated: by what is known of renamings, and whether in other definitions too."""
+
+    old: Sequence[Imprint]
+    new: Sequence[Imprint]
+    renamed: dict[str, str]
+    far: bool
+
+    def pairs(self, left: Sequence[int], right: Sequence[int]) -> Iterator[tuple[float, int, int]]:
+        """Yield what may be the same section; the best pair is the smallest, and earlier ones come first."""
+        for i in left:
+            place = moved(self.old[i].qualname, self.renamed)
+            for j in right:
+                if (self.far or place == self.new[j].qualname) and (score := self.score(i, j)) > 0:
+                    yield -score, i, j
+
+    def score(self, i: int, j: int) -> float:
+        """Rate one pair as things stand now."""
+        return _score(self.old[i], self.new[j], moved(self.old[i].qualname, self.renamed))
+
+
+def _pair_best_first(
+    rating: _Rating, left: Sequence[int], right: Sequence[int], pairs: dict[int, int]
+) -> None:
+    """Add to `pairs` what is `left` of the old and `right` of the new; each may change other ratings."""
+    taken: set[int] = set()
+    heap = list(rating.pairs(left, right))
+    heapq.heapify(heap)
+    while heap:
+        rank, i, j = heapq.heappop(heap)
+        if i in pairs or j in taken:
+            continue
+        score = rating.score(i, j)
+        if score != -rank:
+            # A definition was found in the meantime, and this one belongs elsewhere.
+            if score > 0:
+                heapq.heappush(heap, (-score, i, j))
+            continue
+        pairs[i] = j
+        taken.add(j)
+        followed = _follow(rating.old[i], rating.new[j], rating.renamed)
+        below = [k for k in left if k not in pairs and _is_below(rating.old[k].qualname, followed)]
+        for each in rating.pairs(below, [k for k in right if k not in taken]):
+            heapq.heappush(heap, each)
 
 
 def _unchanged(old: Sequence[Imprint], new: Sequence[Imprint]) -> dict[int, int]:
@@ -101,15 +144,24 @@ def _key(each: Imprint, with_id: bool) -> tuple[object, ...]:
     return (each.qualname, each.words, each.lines, each.id if with_id else "")
 
 
-def _follow(old: Imprint, new: Imprint, renamed: dict[str, str]) -> None:
-    """Note where a definition went; one that kept its last name shows where the class around it went."""
+def _follow(old: Imprint, new: Imprint, renamed: dict[str, str]) -> tuple[str, ...]:
+    """Note where a definition went; one that kept its last name shows where the class around it went.
+
+    Returns the names that were noted.
+    """
     if old.kind in PIECES or old.kind == "module":
-        return
+        return ()
     renamed[old.qualname] = new.qualname
     before, _, last = old.qualname.rpartition(".")
     after, _, name = new.qualname.rpartition(".")
-    if last == name and before and after:
-        renamed.setdefault(before, after)
+    if last == name and before and after and before not in renamed:
+        renamed[before] = after
+        return old.qualname, before
+    return (old.qualname,)
+
+
+def _is_below(qualname: str, names: Sequence[str]) -> bool:
+    return any(f"{qualname}.".startswith(f"{name}.") for name in names)
 
 
 def moved(qualname: str, renamed: dict[str, str]) -> str:
@@ -121,18 +173,6 @@ def moved(qualname: str, renamed: dict[str, str]) -> str:
     return qualname
 
 
-@dataclass(frozen=True, slots=True)
-class _Likeness:
-    """How much of the words and of the code of one section is in another: 0 to 1 each."""
-
-    words: float
-    lines: float
-
-
-def _likeness(old: Imprint, new: Imprint) -> _Likeness:
-    return _Likeness(_ratio(old.words, new.words), _ratio(old.lines, new.lines))
-
-
 def _ratio(old: Sequence[str], new: Sequence[str]) -> float:
     """Two sections without commentary have none in common."""
     if not old or not new:
@@ -140,21 +180,39 @@ def _ratio(old: Sequence[str], new: Sequence[str]) -> float:
     return 1.0 if old == new else SequenceMatcher(None, old, new, autojunk=False).ratio()
 
 
-def _score(old: Imprint, new: Imprint, likeness: _Likeness, renamed: dict[str, str]) -> float:
+def _could_be(old: Sequence[str], new: Sequence[str]) -> bool:
+    """Whether the ratio can reach what is asked at least; far cheaper than the ratio itself."""
+    whole = len(old) + len(new)
+    if not old or not new or 2 * min(len(old), len(new)) < NEAR * whole:
+        return False
+    return 2 * sum((_counted(old) & _counted(new)).values()) >= NEAR * whole
+
+
+@functools.cache
+def _counted(items: Sequence[str]) -> Counter[str]:
+    return Counter(items)
+
+
+def _score(old: Imprint, new: Imprint, place: str) -> float:
     """Rate a pair; 0 or less means that they are two different sections.
 
     What a section says counts a little more than the code beside it, which settles it when comments swap
     places.
+
+    :param place: the name that the old one's definition has now.
     """
     if (old.kind == "module") != (new.kind == "module"):
         return 0.0
+    pieces, near = old.kind in PIECES, place == new.qualname
+    certain = near and (not pieces or old.id == new.id)
+    if not certain and not _could_be(old.words, new.words) and not _could_be(old.lines, new.lines):
+        return 0.0
+    words, lines = _ratio(old.words, new.words), _ratio(old.lines, new.lines)
     # Of two that hold the same lines, the one that said nothing before is the one that says nothing now.
-    total = 1.1 * likeness.words + likeness.lines + 0.01 * (old.words == new.words)
-    pieces = old.kind in PIECES
-    if moved(old.qualname, renamed) == new.qualname:
-        certain = not pieces or old.id == new.id or max(likeness.words, likeness.lines) >= NEAR
-        return 10.0 + total if certain else 0.0
+    total = 1.1 * words + lines + 0.01 * (old.words == new.words)
+    if near:
+        return 10.0 + total if certain or max(words, lines) >= NEAR else 0.0
     enough = FAR if pieces else NEAR
-    words = likeness.words >= enough and min(len(old.words), len(new.words)) >= FAR_WORDS
-    lines = likeness.lines >= enough and min(len(old.lines), len(new.lines)) >= FAR_LINES
-    return total if words or lines else 0.0
+    same_words = words >= enough and min(len(old.words), len(new.words)) >= FAR_WORDS
+    same_lines = lines >= enough and min(len(old.lines), len(new.lines)) >= FAR_LINES
+    return total if same_words or same_lines else 0.0

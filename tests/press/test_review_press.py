@@ -348,6 +348,15 @@ def found(document: source.Document, published: anchors.Page) -> list[tuple[sour
     return list(zip(document.sections, anchors.assign(document, published), strict=True))
 
 
+def test_a_long_file_that_was_reformatted_is_found_again(tmp_path: Path) -> None:
+    # To compare every section with every other again and again would take longer than a test may.
+    lines = "\n\ndef f{0}(a):\n    # Claim number {0} is made here.\n    return a[{1}{0}{1}]\n"
+    before, after = ("".join(lines.format(n, quote) for n in range(1000)) for quote in ("'", '"'))
+    published = anchors.publish(tmp_path / "anchors.json", {"one": source.parse(before, "one.py")})["one"]
+    names = [name.id for _, name in found(source.parse(after, "one.py"), published)]
+    assert names == [each.id for each in published]
+
+
 # ## The server
 
 
