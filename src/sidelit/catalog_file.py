@@ -110,7 +110,8 @@ def read(path: Path, lang: str, shown: str) -> tuple[Entry, ...]:
 def _decode(path: Path, shown: str) -> str:
     data = path.read_bytes()
     try:
-        text = data.decode("utf-8")
+        # Some editors put a byte order mark first. It says nothing here, and polib passes over it too.
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise SidelitError(

@@ -205,7 +205,18 @@ def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
         inside = sorted(filter(_visible(path), path.rglob("*.py"))) if path.is_dir() else [path]
         if not inside:
             raise SidelitError("there is no Python file in this folder", path=path)
-        yield from inside
+        for each in inside:
+            _check_name(each)
+            yield each
+
+
+def _check_name(path: Path) -> None:
+    """A page names its file, and a name that is no text, as old archives hold them, has no place there."""
+    try:
+        str(path.resolve()).encode()
+    except UnicodeEncodeError:
+        what = "the name of this file is not UTF-8"
+        raise SidelitError(what, path=ascii(str(path))[1:-1], hint="give it another name") from None
 
 
 def _visible(folder: Path) -> Callable[[Path], bool]:

@@ -61,12 +61,20 @@
   const places = [...document.querySelectorAll("main section[id], main :is(h2, h3)[id], main tr[id], main .works > [id]")];
   let named = null;
 
+  // An address that somebody cut in the middle of a `%` code is no reason to stop.
+  const decoded = (text) => {
+    try {
+      return decodeURIComponent(text);
+    } catch {
+      return text;
+    }
+  };
   const inView = (element) => {
     const box = element.getBoundingClientRect();
     return box.bottom > bar.offsetHeight && box.top < innerHeight;
   };
   const nameTarget = () => {
-    const id = decodeURIComponent(location.hash.slice(1));
+    const id = decoded(location.hash.slice(1));
     const target = id ? document.getElementById(id) : null;
     named = target && (target.closest("main section[id], tr[id]") ?? target);
   };

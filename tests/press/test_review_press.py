@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -131,6 +132,22 @@ def test_what_an_editor_keeps_beside_a_catalogue_is_no_catalogue(sample: Path) -
     (sample / "site/locale/ja/sample/.#ring.po").symlink_to("somebody@somewhere.1")
     sidelit("build", cwd=sample)
     sidelit("sync", cwd=sample)
+
+
+def test_a_name_that_is_no_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"odd\xff.py")).write_text("x = 1\n", encoding="utf-8")
+    told = sidelit("print", ".", "--out", "out", cwd=tmp_path, code=1).stderr
+    assert told.startswith("odd\\udcff.py: ")
+    assert told.count("\n") == 1
+
+
+def test_a_catalogue_may_begin_with_a_byte_order_mark(sample: Path) -> None:
+    sidelit("sync", cwd=sample)
+    path = sample / "site/locale/ja/sample/ring.po"
+    edit(path, 'msgid "A ring"\nmsgstr ""', 'msgid "A ring"\nmsgstr "リング"')
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    sidelit("build", cwd=sample)
+    assert "<h1>リング</h1>" in (sample / "build/site/ja/ring.html").read_text(encoding="utf-8")
 
 
 # ## Settings and data
