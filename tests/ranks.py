@@ -34,7 +34,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ["pytest", "hypothesis", "torch", "torch.distributed"]
+# Every optimizer imports torch._dynamo, which takes seconds: once in the server, not once in each rank.
+PRELOAD = ["pytest", "hypothesis", "torch", "torch.distributed", "torch._dynamo"]
 GRACE_S = 10.0  # what the other ranks get, after one has failed, to fail as well and say where
 
 _context = multiprocessing.get_context("forkserver")
