@@ -174,6 +174,7 @@ class _Desk:
             tagline=self.edition.tagline,
             summary=self.edition.tagline,
             licence_note=self.edition.licence_note,
+            home_figure=self.config.home_figure,
             version=self.press.origin.version,
             repository=self.config.repository,
             nav=tuple(self.ways.nav()),

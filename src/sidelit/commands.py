@@ -57,6 +57,8 @@ def serve_site(given: argparse.Namespace) -> int:
 
 def print_files(given: argparse.Namespace) -> int:
     """`sidelit print`."""
+    if given.locale is not None and not given.locale.is_dir():
+        raise SidelitError("there is no such folder of translations", path=given.locale, hint="name another")
     job = printing.Job(tuple(given.files), given.lang, given.locale, given.strict)
     build.check_target(given.out)
     made, warnings = printing.files(job)

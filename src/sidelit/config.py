@@ -78,6 +78,8 @@ class Config:
     report_url: str | None = None
     commit_url: str | None = None
     licence_note: str = ""
+    home_figure: str = ""
+    """A template whose picture stands beside the title on the home page, if there is one."""
     repository: str | None = None
     figures_torch: str | None = None
     home: str = "index.html"
@@ -140,6 +142,7 @@ def load(path: Path) -> Config:
         report_url=top.take("report_url", str, "") or None,
         commit_url=top.take("commit_url", str, "") or None,
         licence_note=top.take("licence_note", str, ""),
+        home_figure=top.take("home_figure", str, ""),
         repository=top.take("repository", str, "") or None,
         figures_torch=top.take("figures_torch", str, "") or None,
     )

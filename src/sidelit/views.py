@@ -142,6 +142,7 @@ class SiteInfo:
     tagline: str
     summary: str
     licence_note: str
+    home_figure: str
     version: str | None
     repository: str | None
     nav: tuple[NavGroup, ...]

@@ -168,3 +168,9 @@ def test_an_interrupted_reader_is_no_error(tmp_path: Path) -> None:
         started.stdout.read(1)
         started.stdout.close()
         assert b"Traceback" not in started.stderr.read()
+
+
+def test_a_folder_of_translations_that_is_not_there_is_told(odd: Path) -> None:
+    told = sidelit("print", "odd.py", "--out", "out", "--lang", "ja", "--locale", "nowhere", cwd=odd, code=1)
+    assert told.stderr == "nowhere: there is no such folder of translations; name another\n"
+    assert not (odd / "out").exists()
