@@ -3,9 +3,10 @@ r"""# Shardbook
 > ZeRO sharded training, written to be read.
 
 Each module of this package is a chapter. In reading order: [what ranks send each
-other](collectives.py), [how parameters become one vector](partition.py), [how a vector
-is shared out](flat.py), [what a unit does](unit.py), [when it does it](layer.py), [how
-units form a model](model.py), [how the ranks make sure they agree](check.py), [how the
+other](collectives.py), [how it is counted](ledger.py), [how parameters become one
+vector](partition.py), [how a vector is shared out](flat.py), [what a unit
+does](unit.py), [when it does it](layer.py), [in which order](schedule.py), [how the
+ranks make sure they agree](check.py), [how units form a model](model.py), [how the
 result is saved](state.py), [a model](gpt.py), and [its training](train.py).
 """
 

@@ -60,8 +60,9 @@ class Reader:
         self.batches = self.windows // (batch * world_size)
         if self.batches == 0:
             raise ValueError(
-                f"{world_size} ranks with {batch} windows each need {batch * world_size} windows, but a text "
-                f"of {len(text)} bytes has {self.windows} windows of {context}; lower batch or context"
+                f"a batch of {batch} on each of {world_size} ranks takes {batch * world_size} windows, "
+                f"but a text of {len(text)} bytes has {self.windows} windows of {context}; "
+                "lower batch or context"
             )
         self._shuffled: tuple[int, list[int]] | None = None
 

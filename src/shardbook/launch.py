@@ -71,6 +71,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             f"--steps is {options.steps}, but it must be at least 2: the first makes the optimizer's state, "
             "and the last is measured"
         )
+    if not 0 < options.lr < float("inf"):
+        raise Mistake(f"--lr is {options.lr}, but it must be a positive number")
+    if not 0 <= options.seed < 2**63:
+        raise Mistake(f"--seed is {options.seed}, but it must be from 0 to 2**63 - 1")
+    if options.json is not None and options.json.is_dir():
+        raise Mistake(f"--json {options.json} is a folder; name a file")
     if options.json is not None and not options.json.parent.is_dir():
         raise Mistake(
             f"--json {options.json}: there is no folder {options.json.parent}; make it first"

@@ -16,9 +16,9 @@ code stays as it is.
 
 The unit is freed after the forward pass although the backward pass needs it again. To
 keep it would make the memory grow with the number of layers, and that is what sharding
-is to prevent. So the parameters cross the network three times in each forward and
-backward pass: twice as gathers, once as gradients. For the unit, one rank then sends
-this many elements:
+is to prevent. So a vector of the unit's length crosses the network three times in each
+forward and backward pass: twice to gather parameters, once to average gradients. Apart
+from padding, one rank then sends this many elements for the unit:
 
 $$3\,\Psi_u\,\frac{N_d - 1}{N_d}$$
 

@@ -44,6 +44,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
@@ -284,16 +285,12 @@ class Site:
             setattr(self.module, self.attribute, parameter)
 
 
-_streams: dict[torch.device, tuple[Any, Any]] = {}
-
-
+@cache
 def streams(device: torch.device) -> tuple[Any, Any]:
     """The gather stream and the reduce stream of a device, shared by all units.
 
     One stream for each kind of exchange is enough, since the backend carries out one
     exchange after the other anyway.
     """
-    if device not in _streams:
-        module = torch.get_device_module(device)
-        _streams[device] = (module.Stream(), module.Stream())
-    return _streams[device]
+    module = torch.get_device_module(device)
+    return module.Stream(), module.Stream()

@@ -66,7 +66,7 @@ def test_each_epoch_has_its_own_order_and_each_seed_its_own_orders() -> None:
 
 def test_a_text_shorter_than_one_batch_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="2 ranks with 3 windows each need 6 windows, but a text of 200 bytes"
+        ValueError, match="a batch of 3 on each of 2 ranks takes 6 windows, but a text of 200 bytes"
     ):
         Reader(numbers(), context=60, batch=3, world_size=2)
     with pytest.raises(ValueError, match="a text of 0 bytes has 0 windows"):
