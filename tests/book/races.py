@@ -1,0 +1,506 @@
+"""Races between streams, found without a GPU: record what training asks of a device, then let CUDA's own
+happens-before checker judge the recording.
+
+    with Recorder() as recorder:
+        ...                              # shard a model and train it
+    assert races(recorder.trace) == []   # what CUDA would have to keep in order, and does
+    for site in sites(recorder.trace):   # every line that makes a stream wait
+        races(recorder.trace, without=site)
+
+The training runs for real, on CPU tensors. What a GPU would do with it is a model, written down as a list of
+events, and `races` feeds that list to `torch.cuda._sanitizer.EventHandler`. Modelled are
+
+- **kernels**: each operation of torch is one kernel on the current stream. What it reads and writes is
+  taken from the operation's schema, and kept by storage: two parts of one storage count as one place.
+- **streams and events**: `torch.get_device_module` gives a device whose streams start empty and are
+  ordered by nothing but `wait_stream` and events. A backward pass runs on the stream of its forward pass,
+  which in the book is the compute stream.
+- **NCCL**: an asynchronous collective is a kernel on a stream that belongs to the process group. That stream
+  waits for the stream from which the collective was called. `Work.wait` lets the current stream wait for
+  the collective, and the `Work` keeps the tensors until then. A synchronous collective runs on the current
+  stream.
+- **the caching allocator**: memory belongs to the stream that was current when it was taken. When a storage
+  dies or is shrunk to nothing, its memory goes back to that stream at the moment at which the *host* says so,
+  whatever the device is doing. The next one to take memory there may get it. Which one gets what depends on
+  sizes and on chance, so the model takes the worst of every case: who first writes to new memory must come
+  after all uses of all memory that was ever given back to the same stream. `record_stream` makes the
+  allocator wait for what is queued on the named stream.
+
+Not modelled are several devices and waits of the host. `item()` makes the host wait for the stream, but a
+program that is in order only because of that is out of order on the day the `item()` goes, so it counts as a
+read and nothing more. A wait that is left out of the replay is left out alone: what the host did afterwards,
+it did as recorded.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.cuda._sanitizer import Access, AccessType, EventHandler, UnsynchronizedAccessError, zip_arguments
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+FACTORY = re.compile("^new_|_like$")  # these ask a tensor for its shape, not for its values
+COMPUTE = 0  # the number of the stream that is current when nobody chose another
+
+NCCL = 1000  # the number of the first stream of a process group
+
+
+# The events of a recording. Streams, events and blocks of memory are numbers.
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel is queued."""
+
+    stream: int
+    reads: frozenset[int]
+    writes: frozenset[int]
+    name: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """An event remembers what is queued on a stream so far."""
+
+    event: int
+    stream: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What is queued on the stream from now on comes after the event.
+
+    `sites` are the lines that asked for it: the innermost one, and if it stands in a function called `wait`,
+    the line that called that function, and so on. What NCCL asks for by itself has none.
+    """
+
+    event: int
+    stream: int
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Allocate:
+    """A block is taken from the memory of a stream."""
+
+    block: int
+    stream: int
+
+
+@dataclass(frozen=True)
+class Free:
+    """A block goes back to where it came from; `record_stream` named these streams."""
+
+    block: int
+    streams: frozenset[int]
+
+
+Trace = list[Launch | Record | Wait | Allocate | Free]
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two accesses to the same memory that nothing orders; the first came later."""
+
+    later: str
+    earlier: str
+
+    def __str__(self) -> str:
+        return f"{self.later}\n    is not ordered after\n    {self.earlier}"
+
+
+def sites(trace: Trace) -> list[str]:
+    """Every line that made a stream wait, in the order in which they were first reached."""
+    return list(dict.fromkeys(site for event in trace if isinstance(event, Wait) for site in event.sites))
+
+
+def races(trace: Trace, without: str | None = None) -> list[Race]:
+    """What the checker finds in a recording, each pair of accesses once.
+
+    With `without` the waits of one line are left out, also those it asked for through a function called
+    `wait`.
+    """
+    checker, memory, found = EventHandler(), _Memory(), []
+    for event in trace:
+        match event:
+            case Launch(stream, reads, writes, name):
+                aliases: dict[int, list[str]] = {block: [] for block in reads | writes}
+                found += checker._handle_kernel_launch(
+                    stream, set(reads - writes), set(writes), set(), name, aliases
+                )
+            case Record(number, stream):
+                checker._handle_event_creation(number)
+                checker._handle_event_record(number, stream)
+            case Wait(number, stream, asked) if without not in asked:
+                checker._handle_event_wait(number, stream)
+            case Allocate(block, stream):
+                checker._handle_memory_allocation(block)
+                memory.hand_out(checker, block, stream)
+            case Free(block, streams):
+                memory.take_back(checker, block, streams)
+                checker._handle_memory_deallocation(block)
+    return list(dict.fromkeys(map(_race, found)))
+
+
+class _Memory:
+    """The memory of each stream, as far as the checker must know it: who last used what was given back.
+
+    The checker forgets a block that is freed. Here its last uses stay with the stream it came from, and the
+    next block of that stream starts with them, as reads that its first write must come after. A stream runs
+    in order, so of the uses on one stream the last stands for all.
+    """
+
+    def __init__(self) -> None:
+        self.home: dict[int, int] = {}
+        self.used: dict[int, dict[int, Access]] = defaultdict(dict)
+
+    def hand_out(self, checker: EventHandler, block: int, stream: int) -> None:
+        self.home[block] = stream
+        for access in self.used[stream].values():
+            checker.tensors_accessed.add_read(block, access)
+
+    def take_back(self, checker: EventHandler, block: int, recorded: frozenset[int]) -> None:
+        checker.tensors_accessed.ensure_tensor_exists(block)
+        uses = [*checker.tensors_accessed.get_reads(block), checker.tensors_accessed.get_write(block)]
+        last = self.used[self.home.pop(block, COMPUTE)]
+        for use in uses:
+            if use is None or any(
+                checker.syncs.is_ordered_after(stream, use.seq_num, use.stream) for stream in recorded
+            ):
+                continue
+            if use.stream not in last or last[use.stream].seq_num < use.seq_num:
+                last[use.stream] = use
+
+
+def _race(error: Any) -> Race:
+    assert isinstance(error, UnsynchronizedAccessError)
+    return Race(_told(error.current_access), _told(error.previous_access))
+
+
+def _told(access: Access) -> str:
+    kind = "read" if access.type is AccessType.READ else "write"
+    names = {COMPUTE: "the compute stream"}
+    place = "NCCL's stream" if access.stream >= NCCL else names.get(access.stream, f"stream {access.stream}")
+    return f"{kind} on {place} by {access.operator}"
+
+
+class Recorder(TorchDispatchMode):
+    """Inside the block, everything that asks for a device gets one that writes down what it is told."""
+
+    active: Recorder | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace: Trace = []
+        self.current = COMPUTE
+        self.quiet = False  # whether what runs now is the model's own business
+        self.events = 0
+        self.blocks = 0
+        self.storages: dict[int, _Storage] = {}
+        self.nccl: dict[Any, int] = {}
+        self.patches = ExitStack()
+
+    def __enter__(self) -> Recorder:
+        assert Recorder.active is None
+        Recorder.active = self
+        change = self.patches.enter_context
+        change(patch.object(torch, "get_device_module", lambda device=None: Device))
+        # A group may have gloo for CPU tensors. These stand for tensors of a GPU.
+        change(patch.object(dist, "get_backend_config", lambda group=None: "cpu:nccl"))
+        change(patch.object(torch.UntypedStorage, "resize_", _resize))
+        change(patch.object(Tensor, "record_stream", _record_stream))
+        for name in ("all_gather_single", "reduce_scatter_single", "all_reduce", "broadcast"):
+            change(patch.object(dist, name, self.collective(getattr(dist, name))))
+        # The garbage collector would free memory at moments of its own.
+        gc.collect()
+        gc.disable()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        gc.enable()
+        self.patches.close()
+        Recorder.active = None
+
+    # Kernels.
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.quiet:
+            return func(*args, **kwargs)
+        self.sweep()
+        name = func._schema.name.split("::")[1]
+        reads, writes = set[int](), set[int]()
+        for argument, value in zip_arguments(func._schema, args, kwargs):
+            for tensor in tensors_in(value):
+                blocks, alias = self.blocks_of(tensor), argument.alias_info
+                if alias is not None and alias.is_write:
+                    writes |= blocks
+                elif alias is None and not FACTORY.search(name):
+                    reads |= blocks
+        result = func(*args, **kwargs)
+        outputs = tensors_in(result)
+        for tensor in outputs:
+            storage = tensor.untyped_storage()
+            if storage.nbytes() and storage._cdata not in self.storages:
+                self.allocated(storage)
+                if "empty" not in name:
+                    writes |= self.blocks_of(tensor)
+        # What returns tensors but writes nothing is a view, or memory with nothing in it, and no kernel runs.
+        # What returns no tensor reads a value for the host.
+        if writes or not outputs:
+            self.launch(self.current, reads, writes, name)
+        return result
+
+    def launch(self, stream: int, reads: set[int], writes: set[int], name: str) -> None:
+        """Queue a kernel, unless it touches nothing."""
+        if reads or writes:
+            self.trace.append(Launch(stream, frozenset(reads), frozenset(writes), f"{name}, {_caller()}"))
+
+    # Streams and events.
+
+    def record(self, stream: int) -> int:
+        """A new event that remembers what is queued on the stream."""
+        self.sweep()
+        self.events += 1
+        self.trace.append(Record(self.events, stream))
+        return self.events
+
+    def wait(self, stream: int, event: int, sites: tuple[str, ...]) -> None:
+        """Let the stream wait for the event."""
+        self.sweep()
+        self.trace.append(Wait(event, stream, sites))
+
+    # Memory.
+
+    def blocks_of(self, tensor: Tensor) -> set[int]:
+        """The memory under a tensor; none under a tensor without elements."""
+        storage = tensor.untyped_storage()
+        if not tensor.numel() or not storage.nbytes():
+            return set()
+        if storage._cdata not in self.storages:
+            # It is older than the recording, or it came from Python. Either way nobody is using its memory.
+            self.blocks += 1
+            self.storages[storage._cdata] = _Storage(StorageWeakRef(storage), self.blocks)
+        return {self.storages[storage._cdata].block}
+
+    def allocated(self, storage: torch.UntypedStorage) -> None:
+        """A storage has taken memory on the current stream."""
+        self.blocks += 1
+        self.storages[storage._cdata] = _Storage(StorageWeakRef(storage), self.blocks)
+        self.trace.append(Allocate(self.blocks, self.current))
+
+    def freed(self, storage: int) -> None:
+        """A storage has given its memory back."""
+        known = self.storages.pop(storage)
+        self.trace.append(Free(known.block, frozenset(known.streams)))
+
+    def sweep(self) -> None:
+        """Note which storages have died since the last event."""
+        for storage in [number for number, known in self.storages.items() if known.reference.expired()]:
+            self.freed(storage)
+
+    # NCCL.
+
+    def collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The call of the same name, as NCCL would carry it out."""
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = {name: value for name, value in bound.arguments.items() if isinstance(value, Tensor)}
+            outputs = [value for name, value in given.items() if not name.startswith("input")]
+            asynchronous = bound.arguments.pop("async_op")
+            # gloo's threads keep tensors a moment longer, and chance would decide when memory is free. So
+            # they get copies.
+            with self.paused():
+                copies = {name: value.detach().clone() for name, value in given.items()}
+                original(**{**bound.arguments, **copies})
+                for name, value in given.items():
+                    value.detach().copy_(copies[name])
+            reads = set().union(*map(self.blocks_of, given.values()))
+            writes = set().union(*map(self.blocks_of, outputs))
+            if not asynchronous:
+                self.launch(self.current, reads, writes, f"NCCL {original.__name__}")
+                return None
+            group = bound.arguments["group"] or dist.group.WORLD
+            stream = self.nccl.setdefault(group, NCCL + len(self.nccl))
+            self.wait(stream, self.record(self.current), sites=())
+            self.launch(stream, reads, writes, f"NCCL {original.__name__}")
+            return Work(self.record(stream), list(given.values()))
+
+        return call
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs in the block is no part of the recording."""
+        self.quiet, before = True, self.quiet
+        try:
+            yield
+        finally:
+            self.quiet = before
+
+
+@dataclass
+class _Storage:
+    """A storage that holds memory now. The reference keeps its address from being used again."""
+
+    reference: StorageWeakRef
+    block: int
+    streams: set[int] = field(default_factory=set)
+
+
+class Work:
+    """What an asynchronous collective of NCCL returns."""
+
+    def __init__(self, event: int, tensors: list[Tensor]) -> None:
+        self.event, self.tensors = event, tensors
+
+    def wait(self) -> bool:
+        """Make the current stream wait; the host goes on at once."""
+        recorder = recording()
+        recorder.wait(recorder.current, self.event, _waiting())
+        self.tensors = []
+        return True
+
+
+class Stream:
+    """A stream of the modelled device, like `torch.cuda.Stream`."""
+
+    made = COMPUTE
+
+    def __init__(self) -> None:
+        Stream.made += 1
+        self.number = Stream.made
+
+    @staticmethod
+    def of(number: int) -> Stream:
+        stream = object.__new__(Stream)
+        stream.number = number
+        return stream
+
+    def wait_stream(self, other: Stream) -> None:
+        recorder = recording()
+        recorder.wait(self.number, recorder.record(other.number), _waiting())
+
+    def wait_event(self, event: Event) -> None:
+        recording().wait(self.number, event.number, _waiting())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+
+class Event:
+    """An event of the modelled device, like `torch.cuda.Event`."""
+
+    number: int
+
+    def record(self, stream: Stream | None = None) -> None:
+        recorder = recording()
+        self.number = recorder.record(recorder.current if stream is None else stream.number)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        recorder = recording()
+        recorder.wait(recorder.current if stream is None else stream.number, self.number, _waiting())
+
+
+class Device:
+    """The module of the modelled device, like `torch.cuda`."""
+
+    Stream, Event = Stream, Event
+
+    @staticmethod
+    def current_stream(device: Any = None) -> Stream:
+        return Stream.of(recording().current)
+
+    @staticmethod
+    @contextmanager
+    def stream(stream: Stream) -> Iterator[None]:
+        recorder = recording()
+        recorder.current, before = stream.number, recorder.current
+        try:
+            yield
+        finally:
+            recorder.current = before
+
+
+def recording() -> Recorder:
+    """The recorder whose block is open."""
+    assert Recorder.active is not None
+    return Recorder.active
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+_resize_storage = torch.UntypedStorage.resize_
+
+
+def _resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    """Resize, and note that the memory went or came."""
+    recorder = recording()
+    if recorder.quiet or size == storage.nbytes():
+        return _resize_storage(storage, size)
+    recorder.sweep()
+    if storage._cdata in recorder.storages:
+        recorder.freed(storage._cdata)
+    _resize_storage(storage, size)
+    if size:
+        recorder.allocated(storage)
+    return storage
+
+
+def _record_stream(tensor: Tensor, stream: Stream) -> None:
+    """The allocator is told that another stream uses this memory, too."""
+    recorder = recording()
+    if recorder.blocks_of(tensor):
+        recorder.storages[tensor.untyped_storage()._cdata].streams.add(stream.number)
+
+
+def _caller() -> str:
+    """The innermost line of the book that led here."""
+    return next((site for site, _ in _lines_of_the_book()), "the training loop")
+
+
+def _waiting() -> tuple[str, ...]:
+    """The line of the book that waits, and the lines that called it through functions called `wait`."""
+    found = []
+    for site, function in _lines_of_the_book():
+        found.append(site)
+        if function != "wait":
+            break
+    return tuple(found)
+
+
+def _lines_of_the_book() -> Iterator[tuple[str, str]]:
+    """The lines of the book that are being carried out, the innermost first, and the function of each."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file, name = Path(frame.f_code.co_filename), frame.f_code.co_name
+        if file.parent.name == "shardbook":
+            yield f"{file.name}:{frame.f_lineno} in {getattr(frame.f_code, 'co_qualname', name)}", name
+        frame = frame.f_back
