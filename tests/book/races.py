@@ -17,8 +17,8 @@ events, and `races` feeds that list to `torch.cuda._sanitizer.EventHandler`. Mod
   which in the book is the compute stream.
 - **NCCL**: an asynchronous collective is a kernel on a stream that belongs to the process group. That stream
   waits for the stream from which the collective was called. `Work.wait` lets the current stream wait for
-  the collective, and the `Work` keeps the tensors until then. A synchronous collective runs on the current
-  stream.
+  the collective. Until then the process group keeps the tensors, so that nobody can free them; to shrink
+  their storage is possible all the same. A synchronous collective runs on the current stream.
 - **the caching allocator**: memory belongs to the stream that was current when it was taken. When a storage
   dies or is shrunk to nothing, its memory goes back to that stream at the moment at which the *host* says so,
   whatever the device is doing. The next one to take memory there may get it. Which one gets what depends on
@@ -44,6 +44,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -213,14 +214,15 @@ class Recorder(TorchDispatchMode):
         self.events = 0
         self.blocks = 0
         self.storages: dict[int, _Storage] = {}
-        self.nccl: dict[Any, int] = {}
+        self.nccl: dict[Any, int] = {}  # the stream of each process group
+        self.kept: dict[int, list[Tensor]] = {}  # what NCCL keeps until somebody waits for the event
         self.patches = ExitStack()
 
     def __enter__(self) -> Recorder:
         assert Recorder.active is None
         Recorder.active = self
         change = self.patches.enter_context
-        change(patch.object(torch, "get_device_module", lambda device=None: Device))
+        change(patch.object(torch, "get_device_module", lambda _=None: device))
         # A group may have gloo for CPU tensors. These stand for tensors of a GPU.
         change(patch.object(dist, "get_backend_config", lambda group=None: "cpu:nccl"))
         change(patch.object(torch.UntypedStorage, "resize_", _resize))
@@ -348,7 +350,9 @@ class Recorder(TorchDispatchMode):
             stream = self.nccl.setdefault(group, NCCL + len(self.nccl))
             self.wait(stream, self.record(self.current), sites=())
             self.launch(stream, reads, writes, f"NCCL {original.__name__}")
-            return Work(self.record(stream), list(given.values()))
+            end = self.record(stream)
+            self.kept[end] = list(given.values())
+            return Work(end)
 
         return call
 
@@ -374,14 +378,14 @@ class _Storage:
 class Work:
     """What an asynchronous collective of NCCL returns."""
 
-    def __init__(self, event: int, tensors: list[Tensor]) -> None:
-        self.event, self.tensors = event, tensors
+    def __init__(self, event: int) -> None:
+        self.event = event
 
     def wait(self) -> bool:
         """Make the current stream wait; the host goes on at once."""
         recorder = recording()
         recorder.wait(recorder.current, self.event, _waiting())
-        self.tensors = []
+        recorder.kept.pop(self.event, None)
         return True
 
 
@@ -427,24 +431,22 @@ class Event:
         recorder.wait(recorder.current if stream is None else stream.number, self.number, _waiting())
 
 
-class Device:
-    """The module of the modelled device, like `torch.cuda`."""
+def _current_stream(device: Any = None) -> Stream:
+    return Stream.of(recording().current)
 
-    Stream, Event = Stream, Event
 
-    @staticmethod
-    def current_stream(device: Any = None) -> Stream:
-        return Stream.of(recording().current)
+@contextmanager
+def _on_stream(stream: Stream) -> Iterator[None]:
+    recorder = recording()
+    recorder.current, before = stream.number, recorder.current
+    try:
+        yield
+    finally:
+        recorder.current = before
 
-    @staticmethod
-    @contextmanager
-    def stream(stream: Stream) -> Iterator[None]:
-        recorder = recording()
-        recorder.current, before = stream.number, recorder.current
-        try:
-            yield
-        finally:
-            recorder.current = before
+
+# The module of the modelled device, like `torch.cuda`.
+device = SimpleNamespace(Stream=Stream, Event=Event, current_stream=_current_stream, stream=_on_stream)
 
 
 def recording() -> Recorder:
@@ -464,7 +466,8 @@ def _resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
     """Resize, and note that the memory went or came."""
     recorder = recording()
     if recorder.quiet or size == storage.nbytes():
-        return _resize_storage(storage, size)
+        _resize_storage(storage, size)
+        return storage
     recorder.sweep()
     if storage._cdata in recorder.storages:
         recorder.freed(storage._cdata)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import ranks
 import shardbook
-from book.races import Device, Recorder, Trace, races, sites
+from book.races import Recorder, Stream, Trace, device, races, sites
 
 STEPS, WIDTH, VOCABULARY = 3, 24, 16
 BOOK = Path(shardbook.__file__).parent
@@ -201,9 +201,9 @@ def waits_in_the_book() -> dict[str, set[str]]:
 def side_stream(*, wait: bool = True, back: bool = True, tell: bool = False) -> list[Any]:
     """Memory that is taken and filled on a side stream, read on the compute stream, and taken again."""
     with Recorder() as recorder:
-        side = Device.Stream()
-        compute = Device.current_stream()
-        with Device.stream(side):
+        side = Stream()
+        compute = device.current_stream()
+        with device.stream(side):
             x = torch.ones(8)
         if wait:
             compute.wait_stream(side)
@@ -213,7 +213,7 @@ def side_stream(*, wait: bool = True, back: bool = True, tell: bool = False) -> 
         del x
         if back:
             side.wait_stream(compute)
-        with Device.stream(side):
+        with device.stream(side):
             torch.ones(16)
     return races(recorder.trace)
 
@@ -223,7 +223,7 @@ def test_the_model_finds_a_read_that_comes_too_early() -> None:
     assert str(race) == (
         "read on the compute stream by sum, the training loop\n"
         "    is not ordered after\n"
-        f"    write on stream {Device.Stream.made} by ones, the training loop"
+        f"    write on stream {Stream.made} by ones, the training loop"
     )
 
 
@@ -236,9 +236,9 @@ def test_the_model_finds_memory_that_is_taken_too_early() -> None:
 @pytest.mark.parametrize("end", ["resize", "del"])
 def test_the_model_takes_a_shrunk_storage_for_a_free_one(end: str) -> None:
     with Recorder() as recorder:
-        x, side = torch.ones(8), Device.Stream()
-        side.wait_stream(Device.current_stream())
-        with Device.stream(side):
+        x, side = torch.ones(8), Stream()
+        side.wait_stream(device.current_stream())
+        with device.stream(side):
             x.add_(1)
         if end == "resize":
             x.untyped_storage().resize_(0)
@@ -250,8 +250,8 @@ def test_the_model_takes_a_shrunk_storage_for_a_free_one(end: str) -> None:
 
 def test_the_model_lets_views_and_empty_memory_alone() -> None:
     with Recorder() as recorder:
-        x, side = torch.empty(8), Device.Stream()
-        with Device.stream(side):
+        x, side = torch.empty(8), Stream()
+        with device.stream(side):
             y = x.view(2, 4)[1].detach()
             torch.empty_like(y)
             y.fill_(1)
