@@ -1,0 +1,200 @@
+r"""# A loss in chunks
+
+> The scores of a few positions at a time are enough to train on all of them.
+
+[The head](gpt.py#Head) gives each position one score for each token. With $n$ positions
+and $V$ tokens these *logits* are $nV$ numbers, and the plain loss holds three tensors
+of that size at once: the logarithms of the probabilities, their gradient, and the
+gradient of the logits. For 512 positions and 8192 tokens that is 50 MB, as much as
+three whole heads of width 512. The result of all this is a single number.
+
+No position's logits depend on another's. So this chapter takes the positions in chunks,
+$c$ of them. It computes the logits of one chunk, its part of the loss and its part of
+the gradients, forgets the logits, and goes on to the next chunk. At most two tensors of
+the size $nV/c$ exist.
+
+```python
+model = shard(ChunkedGPT(config, chunks=8))
+error = model(bytes_BT, next_bytes_BT)
+error.backward()
+```
+
+The gradients are computed *in the forward pass*. There the logits are at hand. To wait
+for the backward pass would mean to compute them twice, one more product of the head's
+matrix for each chunk. What has to be kept from the forward to the backward pass is the
+gradient of the head's input and that of its matrix.
+
+Sums over positions are now sums of the chunks' sums, so the last bits differ from those
+of the plain loss. A sharded model with a chunked loss still equals the unsharded model
+with the same chunked loss, bit for bit.
+
+:notation $n$: `positions`, the number of positions in a batch
+:notation $c$: `chunks`, the number of chunks
+:notation $V$: `config.vocabulary`, the number of different tokens
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from shardbook.gpt import GPT, Config, Head
+
+__all__ = ["ChunkedGPT", "ChunkedHead", "chunked_loss"]
+
+IGNORED = -100
+# sidelit: show
+
+
+class ChunkedGPT(GPT):
+    """[The GPT](gpt.py#GPT), whose last layer takes the targets and returns the loss.
+
+    The parameters have the same names and start from the same values, so a saved
+    `state_dict` fits both.
+
+    :param config: the model's shape
+    :param chunks: into how many chunks the positions of a batch are divided
+    :raises ValueError: `chunks` is smaller than 1
+    """
+
+    def __init__(self, config: Config, chunks: int = 8) -> None:
+        super().__init__(config)
+        plain = self[-1]
+        assert isinstance(plain, Head)
+        self[-1] = ChunkedHead(plain, chunks)
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        """The mean loss, or without targets the logits, as whoever writes text needs
+        them.
+
+        `nn.Sequential` hands on one value. The head needs two, so this class runs the
+        chain by itself. Each layer is called as a module, because [hooks](layer.py#Hooks)
+        on that call gather the layer.
+        """
+        *layers, head = self
+        x_BTC = tokens_BT
+        for layer in layers:
+            x_BTC = layer(x_BTC)
+        result: Tensor = head(x_BTC, targets_BT)
+        return result
+
+
+class ChunkedHead(nn.Module):
+    """The head and the loss in one layer: what leaves it is one number.
+
+    It takes over the layers of a plain head, and with them the names of the parameters.
+    """
+
+    def __init__(self, head: Head, chunks: int) -> None:
+        super().__init__()
+        if chunks < 1:
+            raise ValueError(f"chunks is {chunks}, but it must be at least 1")
+        self.norm, self.score, self.chunks = head.norm, head.score, chunks
+
+    def forward(self, x_BTC: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        x_BTC = self.norm(x_BTC)
+        if targets_BT is None:
+            logits_BTV: Tensor = self.score(x_BTC)
+            return logits_BTV
+        return chunked_loss(x_BTC, self.score.weight, targets_BT, self.chunks)
+
+
+def chunked_loss(
+    x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, chunks: int
+) -> Tensor:
+    """The mean cross-entropy of `x_BTC @ weight_VC.T`, without ever holding that product.
+
+    As in `F.cross_entropy`, a target of -100 takes no part.
+
+    :param x_BTC: what the last linear layer reads
+    :param weight_VC: that layer's matrix; it has no bias
+    :param chunks: into how many chunks the positions are divided
+    """
+    # Autocast would compute the products in 16 bits, and then round the sum of the
+    # gradients after each chunk. So the dtype of the matrix decides.
+    with torch.autocast(x_BTC.device.type, enabled=False):
+        x_NC = x_BTC.flatten(0, -2).to(weight_VC.dtype)
+        # Without gradients, the loss is all that is wanted.
+        wanted = torch.is_grad_enabled()
+        loss: Tensor = _Chunked.apply(  # type: ignore[no-untyped-call]
+            x_NC, weight_VC, targets_BT.flatten(), chunks, wanted
+        )
+    return loss
+
+
+class _Chunked(torch.autograd.Function):
+    """One node for all chunks, so that autograd saves nothing of any of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_NC: Tensor,
+        weight_VC: Tensor,
+        targets_N: Tensor,
+        chunks: int,
+        wanted: bool,
+    ) -> Tensor:
+        valid_N = (targets_N != IGNORED).to(x_NC.dtype)
+        # Each position's share of the mean.
+        share_N1 = (valid_N / valid_N.sum()).unsqueeze(1)
+        needs_x, needs_weight = (wanted and need for need in ctx.needs_input_grad[:2])
+        grad_x_NC = torch.empty_like(x_NC) if needs_x else None
+        grad_weight_VC = torch.zeros_like(weight_VC) if needs_weight else None
+        total, start = x_NC.new_zeros(()), 0
+        for x, targets, share in zip(
+            x_NC.chunk(chunks),
+            targets_N.chunk(chunks),
+            share_N1.chunk(chunks),
+            strict=True,
+        ):
+            stop = start + len(x)
+            grad = _logits_gradient(x, weight_VC, targets, share, total)
+            if grad_x_NC is not None:
+                torch.mm(grad, weight_VC, out=grad_x_NC[start:stop])
+            if grad_weight_VC is not None:
+                grad_weight_VC.addmm_(grad.t(), x)
+            # Otherwise it would stay while the next chunk's logits are computed.
+            del grad
+            start = stop
+        ctx.gradients = grad_x_NC, grad_weight_VC
+        return total / valid_N.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Hand out what the forward pass has computed, times the gradient of the loss.
+
+        The product is written over the factor, which is as large as the matrix. So this
+        works once.
+        """
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "a chunked loss keeps its gradients for one backward pass; "
+                "compute the loss again before the second one"
+            )
+        (grad_x_NC, grad_weight_VC), ctx.gradients = ctx.gradients, None
+        for gradient in (grad_x_NC, grad_weight_VC):
+            if gradient is not None:
+                gradient.mul_(grad)
+        return grad_x_NC, grad_weight_VC, None, None, None
+
+
+def _logits_gradient(
+    x: Tensor, weight_VC: Tensor, targets: Tensor, share: Tensor, total: Tensor
+) -> Tensor:
+    r"""Add a chunk's losses to `total`, and return their gradient by the chunk's logits.
+
+    The loss of a position with the logits $z$ and the target $t$ is
+    $\ln \sum_j e^{z_j} - z_t$. Its derivative by $z_k$ is the probability of token $k$,
+    less 1 if $k$ is the target.
+    """
+    log_p = F.log_softmax(x @ weight_VC.t(), dim=-1)
+    total += F.nll_loss(log_p, targets, reduction="sum", ignore_index=IGNORED)
+    # The logits are forgotten by now, and the gradient is written over `log_p`.
+    grad = log_p.exp_().mul_(share)
+    return grad.scatter_add_(1, targets.clamp(min=0).unsqueeze(1), -share)
