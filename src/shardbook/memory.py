@@ -1,0 +1,300 @@
+r"""# Where the bytes go
+
+> Training takes eight times the bytes of the model itself, and ZeRO splits them over the ranks.
+
+Take a model of 7.5 billion parameters in 16-bit numbers. Its file has 15 GB; 1 GB is $10^9$ bytes here. To
+train it with Adam in mixed precision takes 120 GB, before a single activation is stored:
+
+| what is stored | bytes for each parameter | 7.5 billion parameters |
+|---|---|---|
+| the parameters, in 16 bits | 2 | 15 GB |
+| their gradients, in 16 bits | 2 | 15 GB |
+| the optimizer's own copy of the parameters, in FP32 | 4 | 30 GB |
+| Adam's mean of the gradients, in FP32 | 4 | 30 GB |
+| Adam's mean of their squares, in FP32 | 4 | 30 GB |
+| together | 16 | 120 GB |
+
+The optimizer keeps a copy in FP32 because one step changes a weight very little. In 16 bits most of these
+changes would be rounded away. The last three rows together are the *optimizer state*, $K$ bytes for each
+parameter: here 12.
+
+**The naive picture.** In plain data parallel training each rank stores all of this and reads its own part of
+the data. After every step the ranks agree again. So 64 ranks store the same 120 GB 64 times. More ranks make
+the training faster, but they never make room for a larger model.
+
+**ZeRO** lets each of the $N_d$ ranks store an equal part of a thing, instead of everybody all of it
+([ZeRO](bib:rajbhandari2020zero)). It has three stages. Each splits one thing more than the stage before:
+
+| stage | what is split | bytes on each rank | 64 ranks |
+|---|---|---|---|
+| 0 | nothing | $(2 + 2 + K)\,\Psi$ | 120 GB |
+| 1 | optimizer state | $(2 + 2)\,\Psi + K\,\Psi / N_d$ | 31.4 GB |
+| 2 | gradients, too | $2\,\Psi + (2 + K)\,\Psi / N_d$ | 16.6 GB |
+| 3 | parameters, too | $(2 + 2 + K)\,\Psi / N_d$ | 1.9 GB |
+
+**Why stage 1 may split the optimizer state.** Adam treats each element by itself. To update one part of the
+parameters a rank needs the state of that part and nothing else. So each rank updates its own part, and then
+the ranks gather the results.
+
+**Why stage 2 may split the gradients.** A rank now updates only its part, so it reads only that part of the
+gradients. The rest has to be added up for the other ranks, and can then be forgotten.
+
+**Why stage 3 may split the parameters.** A layer needs its parameters while it computes, and a model computes
+one layer after the other. So the ranks gather a layer before its use and drop it afterwards.
+
+**What it costs.** In stage 0 the ranks add up their gradients with an all-reduce. That is [a reduce-scatter
+and then an all-gather](collectives.py), and together they move $2\,\Psi$ elements. Stages 1 and 2 move
+the same: after the reduce-scatter they gather the new parameters instead of the gradients. Stage 3
+gathers the parameters twice, for the forward pass and again for the backward pass. So it moves $3\,\Psi$.
+
+This chapter is that table as a program, for any model and any number of ranks:
+
+```sh
+python -m shardbook.memory --params 7.5e9 --ranks 64
+```
+
+[The planner](planner.py) adds what this library itself stores, to the byte.
+
+:notation $\Psi$: `numel`, the number of parameters
+:notation $N_d$: `world_size`, the number of ranks
+:notation $K$: `Cost.state`, the bytes of optimizer state for each parameter
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardbook.gpt import Config, parameters
+from shardbook.launch import Mistake, Parser
+from shardbook.planner import activations, layouts_of, one_vector, own_bytes, tables
+from shardbook.report import write
+
+__all__ = ["Cost", "Row", "cost_of", "main", "zero_table"]
+# sidelit: show
+
+SHAPE = ("layers", "width", "heads", "context", "vocabulary")
+LARGEST, PAPER = 10**18, 7_500_000_000
+
+
+def zero_table(numel: int, world_size: int, cost: Cost) -> list[Row]:
+    """The four rows of the table: one for each stage.
+
+    >>> table = zero_table(7_500_000_000, world_size=64, cost=cost_of("bf16", "adamw"))
+    >>> [f"{row.total / 1e9:.1f}" for row in table]
+    ['120.0', '31.4', '16.6', '1.9']
+
+    A trillion parameters fit, too, if there are enough ranks:
+
+    >>> table = zero_table(10**12, world_size=1024, cost=cost_of("bf16", "adamw"))
+    >>> f"{table[3].total / 1e9:.1f}"
+    '15.6'
+    """
+    # A thing is whole up to the stage that splits it, and from there on each rank has a part.
+    part = numel / world_size
+    return [
+        Row(
+            stage=stage,
+            parameters=cost.parameter * (part if stage >= 3 else numel),
+            gradients=cost.gradient * (part if stage >= 2 else numel),
+            state=cost.state * (part if stage >= 1 else numel),
+            moved=(3 if stage == 3 else 2) * numel,
+        )
+        for stage in range(4)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a rank stores at one stage.
+
+    :param parameters: bytes of parameters
+    :param gradients: bytes of gradients
+    :param state: bytes of optimizer state
+    :param moved: elements that a rank sends in a step, if there are many ranks. With few it sends a little
+        less, $(N_d-1)/N_d$ of them, because it keeps its own part.
+    """
+
+    stage: int
+    parameters: float
+    gradients: float
+    state: float
+    moved: int
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.state
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The bytes that one parameter takes as a number, as a gradient and as optimizer state."""
+
+    parameter: int
+    gradient: int
+    state: int
+
+
+def cost_of(precision: str, optimizer: str) -> Cost:
+    """What one parameter takes depends on the format and on the optimizer.
+
+    In FP32 the parameters are exact enough for the optimizer to work on them. So there is no second copy,
+    and a parameter takes 16 bytes again:
+
+    >>> cost_of("bf16", "adamw"), cost_of("fp32", "adamw")
+    (Cost(parameter=2, gradient=2, state=12), Cost(parameter=4, gradient=4, state=8))
+
+    Plain SGD remembers nothing. In 16 bits it needs the copy all the same:
+
+    >>> cost_of("fp16", "sgd"), cost_of("fp32", "sgd")
+    (Cost(parameter=2, gradient=2, state=4), Cost(parameter=4, gradient=4, state=0))
+
+    :param precision: `"fp32"`, `"fp16"` or `"bf16"`
+    :param optimizer: `"adamw"`, or `"sgd"` without momentum
+    """
+    size = {"fp32": 4, "fp16": 2, "bf16": 2}[precision]
+    copy = 0 if precision == "fp32" else 4
+    moments = {"adamw": 2 * 4, "sgd": 0}[optimizer]
+    return Cost(size, size, copy + moments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print both tables.
+
+    :param arguments: the options, `sys.argv` if left out
+    :returns: the exit code, 1 after a mistake of the user
+    """
+    try:
+        options = parse(arguments)
+        figures = planned(options)
+        if options.json is not None:
+            save(options.json, figures)
+    except Mistake as mistake:
+        print(f"shardbook.memory: {mistake}", file=sys.stderr)
+        return 1
+    print(tables(figures))
+    return 0
+
+
+def planned(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures, under the names that they have in the file."""
+    cost, model = cost_of(options.precision, options.optimizer), options.config
+    batch, checkpointing = options.batch or 1, options.checkpointing == "on"
+    if model is None:
+        layouts, extra = [one_vector(options.numel, options.ranks)], None
+    else:
+        layouts = layouts_of(model, options.ranks)
+        extra = activations(model, batch, checkpointing)
+    rows = zero_table(options.numel, options.ranks, cost)
+    own = [own_bytes(layouts, stage, options.optimizer, extra) for stage in range(4)]
+    return {
+        "parameters": options.numel,
+        "ranks": options.ranks,
+        "optimizer": options.optimizer,
+        "precision": options.precision,
+        "bytes_per_parameter": asdict(cost),
+        "model": model and asdict(model),
+        "batch": model and batch,
+        "checkpointing": model and checkpointing,
+        "zero": [{**asdict(row), "total": row.total} for row in rows],
+        "own": [{**asdict(row), "steady": row.steady, "step": row.step} for row in own],
+    }
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, checked. `options.config` is the model's shape, `options.numel` its number of parameters.
+
+    :raises Mistake: an option is unknown, or its value makes no sense
+    """
+    options = parser().parse_args(arguments)
+    given = {name: getattr(options, name) for name in SHAPE}
+    shape = {name: value for name, value in given.items() if value is not None}
+    if shape and options.params is not None:
+        raise Mistake(
+            f"--params and --{next(iter(shape))} exclude each other; "
+            "give a number of parameters or the shape of a model"
+        )
+    for name in ("batch", "checkpointing"):
+        if getattr(options, name) is not None and not shape:
+            raise Mistake(f"--{name} needs a model; give --layers, --width, --heads")
+    for name, most in {"ranks": 10**6, "layers": 10**4, "batch": 10**6}.items():
+        number = getattr(options, name)
+        if number is not None and not 1 <= number <= most:
+            raise Mistake(f"--{name} is {number}, but it must be from 1 to {most:,}")
+    try:
+        options.config = Config(**shape) if shape else None
+    except ValueError as refusal:
+        raise Mistake(str(refusal)) from refusal
+    options.numel = parameters(options.config) if shape else options.params or PAPER
+    if options.numel > LARGEST:
+        raise Mistake(f"{options.numel:,} parameters are more than {LARGEST:,}")
+    return options
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every option with its default."""
+    result = Parser(
+        prog="shardbook.memory",
+        description="Print what training takes on each rank at every stage of ZeRO.",
+        epilog="For a model instead of --params the second table also says what a step takes.",
+    )
+    add = result.add_argument
+    add("--params", type=count, help="number of parameters (default: 7.5e9)")
+    add("--ranks", type=int, default=64, help="number of ranks (default: 64)")
+    for name in SHAPE:
+        default = getattr(Config(), name)
+        add(f"--{name}", type=int, help=f"of the book's GPT (default: {default})")
+    add("--batch", type=int, help="sequences on a rank in a step (default: 1)")
+    add(
+        "--checkpointing",
+        choices=["on", "off"],
+        nargs="?",
+        const="on",
+        help="let the backward pass compute each block's activations again (default: off)",
+    )
+    add(
+        "--precision",
+        choices=["bf16", "fp16", "fp32"],
+        default="bf16",
+        help="for the paper's table; in 16 bits the optimizer keeps a copy in FP32 (default: bf16)",
+    )
+    add(
+        "--optimizer",
+        choices=["adamw", "sgd"],
+        default="adamw",
+        help="sgd is plain, without momentum (default: adamw)",
+    )
+    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    return result
+
+
+def count(text: str) -> int:
+    """A number of parameters, also written as 7.5e9.
+
+    >>> count("7.5e9"), count("124_000_000")
+    (7500000000, 124000000)
+    """
+    number = float(text)
+    if not 1 <= number <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text} is not from 1 to {LARGEST:.0e}")
+    return int(number)
+
+
+def save(path: Path, figures: dict[str, Any]) -> None:
+    """Write the file, or say why that cannot be."""
+    if path.is_dir():
+        raise Mistake(f"--json {path} is a folder; name a file")
+    try:
+        write(path, json.dumps(figures, indent=1) + "\n")
+    except OSError as error:
+        raise Mistake(f"--json {path} cannot be written: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())
