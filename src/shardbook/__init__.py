@@ -22,8 +22,23 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
-from shardbook.layer import Zero3Layer
-from shardbook.model import Zero3Sequential, shard
+from shardbook.accumulate import no_sync
+from shardbook.check import Disagreement
+from shardbook.clip import clip_grad_norm_, clip_grad_value_
+from shardbook.model import Zero3Layer, Zero3Sequential, shard
+from shardbook.policy import Policy
+from shardbook.prefetch import Prefetch
 
-__all__ = ["Zero3Layer", "Zero3Sequential", "__version__", "shard"]
+__all__ = [
+    "Disagreement",
+    "Policy",
+    "Prefetch",
+    "Zero3Layer",
+    "Zero3Sequential",
+    "__version__",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "no_sync",
+    "shard",
+]
 __version__ = "0.1.0"

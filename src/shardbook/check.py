@@ -82,6 +82,7 @@ def agree(
     parameters: Sequence[tuple[str, str, Tensor]],
     group: Any = None,
     *,
+    settings: str = "",
     objection: str | None = None,
 ) -> None:
     """Return if all ranks agree; raise the same error on all ranks if one does not.
@@ -89,6 +90,7 @@ def agree(
     :param parameters: unit, name and parameter or buffer, in the order in which this
         rank will lay them out
     :param group: the ranks that must agree; `None` means all
+    :param settings: what else has to be the same on every rank, as text
     :param objection: why this rank cannot go on, if it cannot; the other ranks then
         learn it, too
     :raises Disagreement: on every rank, naming the first rank that differs from rank 0,
@@ -96,16 +98,26 @@ def agree(
     :raises RuntimeError: if there is no process group yet
     """
     _, world_size = world(group)
+    # A simulated group of one process, as the planner uses it, has nobody to ask.
+    if dist.get_backend(group) == "fake":
+        if objection is not None:
+            raise Disagreement(objection)
+        return
     # A rank with an objection still takes part in this exchange. Had it raised before,
     # the others would wait here until their time is up.
     mine = [] if objection else describe(parameters)
     answers: list[Any] = [None] * world_size
-    dist.all_gather_object(answers, (objection, mine), group=group)
-    for rank, (objected, _) in enumerate(answers):
+    dist.all_gather_object(answers, (objection, settings, mine), group=group)
+    for rank, (objected, _, _) in enumerate(answers):
         if objected is not None:
             raise Disagreement(f"rank {rank}: {objected}")
-    expected = answers[0][1]
-    for rank, (_, found) in enumerate(answers):
+    _, agreed, expected = answers[0]
+    for rank, (_, theirs, found) in enumerate(answers):
+        if theirs != agreed:
+            raise Disagreement(
+                f"rank {rank} shards with {theirs}, rank 0 with {agreed}; "
+                "call shard with the same arguments on every rank"
+            )
         difference = compare(expected, found)
         if difference is not None:
             raise Disagreement(

@@ -44,6 +44,7 @@ for the backward pass, one reduce-scatter for the gradients.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -173,10 +174,10 @@ def reduce_scatter_mean(
     rows = world_size if on_gloo else 1
     received = flat.new_empty(rows, flat.numel() // world_size)
     move = dist.all_to_all_single if on_gloo else dist.reduce_scatter_single
-    work = None
+    works = []
     if flat.numel():
-        work = move(received.view(-1), flat, group=group, async_op=True)
-    return PendingReduce(work, received, flat, world_size, dtype)
+        works.append(move(received.view(-1), flat, group=group, async_op=True))
+    return PendingReduce(works, received, flat, world_size, dtype)
 
 
 @dataclass(slots=True)
@@ -185,7 +186,7 @@ class PendingReduce:
     the allocator would otherwise hand the memory to the next layer.
     """
 
-    work: Work | None
+    works: list[Work]
     received: Tensor | None  # one row per rank, or one row that is summed already
     sent: Tensor | None
     world_size: int
@@ -203,8 +204,8 @@ class PendingReduce:
             raise RuntimeError(
                 "a reduce-scatter gives its result once; keep the tensor"
             )
-        if self.work is not None:
-            self.work.wait()
+        for work in self.works:
+            work.wait()
         first, *others = self.received
         # The sum gets memory of its own: a view of the first row would keep all $N_d$ rows alive.
         total: Tensor = first.to(_wide(self.dtype), copy=bool(others))
@@ -213,7 +214,7 @@ class PendingReduce:
         if others:
             # The backend may still refer to the rows. Shrunk, they are free all the same.
             self.received.untyped_storage().resize_(0)
-        self.work = self.received = self.sent = None
+        self.works, self.received, self.sent = [], None, None
         total /= self.world_size
         return total.to(self.dtype)
 
@@ -246,18 +247,20 @@ def broadcast(
         dist.broadcast(_as_bytes(tensor), group=group, group_src=source)
 
 
-def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
+def all_reduce(tensor: Tensor, *, group: Any = None, largest: bool = False) -> None:
     """All-reduce: every rank ends with the sum. ZeRO needs it for single numbers only, such as the loss
     to print or the norm of the gradient. The order of the sum is the backend's, not rank order.
 
-    :param tensor: replaced by the sum over ranks; contiguous, of a numeric dtype.
+    :param tensor: replaced by the result over ranks; contiguous, of a numeric dtype.
+    :param largest: whether to take the largest value instead of the sum.
     """
     rank, world_size = world(group)
     unit = tensor.element_size() if _on_gloo(tensor, group) else None
     sent = all_reduce_bytes(rank, world_size, tensor.nbytes, unit)
     record("all-reduce", world_size, tensor.nbytes, sent)
     if tensor.numel():
-        dist.all_reduce(tensor, group=group)
+        op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        dist.all_reduce(tensor, op=op, group=group)
 
 
 def world(group: ProcessGroup | None = None) -> tuple[int, int]:

@@ -1,15 +1,15 @@
-r"""# The shard and the full vector
+r"""# The flat vector
 
-> A unit's storage: the shard stays, the full vector comes and goes.
+> Some parameters, laid side by side in one vector, and what a rank keeps of it.
 
-A unit stores its parameters in flat vectors, one for each kind of parameter. This
-chapter holds such a vector in its two forms. Between uses a rank has `shard`, its own
-$1/N_d$ of the vector. During use it has `full`, the whole vector, and `whole`, the
-parameters in their old shapes as views into it. In the backward pass a third vector
+A unit stores its parameters in flat vectors, one for each kind of parameter. One
+exchange then moves all of them. This chapter holds such a vector in its forms: `full`
+is the whole vector, `whole` are the parameters in their old shapes as views into it,
+and `shard` is what this rank keeps between uses. In the backward pass one more vector
 joins them: `grad_full`, the gradients in the same order.
 
-Nothing here communicates by itself, except for one broadcast at the start. [The
-unit](unit.py) decides when a vector is filled and when it is emptied.
+Nothing here communicates. [The unit](unit.py) decides when a vector is filled and
+emptied, and [the stage](replicate.py) decides how much of it a rank keeps.
 
 :notation $N_d$: `world_size`, the number of ranks that share the vector
 :notation $P_u$: `padded`, the length of the vector with its padding
@@ -20,47 +20,56 @@ unit](unit.py) decides when a vector is filled and when it is emptied.
 from __future__ import annotations
 
 import weakref
-from functools import cache, partial
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from shardbook.collectives import PendingReduce, broadcast
+from shardbook.collectives import PendingGather, PendingReduce, reduce_scatter_mean
 from shardbook.partition import Layout, flatten, views
+from shardbook.policy import Policy
 
-__all__ = ["Flat", "has_gradient_hook", "is_sharded", "resize"]
+__all__ = [
+    "Flat",
+    "has_gradient_hook",
+    "is_sharded",
+    "owner_of",
+    "resize",
+    "shares_storage",
+]
 # sidelit: show
 
 
 class Flat:
-    """One flat vector of a unit: parameters of one dtype, all trainable or all frozen."""
+    """One flat vector of a unit: parameters of one dtype, all trainable or all frozen.
+
+    It starts whole. [`keep_whole`](#Flat.keep_whole) or
+    [`keep_part`](#Flat.keep_part) then says what stays.
+    """
 
     def __init__(
-        self,
-        layout: Layout,
-        parameters: dict[str, nn.Parameter],
-        rank: int,
-        group: Any,
-        synchronize: bool,
+        self, layout: Layout, parameters: dict[str, nn.Parameter], policy: Policy
     ) -> None:
-        self.layout, self.rank = layout, rank
-        self.slices = tuple(parameters[slot.names[0]] for slot in layout.slots)
-        self.gathering: Any = None
+        self.layout = layout
+        self.parameters = tuple(parameters[slot.names[0]] for slot in layout.slots)
+        self.collects_in = policy.collects_in(layout.dtype)
+        self.sends_in = policy.sends_in(layout.dtype)
+        self.gathering: PendingGather | None = None
         self.reducing: PendingReduce | None = None
         self.grad_full: Tensor | None = None
         self.sending: Tensor | None = None
         self.arrived: set[int] = set()
+        # How often an optimizer has changed these parameters.
+        self.steps = 0
         # For this moment the unit exists twice, in the model and in `full`. A model is
         # sharded unit by unit, so no more than one unit ever does.
-        self.full = torch.empty(
-            layout.padded, dtype=layout.dtype, device=self.slices[0].device
+        self.device = self.parameters[0].device
+        self.full = torch.empty(layout.padded, dtype=layout.dtype, device=self.device)
+        flatten(
+            layout, [parameter.detach() for parameter in self.parameters], self.full
         )
-        flatten(layout, [parameter.detach() for parameter in self.slices], self.full)
-        if synchronize:
-            broadcast(self.full, source=0, group=group)
-        self.shard = self.own_part().clone()
         # `.data` cuts the tie to the version counter of `full`. Otherwise each gather,
         # which writes into `full`, would look to autograd like a forbidden change of
         # the parameters.
@@ -68,13 +77,6 @@ class Flat:
             nn.Parameter(view.data, requires_grad=layout.trainable)
             for view in views(layout, self.full)
         )
-        # The model keeps its own parameter objects, and each now shows only this rank's
-        # piece. So the names, the optimizer's groups, and everything else that refers
-        # to them stay as they were.
-        for slot, parameter in zip(layout.slots, self.slices, strict=True):
-            start, stop = layout.piece(slot, rank)
-            parameter.data = self.shard[start:stop]
-            setattr(parameter, _MARK, True)
         # The gradient of a whole parameter is taken as soon as autograd has finished
         # it. The hook belongs to the parameter; one that hangs on autograd's own node
         # would die with that node. The garbage collector cannot see the hooks of a
@@ -84,13 +86,55 @@ class Flat:
             for index, whole in enumerate(self.whole):
                 collect = partial(Flat.collect, weakref.proxy(self), index)
                 whole.register_post_accumulate_grad_hook(collect)
-        resize(self.full, 0)
-        register_guard()
 
-    def own_part(self) -> Tensor:
-        """This rank's part of `full`, a view of $S_u$ elements."""
+    def keep_whole(self) -> None:
+        """Keep the whole vector. Each of the model's parameters keeps its shape."""
+        self.shard, self.sliced = self.full, False
+        self.show(
+            (slot.offset, slot.offset + slot.numel, slot.shape)
+            for slot in self.layout.slots
+        )
+
+    def keep_part(self, rank: int, *, apart: bool) -> None:
+        """Keep the part of one rank. Each of the model's parameters becomes the 1-D
+        slice that falls into that part, often an empty one.
+
+        :param apart: whether the part is a vector of its own, so that `full` can be
+            emptied, or a view into `full`
+        """
+        self.place_of_shard = self.part(rank)
+        self.shard, self.sliced = self.full[self.place_of_shard], True
+        if apart:
+            self.shard = self.shard.clone()
+        pieces = (self.layout.piece(slot, rank) for slot in self.layout.slots)
+        self.show((start, stop, (stop - start,)) for start, stop in pieces)
+
+    def show(self, places: Iterable[tuple[int, int, Sequence[int]]]) -> None:
+        """Let the model's own parameters show what is kept of them.
+
+        They remain the same objects. So the names, the optimizer's groups, and
+        everything else that refers to them stay as they were.
+
+        :param places: for each parameter the start and stop in `shard`, and the shape
+        """
+        self.places = tuple(places)
+        for parameter, kept in zip(self.parameters, self.cut(self.shard), strict=True):
+            parameter.data = kept
+            setattr(parameter, _OWNER, weakref.ref(self))
+
+    def cut(self, kept: Tensor) -> list[Tensor]:
+        """The parts of a vector laid out like `shard` that belong to the model's parameters."""
+        return [kept[start:stop].view(shape) for start, stop, shape in self.places]
+
+    def part(self, rank: int) -> slice:
+        """Where in `full` a rank's part lies; $S_u$ elements."""
         size = self.layout.shard_numel
-        return self.full[self.rank * size : (self.rank + 1) * size]
+        return slice(rank * size, (rank + 1) * size)
+
+    def store(self) -> None:
+        """Take the values in `full` for this rank's own, after they were loaded."""
+        if self.sliced:
+            self.shard.copy_(self.full[self.place_of_shard])
 
     def gradients(self) -> Tensor:
         """`grad_full`, taken from the allocator when the first gradient of a backward pass arrives."""
@@ -98,7 +142,7 @@ class Flat:
             # Uninitialised memory may hold NaN. The padding takes part in norms and
             # overflow checks, so it must be zero; the rest is overwritten.
             self.grad_full = torch.empty(
-                self.layout.padded, dtype=self.layout.dtype, device=self.shard.device
+                self.layout.padded, dtype=self.collects_in, device=self.device
             )
             for start, stop in self.layout.gaps:
                 self.grad_full[start:stop].zero_()
@@ -132,6 +176,21 @@ class Flat:
         slot = self.layout.slots[index]
         return self.gradients()[slot.offset : slot.offset + slot.numel].view(slot.shape)
 
+    def send(self) -> None:
+        """Begin an exchange: put the gradients into the dtype in which they travel.
+
+        From here on a gradient starts a new vector. A layer that is used again right
+        away would otherwise add to the vector that is being sent, and the sum would
+        reach some ranks and not others.
+        """
+        self.fill_missing_gradients()
+        self.sending, self.grad_full = self.gradients().to(self.sends_in), None
+
+    def reduce(self, group: Any) -> None:
+        """Start the exchange of what is to be sent."""
+        assert self.sending is not None
+        self.reducing = reduce_scatter_mean(self.sending, group=group)
+
     def receive(self, mean: Tensor) -> None:
         """End an exchange: keep the mean, and give back the vector that was sent.
 
@@ -140,23 +199,35 @@ class Flat:
         frees it now.
         """
         assert self.sending is not None
-        resize(self.sending, 0)
+        if not shares_storage(self.sending, mean):
+            resize(self.sending, 0)
         self.reducing = self.sending = None
-        self.accumulate(mean)
+        self.accumulate(mean.to(self.layout.dtype))
 
     def accumulate(self, mean: Tensor) -> None:
-        """Add the mean to the gradients of the slices.
+        """Add the mean to the gradients of the model's parameters.
 
         To assign instead would keep only the last micro-batch. A user who called
         `zero_grad` has set the gradient to `None`, and then the mean itself becomes the
         gradient, without a copy.
         """
-        for slot, parameter in zip(self.layout.slots, self.slices, strict=True):
-            start, stop = self.layout.piece(slot, self.rank)
+        for parameter, part in zip(self.parameters, self.cut(mean), strict=True):
             if parameter.grad is None:
-                parameter.grad = mean[start:stop]
+                parameter.grad = part
             else:
-                parameter.grad += mean[start:stop]
+                parameter.grad += part
+
+    def add_zero(self) -> None:
+        """Give each parameter without a gradient the gradient zero."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def forget(self) -> None:
+        """Drop the gradients of a backward pass that failed."""
+        if self.reducing is not None:
+            self.reducing.wait()
+        self.reducing = self.sending = self.grad_full = None
 
     def check(self, unit: str) -> None:
         """Refuse to gather a shard that the parameters no longer point into.
@@ -167,9 +238,8 @@ class Flat:
 
         :raises RuntimeError: naming the parameter and what to do
         """
-        home = self.shard.untyped_storage().data_ptr()
-        for slot, parameter in zip(self.layout.slots, self.slices, strict=True):
-            if parameter.untyped_storage().data_ptr() != home:
+        for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
+            if not shares_storage(parameter, self.shard):
                 raise RuntimeError(
                     f"{slot.names[0]} in unit {unit} has left its shard; "
                     "convert or move the model before sharding"
@@ -186,13 +256,28 @@ class Flat:
                 )
 
 
-# The mark that a parameter carries once it is a slice.
-_MARK = "_shardbook_slice"
+# A parameter refers to its vector, weakly, so that a model nobody uses goes.
+_OWNER = "_shardbook_flat"
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Whether a parameter is a slice of a shard already."""
-    return hasattr(parameter, _MARK)
+    """Whether a parameter belongs to a unit already."""
+    return hasattr(parameter, _OWNER)
+
+
+def owner_of(parameter: Tensor) -> Flat | None:
+    """The vector that a parameter belongs to, if there is one."""
+    owner: Flat | None = getattr(parameter, _OWNER, lambda: None)()
+    return owner
+
+
+def shares_storage(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are views of one storage.
+
+    Storages are compared as objects. Their addresses would not do: an empty one has
+    none.
+    """
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def has_gradient_hook(parameter: Tensor) -> bool:
@@ -207,35 +292,3 @@ def has_gradient_hook(parameter: Tensor) -> bool:
 def resize(tensor: Tensor, numel: int) -> None:
     """Let the storage under `tensor` hold `numel` elements; every view of it sees the new storage."""
     tensor.untyped_storage().resize_(numel * tensor.element_size())
-
-
-@cache
-def register_guard() -> None:
-    """Let every optimizer that steps on sharded parameters be looked at first."""
-    register_optimizer_step_pre_hook(refuse_shape_dependent)
-
-
-def refuse_shape_dependent(
-    optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
-) -> None:
-    """Stop an optimizer that would train something else on slices than on whole
-    parameters.
-
-    Adafactor factors matrices, and a slice has no rows. L-BFGS takes inner products
-    over all parameters, LAMB and LARS take the norm of each, and a rank has only a part
-    of them. None would raise by itself.
-
-    :raises TypeError: naming the optimizer
-    """
-    name = type(optimizer).__name__
-    parameters = (
-        parameter for group in optimizer.param_groups for parameter in group["params"]
-    )
-    if name.lower() in _SHAPE_DEPENDENT and any(map(is_sharded, parameters)):
-        raise TypeError(
-            f"{name} depends on a parameter's shape; "
-            "use an elementwise optimizer such as AdamW"
-        )
-
-
-_SHAPE_DEPENDENT = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")

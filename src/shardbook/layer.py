@@ -1,6 +1,6 @@
-r"""# The ZeRO-3 layer
+r"""# The hooks of a layer
 
-> A layer that exists in full only while it is used.
+> Four moments of a module's life decide when its unit is whole.
 
 [A unit](unit.py) has three states. This chapter attaches a unit to a module and says
 when it changes state. Four moments decide: before and after the module's forward pass,
@@ -14,24 +14,16 @@ code stays as it is.
 | before backward | gathers again | a hook on the module's output |
 | after backward | frees, reduces its gradients | a hook on the module's input |
 
-The unit is freed after the forward pass although the backward pass needs it again. To
-keep it would make the memory grow with the number of layers, and that is what sharding
-is to prevent. So a vector of the unit's length crosses the network three times in each
-forward and backward pass: twice to gather parameters, once to average gradients. Apart
-from padding, one rank then sends this many elements for the unit:
-
-$$3\,\Psi_u\,\frac{N_d - 1}{N_d}$$
-
-Plain data parallelism sends $2\,\Psi_u (N_d-1)/N_d$ ([ZeRO](bib:rajbhandari2020zero)).
-
-:notation $N_d$: `world_size`, the number of ranks that share the unit
-:notation $\Psi_u$: `numel`, the number of parameters of the unit
+The hooks are the same in all stages. They free a unit after its forward pass although
+the backward pass needs it again. In stages 0 to 2 that gives no memory back, and the
+second gather fetches nothing. In [stage 3](zero3.py) to keep the unit would make the
+memory grow with the number of layers, and that is what sharding is to prevent.
 """
 
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -39,61 +31,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from shardbook.check import agree, unfit
-from shardbook.collectives import broadcast
-from shardbook.schedule import Conductor
-from shardbook.state import keep_state_dict_whole
-from shardbook.unit import Site, Unit
+from shardbook.schedule import Conductor, in_backward
+from shardbook.unit import Unit
 
-__all__ = ["Hooks", "Zero3Layer", "broadcast_buffers", "sites_of"]
+__all__ = ["Hooks"]
 # sidelit: show
-
-
-class Zero3Layer(nn.Module):
-    """Wrap one module and keep only this rank's shard of it.
-
-    After construction the module's parameters are 1-D slices of the shard. Any
-    elementwise optimizer trains them: `torch.optim.AdamW(layer.parameters())`. Each
-    rank feeds its own data; the gradients are the mean over all ranks.
-
-    :param module: any module; its class and its `forward` stay as they are
-    :param group: the process group whose ranks share the layer; `None` means all ranks
-    :param synchronize: start from the values of rank 0; `False` trusts that all ranks
-        hold the same values
-    :raises ValueError: on every rank, if a rank's parameters differ from rank 0's in
-        number, name, shape, dtype, device type or `requires_grad`
-    :raises RuntimeError: if there is no process group yet
-
-    Source: [ZeRO](bib:rajbhandari2020zero), stage 3 ($P_{os+g+p}$).
-    """
-
-    def __init__(
-        self, module: nn.Module, *, group: Any = None, synchronize: bool = True
-    ) -> None:
-        super().__init__()
-        # Ranks that disagree about the layer would exchange vectors of different
-        # lengths, and hang or mix them up. So they compare what they hold before the
-        # first exchange.
-        sites = sites_of(module)
-        named = [(site.name, site.parameter) for site in sites]
-        agree(
-            [("the layer", *pair) for pair in (*named, *module.named_buffers())],
-            group,
-            objection=unfit(named),
-        )
-        self.module = module
-        self.conductor = Conductor()
-        if sites:
-            unit = Unit("the layer", sites, group=group, synchronize=synchronize)
-            Hooks(unit, module, self.conductor)
-            keep_state_dict_whole(unit, module)
-        if synchronize:
-            broadcast_buffers(module, group)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Whatever the module computes."""
-        self.conductor.recover()
-        return self.module(*args, **kwargs)
 
 
 class Hooks:
@@ -132,9 +74,7 @@ class Hooks:
         when the module's own nodes have run and all of its gradients are there, whether
         or not each parameter took part.
         """
-        # A layer can be called by itself, after a backward pass that failed.
-        if self.conductor.passes:
-            self.conductor.recover()
+        self.conductor.forward_begins(self.unit)
         self.unit.wait()
         self.conductor.forward_began(self.unit)
         if torch.is_grad_enabled():
@@ -181,9 +121,11 @@ class Hooks:
             value.register_hook(self.before_backward)
         # Inside a backward pass, a forward pass repeats one that has been counted, or,
         # under reentrant checkpointing, one that has not.
-        recomputed = torch._C._current_graph_task_id() != -1
+        recomputed = in_backward()
         if results and not (recomputed and self.expected):
             self.expected += 1
+            if not recomputed:
+                self.conductor.forward_ended(self.unit)
         return output
 
     def keep(self, value: Tensor) -> Tensor:
@@ -255,45 +197,3 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
             yield from tensors_in([getattr(value, f.name, None) for f in fields(value)])
         elif hasattr(value, "__dict__") and not isinstance(value, nn.Module | type):
             yield from (v for v in vars(value).values() if isinstance(v, Tensor))
-
-
-def sites_of(
-    module: nn.Module, *, prefix: str = "", without: Collection[nn.Module] = ()
-) -> list[Site]:
-    """Every place in `module` where a parameter stands, in the order of
-    `named_parameters`.
-
-    :param prefix: what to put before the names
-    :param without: modules inside `module` that are units of their own
-    """
-    return [
-        Site(f"{path}.{attribute}" if path else attribute, owner, attribute)
-        for path, owner in modules_of(module, prefix, without)
-        for attribute, parameter in owner._parameters.items()
-        if parameter is not None
-    ]
-
-
-def modules_of(
-    module: nn.Module, prefix: str, without: Collection[nn.Module]
-) -> Iterator[tuple[str, nn.Module]]:
-    """A module and its descendants with their paths, stopping at units of their own."""
-    yield prefix, module
-    for name, child in module.named_children():
-        if child not in without:
-            yield from modules_of(
-                child, f"{prefix}.{name}" if prefix else name, without
-            )
-
-
-def broadcast_buffers(module: nn.Module, group: Any) -> None:
-    """Let the buffers, such as the running mean of a batch norm, start from rank 0.
-
-    Afterwards each rank updates its own.
-    """
-    for buffer in module.buffers():
-        values = buffer.contiguous()
-        broadcast(values, source=0, group=group)
-        # An expanded buffer shows one element many times, and may be written once.
-        once = tuple(slice(None if step else 1) for step in buffer.stride())
-        buffer[once].copy_(values[once])

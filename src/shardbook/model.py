@@ -26,13 +26,12 @@ parameter's shape, such as weight decay for matrices only, are made before shard
 because afterwards every parameter is 1-D. Conversions such as `model.half()` come
 before it, too. And an optimizer must treat each element by itself, as SGD and Adam do.
 
-Whoever looks at the gradients sees only this rank's part of them. The norm that
-`torch.nn.utils.clip_grad_norm_` takes is the norm of that part, and `GradScaler` looks
-for an overflow only there. Then each rank would scale its part by another factor, or
-one would step and another would not, and no error is raised. So use neither
-`clip_grad_norm_` nor `GradScaler` on a sharded model. `torch.autograd.grad` and
-`backward(inputs=...)` cannot be asked for the slices, since autograd knows only the
-whole parameters.
+Whoever looks at the gradients sees only this rank's part of them.
+`torch.nn.utils.clip_grad_norm_` would take the norm of that part, and each rank would
+scale by another factor; [`clip_grad_norm_`](clip.py#clip_grad_norm_) of this book takes
+the norm of the whole. `GradScaler` looks for an overflow only in that part, so one rank
+would step and another would not. `torch.autograd.grad` and `backward(inputs=...)`
+cannot be asked for the slices, since autograd knows only the whole parameters.
 
 Under `autocast` the results are right, but autograd keeps the 16-bit copies of the
 weights until the backward pass, and these copies are whole.
@@ -45,22 +44,33 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from shardbook.check import agree, unfit
 from shardbook.flat import is_sharded
-from shardbook.layer import Hooks, broadcast_buffers, sites_of
-from shardbook.schedule import Chain
+from shardbook.groups import Groups, groups_of
+from shardbook.layer import Hooks
+from shardbook.order import Order
+from shardbook.policy import Policy
+from shardbook.prefetch import Chain, Prefetch
+from shardbook.replicate import Replicated
+from shardbook.sites import Site, sites_by_unit
 from shardbook.state import keep_state_dict_whole
-from shardbook.unit import Site, Unit
+from shardbook.unit import Unit
+from shardbook.zero1 import Zero1
+from shardbook.zero2 import Zero2
+from shardbook.zero3 import Zero3
 
-__all__ = ["Zero3Sequential", "shard"]
+__all__ = ["STAGES", "Zero3Layer", "Zero3Sequential", "shard"]
 
 M = TypeVar("M", bound=nn.Module)
 Classes = type[nn.Module] | tuple[type[nn.Module], ...]
 Predicate = Callable[[str, nn.Module], bool]
 Select = Classes | Predicate
 # sidelit: show
+
+STAGES: dict[int, type[Unit]] = {
+    kind.stage: kind for kind in (Replicated, Zero1, Zero2, Zero3)
+}
 
 
 def shard(
@@ -69,62 +79,111 @@ def shard(
     stage: int = 3,
     units: Select | None = None,
     mesh: Any = None,
-    policy: Any = None,
+    policy: Policy | None = None,
+    prefetch: int | Prefetch = 1,
+    synchronize: bool = True,
 ) -> M:
     """Shard a model over the ranks and return it.
 
     The model starts from the values of rank 0. Afterwards each parameter is this rank's
-    1-D slice of its unit's shard, often an empty one. `model.state_dict()` is
-    collective: all ranks call it, and each gets the whole parameters in their old
-    shapes.
+    1-D slice of its unit's shard, often an empty one; in stage 0 it keeps its shape.
+    `model.state_dict()` is collective: all ranks call it, and each gets the whole
+    parameters in their old shapes.
 
-    :param model: any module whose units run one after the other, in the order in which
-        it names them; in another order the results are the same, but units are gathered
-        ahead in vain
-    :param stage: 3 shards parameters, gradients and optimizer state
+    :param model: any module
+    :param stage: what is shared out: nothing (0), the optimizer's state (1), the
+        gradients too (2), the parameters too (3)
     :param units: which modules are gathered as one: a class, several classes, or a
-        function of a module's name and the module. Parameters outside of them form one
-        more unit, the root. `None` makes each child of an `nn.Sequential` a unit, and
-        any other model a single unit.
-    :param mesh: a one-dimensional `DeviceMesh` or a process group; `None` means all
-        ranks
-    :param policy: has to be `None`
+        function of a module's name and the module. Parameters outside of them, and tied
+        parameters that stand in several of them, form one more unit, the root. `None`
+        makes each child of an `nn.Sequential` a unit, and any other model a single
+        unit.
+    :param mesh: a process group; a `DeviceMesh` of one dimension, or of two, of which
+        the first repeats the model and the second shards it; `None` means all ranks
+    :param policy: the formats in which the model works; `None` leaves everything in the
+        parameters' own dtype
+    :param prefetch: how many units are gathered ahead, or a
+        [`Prefetch`](prefetch.py#Prefetch) that also limits their bytes
+    :param synchronize: start from the values of rank 0; `False` trusts that all ranks
+        hold the same values
     :returns: the same object
     :raises ValueError: if ranks disagree about the model or it cannot be sharded (then
-        on every rank), and for a stage, a mesh or a policy other than the above
+        on every rank), and for an unknown stage or a mesh of more dimensions
+    :raises TypeError: if the policy is no `Policy`
     :raises RuntimeError: if there is no process group yet
 
-    Source: [ZeRO](bib:rajbhandari2020zero), stage 3.
+    Source: [ZeRO](bib:rajbhandari2020zero), stages 1 to 3.
     """
-    if stage != 3:
-        raise ValueError(
-            f"stage={stage!r} is not supported; this version shards at stage 3"
+    if type(stage) is not int or stage not in STAGES:
+        raise ValueError(f"stage={stage!r} is not a stage; choose 0, 1, 2 or 3")
+    policy = Policy() if policy is None else policy
+    if not isinstance(policy, Policy):
+        raise TypeError(
+            f"policy={policy!r} is not a Policy; pass shardbook.Policy(reduce_dtype=...)"
         )
-    if policy is not None:
-        raise ValueError("policy is not supported; each parameter keeps its own dtype")
-    group = group_of(mesh)
+    if not isinstance(prefetch, Prefetch):
+        prefetch = Prefetch(depth=prefetch)
+    groups = groups_of(mesh) if stage else groups_of(mesh).repeated()
     modules = select(model, units)
-    sites = {
-        name: unit_sites(name, module, modules) for name, module in modules.items()
-    }
+    sites = sites_by_unit(model, modules)
     parameters = [
         (called(name), site.name, site.parameter)
         for name in sites
         for site in sites[name]
     ]
     buffers = [(called(""), *pair) for pair in model.named_buffers()]
-    agree([*parameters, *buffers], group, objection=objections(sites, units))
+    agree(
+        [*parameters, *buffers],
+        groups.everyone,
+        settings=f"stage={stage}, {policy}, {prefetch}",
+        objection=objections(sites, units),
+    )
     # One unit after the other is copied, cut, and freed. So the peak of construction is
     # the model and one unit.
-    chain = Chain(model)
+    device = parameters[0][2].device if parameters else "cpu"
+    chain = Chain(Order(groups.everyone, device=device), prefetch)
     for name, module in modules.items():
         if sites[name]:
-            unit = Unit(called(name), sites[name], group=group)
+            unit = STAGES[stage](
+                called(name),
+                sites[name],
+                groups=groups,
+                policy=policy,
+                order=chain.order,
+                synchronize=synchronize,
+            )
             Hooks(unit, module, chain)
             keep_state_dict_whole(unit, module)
-    chain.attach()
-    broadcast_buffers(model, group)
+    chain.attach(model)
+    if synchronize:
+        copy_buffers(model, groups)
     return model
+
+
+class Zero3Layer(nn.Module):
+    """Wrap one module and keep only this rank's shard of it.
+
+    After construction the module's parameters are 1-D slices of the shard. Any
+    elementwise optimizer trains them: `torch.optim.AdamW(layer.parameters())`. Each
+    rank feeds its own data; the gradients are the mean over all ranks.
+
+    :param module: any module; its class and its `forward` stay as they are
+    :param group: the process group whose ranks share the layer; `None` means all ranks
+    :param synchronize: start from the values of rank 0
+
+    Errors are those of [`shard`](#shard). Source: [ZeRO](bib:rajbhandari2020zero),
+    stage 3.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, group: Any = None, synchronize: bool = True
+    ) -> None:
+        super().__init__()
+        self.module = shard(module, units=(), mesh=group, synchronize=synchronize)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Whatever the module computes."""
+        return self.module(*args, **kwargs)
 
 
 class Zero3Sequential(nn.Sequential):
@@ -164,17 +223,6 @@ def is_instance_of(classes: Classes) -> Predicate:
     return lambda name, module: isinstance(module, classes)
 
 
-def unit_sites(
-    name: str, module: nn.Module, modules: dict[str, nn.Module]
-) -> list[Site]:
-    """The sites of one unit. A parameter belongs to the innermost unit around it."""
-    return sites_of(
-        module,
-        prefix=name,
-        without=[other for other in modules.values() if other is not module],
-    )
-
-
 def called(name: str) -> str:
     """How messages name a unit.
 
@@ -185,38 +233,26 @@ def called(name: str) -> str:
 
 
 def objections(sites: dict[str, list[Site]], units: Select | None) -> str | None:
-    """Why this rank cannot shard its model, or `None`.
-
-    A parameter that stands in two units would be gathered and reduced by both, and the
-    two copies would drift apart. So tied weights have to stand in one unit.
-    """
-    if units is not None and len(sites) == 1:
+    """Why this rank cannot shard its model, or `None`."""
+    if units and len(sites) == 1:
         return (
             f"units={units!r} selects no module; name a class that the model contains"
         )
-    owner: dict[int, tuple[str, str]] = {}
-    for unit, here in sites.items():
-        for site in here:
-            if is_sharded(site.parameter):
-                return f"{site.name} is sharded already; shard a model only once"
-            first, other = owner.setdefault(id(site.parameter), (unit, site.name))
-            if first != unit:
-                return (
-                    f"{other} in {called(first)} and {site.name} in {called(unit)} are "
-                    "one tied parameter; choose units that do not part them"
-                )
-    return unfit(
-        [(site.name, site.parameter) for here in sites.values() for site in here]
-    )
+    here = [site for unit in sites.values() for site in unit]
+    for site in here:
+        if is_sharded(site.parameter):
+            return f"{site.name} is sharded already; shard a model only once"
+    return unfit([(site.name, site.parameter) for site in here])
 
 
-def group_of(mesh: Any) -> Any:
-    """The process group of a one-dimensional mesh; a group or `None` is passed through."""
-    if not isinstance(mesh, DeviceMesh):
-        return mesh
-    if mesh.ndim != 1:
-        raise ValueError(
-            f"a mesh of {mesh.ndim} dimensions is not supported; "
-            "pass one dimension of it, as in mesh['shard']"
-        )
-    return mesh.get_group()
+def copy_buffers(model: nn.Module, groups: Groups) -> None:
+    """Let the buffers, such as the running mean of a batch norm, start from rank 0.
+
+    Afterwards each rank updates its own.
+    """
+    for buffer in model.buffers():
+        values = buffer.contiguous()
+        groups.copy_from_first(values)
+        # An expanded buffer shows one element many times, and may be written once.
+        once = tuple(slice(None if step else 1) for step in buffer.stride())
+        buffer[once].copy_(values[once])

@@ -124,7 +124,7 @@ class Slot:
 
 
 def plan(
-    named: Iterable[tuple[str, nn.Parameter]], world_size: int
+    named: Iterable[tuple[str, nn.Parameter]], world_size: int, copies: int = 1
 ) -> tuple[Layout, ...]:
     """One layout for each dtype, and for trainable and frozen parameters apart. A vector has one dtype.
     And a vector that mixed frozen parameters with trainable ones would need gradient memory and a
@@ -138,6 +138,8 @@ def plan(
     :param named: names and parameters in a fixed order; pass a shared parameter once for each of its
         names.
     :param world_size: the number of ranks that share the vector.
+    :param copies: how many such groups of ranks there are. They average each rank's piece, so it must divide
+        by their number, too.
     :raises ValueError: when there are no ranks, or the parameters are not on one device.
     """
     if world_size < 1:
@@ -156,7 +158,7 @@ def plan(
         kinds.setdefault((parameter.dtype, parameter.requires_grad), []).append(
             parameter
         )
-    return tuple(_lay_out(kind, names, world_size) for kind in kinds.values())
+    return tuple(_lay_out(kind, names, world_size, copies) for kind in kinds.values())
 
 
 def flatten(layout: Layout, tensors: Sequence[Tensor], out: Tensor) -> None:
@@ -214,7 +216,10 @@ def views(layout: Layout, full: Tensor) -> tuple[Tensor, ...]:
 
 
 def _lay_out(
-    group: list[nn.Parameter], names: dict[nn.Parameter, list[str]], world_size: int
+    group: list[nn.Parameter],
+    names: dict[nn.Parameter, list[str]],
+    world_size: int,
+    copies: int,
 ) -> Layout:
     """Offsets grow in the order of the names, so that parameters used together stand together."""
     align = ALIGN_BYTES // group[0].element_size()
@@ -234,7 +239,7 @@ def _lay_out(
         slots=tuple(slots),
         world_size=world_size,
         numel=sum(slot.numel for slot in slots),
-        padded=_round_up(end, align * world_size),
+        padded=_round_up(end, align * world_size * copies),
     )
 
 

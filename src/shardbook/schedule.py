@@ -13,10 +13,10 @@ computes its own:
 | gather | A | B | B | A | | |
 | reduce | | | | | B | A |
 
-This chapter keeps what the units of one model share: what is in flight, what comes
-next, and where a backward pass ends. It does so for units that run one after the other.
-Every rank runs the same program, so every rank issues its exchanges in the same order,
-and they meet.
+This chapter keeps what the units of one model share: what is in flight, [what comes
+next](prefetch.py), and where a backward pass ends. Every rank runs the same program, so
+every rank issues its exchanges in the same order, and they meet. [The
+order](order.py) makes sure of that.
 """
 
 # sidelit: hide
@@ -29,39 +29,68 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 
+from shardbook.guard import refuse_copy
+from shardbook.order import Order
 from shardbook.unit import State, Unit
 
-__all__ = ["Chain", "Conductor", "Driver"]
+__all__ = ["Conductor", "Driver", "conductor_of", "in_backward"]
 # sidelit: show
 
 
 class Conductor:
-    """What the units of one model share: the exchange in flight, and the end of the backward pass."""
+    """What the units of one model share: the exchange in flight, and the end of the backward pass.
 
-    # One exchange for the whole program, so that a chain of single layers, each with a
-    # conductor of its own, has no more in flight than a model.
+    :param order: who makes sure that all ranks issue the same exchanges
+    """
+
+    # One exchange for the whole program, so that several models have no more in flight
+    # than one.
     in_flight: ClassVar[Unit | None] = None
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order) -> None:
+        self.order = order
         self.drivers: dict[Unit, Driver] = {}
         # The backward passes under way, each with the units it has reached. There can
         # be more than one, because activation checkpointing runs a backward pass inside
         # another.
         self.passes: dict[int, list[Driver]] = {}
+        # Whether gradients are exchanged, or kept to be added to.
+        self.syncing = True
+        # The units whose exchange is due at the end of the backward pass, and those
+        # that wait for a later one. Dictionaries, because their order is kept.
+        self.late: dict[Unit, None] = {}
+        self.kept: dict[Unit, None] = {}
+        # The units that have exchanged gradients in this backward pass.
+        self.exchanged: set[Unit] = set()
 
     def add(self, driver: Driver) -> None:
         """Take charge of one more unit."""
         self.drivers[driver.unit] = driver
 
+    def forward_begins(self, unit: Unit) -> None:
+        """A unit is called by itself: that is a pass of its own."""
+        if in_backward():
+            return
+        if self.passes:
+            self.recover()
+        elif unit.state is State.SHARDED and not self.kept:
+            unit.expire()
+        self.order.begin(f"{unit.name} alone")
+
     def forward_began(self, unit: Unit) -> None:
-        """A unit is whole and about to compute. [A chain](#Chain) prefetches the next one here."""
+        """A unit is whole and about to compute. [A chain](prefetch.py#Chain) prefetches here."""
+
+    def forward_ended(self, unit: Unit) -> None:
+        """A unit has computed something that a backward pass may reach."""
 
     def backward_began(self, unit: Unit) -> None:
-        """The same for the backward pass."""
+        """A unit is whole again and its backward pass begins."""
 
     def open(self, driver: Driver) -> None:
         """Note that the current backward pass has reached a unit, and ask to be called at its end."""
         task = torch._C._current_graph_task_id()
+        if not self.passes:
+            self.backward_begins()
         if task not in self.passes:
             self.passes[task] = []
             callback: Callable[[], None] = partial(self.backward_ended, task)
@@ -69,7 +98,28 @@ class Conductor:
         if driver not in self.passes[task]:
             self.passes[task].append(driver)
 
+    def conduct(self, model: nn.Module) -> None:
+        """Let [`conductor_of`](#conductor_of) find this conductor by its model."""
+        setattr(model, _CONDUCTOR, self)
+
+    def backward_begins(self) -> None:
+        """The first unit of a backward pass has been reached."""
+        self.order.begin("backward" if self.syncing else "backward without exchange")
+        self.exchanged.clear()
+
     def reduce(self, unit: Unit) -> None:
+        """A unit's gradients are complete: exchange them now, later, or not yet.
+
+        [Stages 0 and 1](replicate.py) exchange at the end of the backward pass.
+        """
+        if not self.syncing:
+            self.kept[unit] = None
+        elif unit.reduces_early:
+            self.exchange(unit)
+        else:
+            self.late[unit] = None
+
+    def exchange(self, unit: Unit) -> None:
         """Reduce a unit's gradients after the exchange before it has been completed.
 
         So at most one exchange is in flight, and at most two units have a vector of
@@ -78,6 +128,8 @@ class Conductor:
         self.complete()
         unit.reduce()
         Conductor.in_flight = unit
+        self.exchanged.add(unit)
+        self.kept.pop(unit, None)
 
     def complete(self) -> None:
         """Wait for the exchange in flight, if there is one."""
@@ -88,14 +140,35 @@ class Conductor:
     def backward_ended(self, task: int) -> None:
         """Settle every unit that this backward pass has reached.
 
-        When the call to `backward` returns, all gradients are in the slices and the
-        optimizer may step. The order is that in which the pass reached the units, which
-        is the same on every rank.
+        When the call to `backward` returns, all gradients are in the model's parameters
+        and the optimizer may step. The order is that in which the pass reached the
+        units, which is the same on every rank.
         """
         for driver in self.passes.pop(task):
             driver.close()
+        if not self.passes:
+            self.settle()
         self.complete()
         self.release()
+        if not self.passes:
+            self.order.end()
+
+    def settle(self) -> None:
+        """Exchange what is still due at the end of a backward pass.
+
+        A unit that only an earlier micro-batch has used is due, too. A unit that no
+        rank has used gets the gradient zero, as a single unused parameter does.
+        """
+        if not self.syncing:
+            return
+        for unit in [*self.late, *self.kept]:
+            if unit not in self.exchanged:
+                self.exchange(unit)
+        self.late.clear()
+        self.complete()
+        for unit in self.drivers:
+            if unit not in self.exchanged:
+                unit.add_zero()
 
     def release(self) -> None:
         """Free units that were prefetched and then not used."""
@@ -105,101 +178,54 @@ class Conductor:
 
     def recover(self) -> None:
         """Before a forward pass: clear away what an exception in the last step left
-        behind.
+        behind, and let no unit rely on what it gathered earlier.
 
         Inside a backward pass there is nothing to clear. A forward pass there is a
         recomputation for activation checkpointing, and the gradients already collected
         are still wanted.
         """
-        if torch._C._current_graph_task_id() != -1:
+        if in_backward():
             return
         for unit, driver in self.drivers.items():
             unit.free()
             if self.passes:
-                unit.drop_gradients()
+                for flat in unit.trainable:
+                    flat.forget()
                 driver.expected, driver.in_backward = 0, False
+            # While gradients wait for their exchange [no optimizer may
+            # step](guard.py#before_step), so no rank has changed anything.
+            if not self.kept:
+                unit.expire()
+        if self.passes:
+            self.kept.clear()
         self.passes.clear()
+        self.late.clear()
         Conductor.in_flight = None
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        refuse_copy()
 
-class Chain(Conductor):
-    """The units of one model in the order in which they run, so that the next one can
-    be gathered ahead.
 
-    If the model has parameters outside of its units, they form the root. The root is in
-    use from beginning to end, so it comes first in the forward pass and first in the
-    backward pass.
+def in_backward() -> bool:
+    """Whether this thread is inside of a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
-    :param model: the module whose forward pass runs all units
+
+_CONDUCTOR = "_shardbook_conductor"
+
+
+def conductor_of(model: nn.Module) -> Conductor:
+    """Who conducts the units of a sharded model.
+
+    :raises ValueError: if the model is not sharded
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.root: Unit | None = None
-        self.units: list[Unit] = []
-        # Whether the model's own forward pass is under way.
-        self.running = False
-
-    def add(self, driver: Driver) -> None:
-        """Append a unit."""
-        super().add(driver)
-        if driver.module is self.model:
-            self.root = driver.unit
-        else:
-            self.units.append(driver.unit)
-
-    def attach(self) -> None:
-        """Tidy up before and after each forward pass of the model, exceptions included.
-
-        Before it, units may still be whole from a step that failed. After it, a unit
-        may have been gathered ahead that did not run this time.
-        """
-        self.model.register_forward_pre_hook(self.model_begins, prepend=True)
-        self.model.register_forward_hook(self.model_ends, always_call=True)
-
-    def model_begins(self, *_: Any) -> None:
-        """Start from a clean state."""
-        self.recover()
-        self.running = True
-
-    def model_ends(self, *_: Any) -> None:
-        """Leave a clean state."""
-        self.running = False
-        self.release()
-
-    def forward_began(self, unit: Unit) -> None:
-        """Gather the unit that runs next, while this one computes.
-
-        One unit ahead is enough to hide an exchange behind a computation that takes as
-        long. Two ahead would cost the memory of one more unit. This gather is queued
-        before the unit's own computation is, so it waits only for what came earlier.
-
-        A unit that runs outside of the model's forward pass says nothing about the
-        next. It may be called by itself, and a unit gathered ahead would wait there
-        until an optimizer has changed the weights. Or its activations are computed
-        again in the backward pass, where the next unit has just been freed.
-        """
-        if not self.running:
-            return
-        following = self.after(unit, self.units)
-        if following is not None:
-            following.gather()
-
-    def backward_began(self, unit: Unit) -> None:
-        """Gather the unit whose backward pass runs next: the one before.
-
-        A unit that expects no backward pass is left alone. Frozen first layers are such
-        units, since no gradient reaches them.
-        """
-        following = self.after(unit, self.units[::-1])
-        if following is not None and self.drivers[following].expected:
-            following.gather()
-
-    def after(self, unit: Unit, order: list[Unit]) -> Unit | None:
-        """The unit that follows in `order`; the root is followed by the first."""
-        position = 0 if unit is self.root else order.index(unit) + 1
-        return order[position] if position < len(order) else None
+    for module in model.modules():
+        conductor = vars(module).get(_CONDUCTOR)
+        if isinstance(conductor, Conductor):
+            return conductor
+    raise ValueError(
+        f"this {type(model).__name__} is not sharded; call shard(model) first"
+    )
 
 
 class Driver(Protocol):

@@ -38,6 +38,8 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
     # before the last step. So it is gathered afresh.
     def gather(*_: Any) -> None:
         unit.free()
+        unit.expire()
+        unit.order.begin(f"the state of {unit.name}")
         unit.wait()
 
     # The saved tensors are views into the full vector, which is about to be emptied.
@@ -63,7 +65,8 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
                     "call load_state_dict without assign=True"
                 )
         with torch.no_grad():
-            unit.store()
+            for flat in unit.flats:
+                flat.store()
         unit.free()
 
     # A part of the unit has no shard of its own, so it cannot gather by itself. Asked

@@ -1,33 +1,43 @@
-r"""# A sharded unit
+r"""# A unit
 
-> Some layers whose parameters exist in full only while they are used.
+> Some layers whose parameters are exchanged together.
 
 A *unit* is a group of parameters that are gathered together and freed together: one
-transformer block, say. Each of the $N_d$ ranks stores one part of the unit, its
-*shard*. Before the unit computes, the ranks exchange their shards and every rank holds
-the unit whole. After it has computed, every rank drops all but its shard. This is stage
-3 of [ZeRO](bib:rajbhandari2020zero). This chapter says what a unit stores and which
-steps lead from one state to the next. [The layer](layer.py) says when the steps are
-taken.
+transformer block, say. Each of the $N_d$ ranks keeps a part of the unit. Before the
+unit computes, every rank must hold it whole. After its backward pass, the gradients of
+all ranks are averaged. How much a rank keeps in between, and when the average is taken,
+is what the four stages of [ZeRO](bib:rajbhandari2020zero) differ in:
 
-All names of this part of the book, for one unit with $\Psi_u$ parameters:
+| stage | a rank keeps its part of | chapter |
+|---|---|---|
+| 0 | nothing; it keeps everything whole | [replicate](replicate.py) |
+| 1 | the optimizer's state | [zero1](zero1.py) |
+| 2 | the optimizer's state and the gradients | [zero2](zero2.py) |
+| 3 | the optimizer's state, the gradients and the parameters | [zero3](zero3.py) |
 
-| name | elements | lives | what it is |
-|---|---|---|---|
-| `shard` | $S_u$ | always | this rank's part of the flat vector |
-| `slices` | $S_u$ together | always | the model's own parameters, now 1-D views into `shard` |
-| `full` | $P_u = N_d S_u$ | while in use | all shards, side by side |
-| `whole` | $\Psi_u$ together | while in use | parameters in their old shapes, views into `full` |
-| `grad_full` | $P_u$ | in backward | this rank's gradients, laid out like `full` |
-| `sending` | $P_u$ | during the exchange | the same, on its way to the mean |
-| `slices[i].grad` | $S_u$ together | until `zero_grad` | the mean gradient, this rank's part |
+This chapter holds what the stages have in common: the states of a unit, the steps from
+one to the next, and the exchange of the gradients. [The layer](layer.py) says when the
+steps are taken.
 
-Two equations connect them. Rank $r$ stores the $r$-th piece of the flat vector, and it
-receives the $r$-th piece of the mean of all ranks' gradients:
+All names of this part of the book, for one flat vector of a unit with $\Psi_u$
+parameters:
+
+| name | elements | what it is |
+|---|---|---|
+| `full` | $P_u = N_d S_u$ | the whole vector |
+| `whole` | $\Psi_u$ together | parameters in their old shapes, views into `full` |
+| `shard` | $S_u$, or $P_u$ in stage 0 | what this rank keeps of it |
+| `parameters` | the same together | the model's own parameters, views into `shard` |
+| `grad_full` | $P_u$ | this rank's gradients, laid out like `full` |
+| `sending` | $P_u$ | the same, on its way to the mean |
+| `parameters[i].grad` | the same as `shard` together | the mean gradient |
+
+Two equations connect them. The whole vector is all ranks' parts side by side, and rank
+$r$ receives the $r$-th piece of the mean of all ranks' gradients:
 
 $$\mathrm{full} = \mathrm{shard}_0 \,\Vert\, \mathrm{shard}_1 \,\Vert \cdots \Vert\, \mathrm{shard}_{N_d-1}$$
 
-$$\mathrm{grad}_r = \frac{1}{N_d} \sum_{k=0}^{N_d-1} \mathrm{grad\_full}_k[\,rS_u : (r+1)S_u\,]$$
+$$\mathrm{mean}_r = \frac{1}{N_d} \sum_{k=0}^{N_d-1} \mathrm{grad\_full}_k[\,rS_u : (r+1)S_u\,]$$
 
 [The layout](partition.py) adds padding so that $P_u$ divides by $N_d$ and every parameter
 starts at an aligned address. Hence $P_u \ge \Psi_u$.
@@ -41,20 +51,25 @@ starts at an aligned address. Hence $P_u \ge \Psi_u$.
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shardbook.collectives import all_gather, reduce_scatter_mean, world
-from shardbook.flat import Flat, resize
+from shardbook.collectives import world
+from shardbook.flat import Flat, shares_storage
+from shardbook.groups import Groups
+from shardbook.guard import refuse_copy, register_guard
+from shardbook.order import Order
 from shardbook.partition import plan
+from shardbook.policy import Policy
+from shardbook.sites import Site
 
-__all__ = ["Site", "State", "Unit"]
+__all__ = ["State", "Unit"]
 # sidelit: show
 
 
@@ -65,12 +80,12 @@ class State(Enum):
     to `SHARDED`.
     """
 
-    SHARDED = "only the shard is stored"
-    GATHERING = "the other shards are on their way into `full`"
-    WHOLE = "the model's modules hold the whole parameters"
+    SHARDED = "the modules hold the model's own parameters, as the optimizer sees them"
+    GATHERING = "the parts of the other ranks are on their way into `full`"
+    WHOLE = "the modules hold the whole parameters, and may compute"
 
 
-class Unit:
+class Unit(ABC):
     """The parameters of one unit, and the transitions between its states.
 
     A unit knows neither the forward pass nor the backward pass. [The layer's
@@ -79,42 +94,89 @@ class Unit:
     :param name: how messages call this unit
     :param sites: where its parameters stand in the model, in the order of the flat
         vector
-    :param group: the process group whose ranks share the unit; `None` means all ranks
+    :param groups: the ranks that share the unit
+    :param policy: the formats in which it works
+    :param order: who makes sure that all ranks issue the same exchanges
     :param synchronize: whether the values of rank 0 replace those of the other ranks
-    :raises ValueError: if the parameters lie on different devices
     """
+
+    # The stage, and whether gradients are exchanged as soon as the unit's own backward
+    # pass has ended, or at the end of the whole backward pass.
+    stage: ClassVar[int]
+    reduces_early: ClassVar[bool]
 
     def __init__(
         self,
         name: str,
         sites: Sequence[Site],
         *,
-        group: Any = None,
+        groups: Groups,
+        policy: Policy,
+        order: Order,
         synchronize: bool = True,
     ) -> None:
-        self.name, self.sites, self.group = name, tuple(sites), group
+        self.name, self.sites = name, tuple(sites)
+        self.groups, self.order = groups, order
         self.state = State.SHARDED
-        rank, world_size = world(group)
+        self.rank, world_size = world(groups.shards)
         # A unit can hold several flat vectors. A frozen parameter needs no gradient and
         # a 16-bit parameter needs half the bytes, so [the layout](partition.py#plan)
         # keeps one vector for each kind.
         named = {site.name: site.parameter for site in self.sites}
         self.flats = tuple(
-            Flat(layout, named, rank, group, synchronize)
-            for layout in plan(named.items(), world_size)
+            Flat(layout, named, policy)
+            for layout in plan(named.items(), world_size, groups.copies)
         )
+        for flat in self.flats:
+            if synchronize:
+                groups.copy_from_first(flat.full)
+            self.keep(flat)
         # The unit's exchanges run on two streams of their own, so that they can run
         # beside the computation. On a CPU the same calls exist and do nothing.
-        device = self.flats[0].shard.device
+        device = self.flats[0].device
         self.device = torch.get_device_module(device)
         self.gather_stream, self.reduce_stream = streams(device)
         # From a parameter of the model to its counterpart in `whole`. The sites of
         # shared parameters get the same counterpart, so that what was tied stays tied.
         self.counterpart = {
-            id(slice_): whole
+            id(parameter): whole
             for flat in self.flats
-            for slice_, whole in zip(flat.slices, flat.whole, strict=True)
+            for parameter, whole in zip(flat.parameters, flat.whole, strict=True)
         }
+        # What to do each time the mean gradients have arrived.
+        self.after_reduce: list[Callable[[Unit], None]] = []
+        register_guard()
+
+    @abstractmethod
+    def keep(self, flat: Flat) -> None:
+        """Decide what this rank keeps of a flat vector between uses."""
+
+    @abstractmethod
+    def fetch(self) -> None:
+        """Start to fill `full` with the parts of the other ranks."""
+
+    @abstractmethod
+    def arrive(self) -> None:
+        """Wait until `full` is filled."""
+
+    @abstractmethod
+    def empty(self) -> None:
+        """Give back what need not be stored between uses."""
+
+    @abstractmethod
+    def kept_mean(self, flat: Flat, piece: Tensor) -> Tensor:
+        """What this rank keeps of the mean gradient, given its own piece of it."""
+
+    @abstractmethod
+    def expire(self) -> None:
+        """Do not rely any longer on what was gathered."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the whole unit, padding included."""
+        return sum(
+            flat.layout.padded * flat.layout.dtype.itemsize for flat in self.flats
+        )
 
     @property
     def trainable(self) -> tuple[Flat, ...]:
@@ -122,7 +184,7 @@ class Unit:
         return tuple(flat for flat in self.flats if flat.layout.trainable)
 
     def gather(self) -> None:
-        """Start to rebuild the unit; `SHARDED` becomes `GATHERING`.
+        """Start to make the unit whole; `SHARDED` becomes `GATHERING`.
 
         In any other state there is nothing to start. That makes a prefetch safe:
         whoever needs the unit calls `gather` too, and does not ask whether somebody
@@ -132,44 +194,25 @@ class Unit:
             return
         for flat in self.flats:
             flat.check(self.name)
-        # Only now does the unit take its full memory. It is taken on the compute
-        # stream, so that the allocator hands out a block only after every earlier
-        # computation that read it.
-        for flat in self.flats:
-            resize(flat.full, flat.layout.padded)
-        # The gather stream must wait for the compute stream, for two reasons. The
-        # optimizer's last write to the shard is queued there: without this line the
-        # other ranks receive the weights of the step before, and no error is ever
-        # raised. And the block just taken may still be in use there by an earlier
-        # computation.
-        self.gather_stream.wait_stream(self.device.current_stream())
-        # The pieces arrive side by side in `full`, and the parameters are views into
-        # it. Nothing is copied out.
-        with self.on(self.gather_stream):
-            for flat in self.flats:
-                flat.gathering = all_gather(flat.full, flat.shard, group=self.group)
+        self.fetch()
         self.state = State.GATHERING
 
     def wait(self) -> None:
-        """Wait until the unit is rebuilt, and give it to the modules; it becomes `WHOLE`."""
+        """Wait until the unit is whole, and give it to the modules; it becomes `WHOLE`."""
         self.gather()
         if self.state is State.WHOLE:
             return
-        # The backend exchanges on a stream of its own, too, and the gather stream waits
-        # for that one here. On gloo there are no streams, and this line blocks until
-        # the bytes are there.
-        with self.on(self.gather_stream):
-            for flat in self.flats:
-                flat.gathering.wait()
-        # Without this line the computation would start on a vector that is still being
-        # filled.
-        self.device.current_stream().wait_stream(self.gather_stream)
+        self.arrive()
         for site in self.sites:
             site.put(self.counterpart[id(site.parameter)])
         self.state = State.WHOLE
 
     def free(self) -> None:
-        """Give back all memory but the shard; the unit becomes `SHARDED`."""
+        """Give the model its own parameters back; the unit becomes `SHARDED`.
+
+        In every stage, so that whoever asks the model for its parameters between two
+        uses, such as an optimizer, gets those that will be trained.
+        """
         if self.state is State.SHARDED:
             return
         # A gather that nobody used is still writing. To free its target now would let
@@ -177,12 +220,7 @@ class Unit:
         self.wait()
         for site in self.sites:
             site.put(site.parameter)
-        # To forget the vector would free nothing: the autograd graph keeps views of it
-        # for the backward pass. To shrink the storage under those views frees it. When
-        # the unit is gathered again, the same storage grows again, and the graph's
-        # views show the parameters as before.
-        for flat in self.flats:
-            resize(flat.full, 0)
+        self.empty()
         self.state = State.SHARDED
 
     def reduce(self) -> None:
@@ -191,21 +229,20 @@ class Unit:
         Every rank takes part, also one whose step used none of these parameters. A rank
         that stayed away would leave the others waiting forever.
         """
+        if not self.trainable:
+            return
+        self.order.before("reduce", self.name, self.sites[0].name)
         for flat in self.trainable:
-            flat.fill_missing_gradients()
+            flat.send()
         # The gradients were written on the compute stream. Without this line the other
         # ranks receive a vector that is half written.
         self.reduce_stream.wait_stream(self.device.current_stream())
-        # From here on a gradient starts a new vector. A layer that is used again right
-        # away would otherwise add to the vector that is being sent, and the sum would
-        # reach some ranks and not others.
-        with self.on(self.reduce_stream):
+        with self.device.stream(self.reduce_stream):
             for flat in self.trainable:
-                flat.sending, flat.grad_full = flat.gradients(), None
-                flat.reducing = reduce_scatter_mean(flat.sending, group=self.group)
+                flat.reduce(self.groups.shards)
 
     def finish_reduce(self) -> None:
-        """Wait for the mean and add it to the gradients of the slices.
+        """Wait for the mean and add it to the gradients of the model's parameters.
 
         Between `reduce` and this call a rank computes on. That is the time in which the
         exchange is hidden.
@@ -216,73 +253,32 @@ class Unit:
             # The sum takes its memory on the reduce stream. It may get the block of an
             # earlier mean, which the compute stream still reads.
             self.reduce_stream.wait_stream(self.device.current_stream())
-            with self.on(self.reduce_stream):
-                mean = flat.reducing.wait()
+            with self.device.stream(self.reduce_stream):
+                self.order.watch(flat.reducing.works)
+                piece = self.groups.mean_over_replicas(flat.reducing.wait())
+                mean = self.kept_mean(flat, piece)
             # The optimizer reads the mean on the compute stream, and `sending` goes
             # back to that stream's memory. Both must come after the exchange.
             self.device.current_stream().wait_stream(self.reduce_stream)
             flat.receive(mean)
+        for act in self.after_reduce:
+            act(self)
 
-    def drop_gradients(self) -> None:
-        """Forget what a failed backward pass left, so that the next step starts clean."""
+    def add_zero(self) -> None:
+        """No rank has used the unit in this step: the mean of nothing is zero."""
         for flat in self.trainable:
-            if flat.reducing is not None:
-                flat.reducing.wait()
-            flat.reducing = flat.sending = flat.grad_full = None
+            flat.add_zero()
+        for act in self.after_reduce:
+            act(self)
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is a view into the unit's memory, and so lives only while it does."""
         if tensor.layout is not torch.strided:
             return False
-        storage = tensor.untyped_storage().data_ptr()
-        return any(
-            storage == flat.full.untyped_storage().data_ptr() for flat in self.flats
-        )
-
-    def store(self) -> None:
-        """Take this rank's part of the whole parameters into its shard, after they were loaded."""
-        for flat in self.flats:
-            flat.shard.copy_(flat.own_part())
+        return any(shares_storage(tensor, flat.full) for flat in self.flats)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse `deepcopy` and `torch.save`: a copy's slices would belong to no shard."""
-        raise TypeError(
-            "a sharded model cannot be copied or pickled; "
-            "load its state_dict() into a plain model"
-        )
-
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Queue what follows on `stream`."""
-        context: AbstractContextManager[Any] = self.device.stream(stream)
-        return context
-
-
-class Site:
-    """One place where a parameter stands in the model: an attribute of a module.
-
-    The optimizer must see the slices, and the computation must see the whole
-    parameters. So the attribute names the one or the other, and both stay leaves of
-    their own. If one object served both, its shape would change under the gradient that
-    it carries from one micro-batch to the next.
-
-    :param name: the parameter's name in the model, as `named_parameters` gives it
-    :param module: the module that owns the attribute
-    :param attribute: the attribute's name
-    """
-
-    def __init__(self, name: str, module: nn.Module, attribute: str) -> None:
-        self.name, self.module, self.attribute = name, module, attribute
-        self.parameter: nn.Parameter = getattr(module, attribute)
-
-    def put(self, parameter: nn.Parameter) -> None:
-        """Let the attribute name `parameter`."""
-        # A plain module needs only its dictionary changed. A module that watches its
-        # attributes, as recurrent layers do, must see the change or it computes with
-        # the old one.
-        if type(self.module).__setattr__ is nn.Module.__setattr__:
-            self.module._parameters[self.attribute] = parameter
-        else:
-            setattr(self.module, self.attribute, parameter)
+        refuse_copy()
 
 
 @cache

@@ -43,7 +43,7 @@ def on_two_devices(model: nn.Sequential) -> None:
     model[4].to("meta")
 
 
-def already_sharded(model: nn.Sequential) -> None:
+def tied(model: nn.Sequential) -> None:
     model[4].weight = model[0].weight
 
 
@@ -55,7 +55,7 @@ DISAGREEMENTS: list[tuple[Callable[[nn.Sequential], None], str]] = [
     (one_parameter_more, "rank 2 differs from rank 0: 4.extra in 4 is one parameter too many"),
     (another_order, "rank 2 differs from rank 0: 1.weight in 1 stands where 1.0.weight in 1 is expected"),
     (on_two_devices, "rank 2: 4.weight is on meta, 0.weight on cpu"),
-    (already_sharded, "rank 2: 0.weight in 0 and 4.weight in 4 are one tied parameter"),
+    (tied, "rank 2 differs from rank 0: 0.weight in the root stands where 0.weight in 0 is expected"),
 ]
 
 
@@ -85,7 +85,7 @@ def test_every_rank_says_which_rank_and_parameter(
 
 def test_a_single_layer_checks_too() -> None:
     for said in ranks.run(3, one_rank_differs, wider, "Zero3Layer", timeout=30):
-        assert "1.2.weight in the layer has shape (9, 13) instead of (8, 13)" in said
+        assert "1.2.weight in the root has shape (9, 13) instead of (8, 13)" in said
 
 
 def test_the_examples_in_the_text() -> None:

@@ -45,19 +45,20 @@ class LogsBackward(torch.autograd.Function):
 class Logged:
     """A handle that says when it is waited for."""
 
-    def __init__(self, work: Any, number: int) -> None:
-        self.work, self.number = work, number
+    def __init__(self, pending: Any, number: int) -> None:
+        self.pending, self.number, self.works = pending, number, []
 
     def wait(self) -> None:
         EVENTS.append(("wait", self.number))
-        self.work.wait()
+        self.pending.wait()
 
 
 def log_exchanges() -> None:
-    import shardbook.unit as module
+    import shardbook.flat
+    import shardbook.zero1
 
     numbers: dict[int, int] = {}
-    all_gather, reduce = module.all_gather, module.reduce_scatter_mean
+    all_gather, reduce = shardbook.zero1.all_gather, shardbook.flat.reduce_scatter_mean
 
     def logged_gather(full: Tensor, shard: Tensor, **options: Any) -> Logged:
         number = numbers.setdefault(id(full), len(numbers))
@@ -68,30 +69,64 @@ def log_exchanges() -> None:
         EVENTS.append(("reduce", len([kind for kind, _ in EVENTS if kind == "reduce"])))
         return reduce(full, **options)
 
-    module.all_gather, module.reduce_scatter_mean = logged_gather, logged_reduce  # type: ignore[assignment]
+    shardbook.zero1.all_gather = logged_gather  # type: ignore[assignment]
+    shardbook.flat.reduce_scatter_mean = logged_reduce
 
 
-def order_of_a_step() -> list[tuple[str, int]]:
+def order_of_a_step(depth: int, passes: int) -> list[tuple[str, int]]:
+    """What happens in a step, after some steps in which the order was recorded."""
     from shardbook import shard
 
-    model = shard(nn.Sequential(*[Logs(number) for number in range(3)]))
+    model = shard(nn.Sequential(*[Logs(number) for number in range(3)]), prefetch=depth)
     log_exchanges()
-    model(torch.ones(2, WIDTH)).sum().backward()
+    for _ in range(passes + 1):
+        EVENTS.clear()
+        model(torch.ones(2, WIDTH)).sum().backward()
     return EVENTS
 
 
-def test_the_next_unit_is_gathered_before_this_one_computes() -> None:
-    steps = """
-        gather 0, wait 0, gather 1, forward 0
-        wait 1, gather 2, forward 1
-        wait 2, forward 2
-        gather 2, wait 2, gather 1, backward 2, reduce 0
-        wait 1, gather 0, backward 1, reduce 1
-        wait 0, backward 0, reduce 2
-    """
+UNKNOWN = """
+    gather 0, wait 0, forward 0
+    gather 1, wait 1, forward 1
+    gather 2, wait 2, forward 2
+    gather 2, wait 2, gather 1, backward 2, reduce 0
+    wait 1, gather 0, backward 1, reduce 1
+    wait 0, backward 0, reduce 2
+"""
+ONE_AHEAD = """
+    gather 0, wait 0, gather 1, forward 0
+    wait 1, gather 2, forward 1
+    wait 2, forward 2
+    gather 2, wait 2, gather 1, backward 2, reduce 0
+    wait 1, gather 0, backward 1, reduce 1
+    wait 0, backward 0, reduce 2
+"""
+TWO_AHEAD = """
+    gather 0, wait 0, gather 1, gather 2, forward 0
+    wait 1, forward 1
+    wait 2, forward 2
+    gather 2, wait 2, gather 1, gather 0, backward 2, reduce 0
+    wait 1, backward 1, reduce 1
+    wait 0, backward 0, reduce 2
+"""
+WHEN_NEEDED = """
+    gather 0, wait 0, forward 0
+    gather 1, wait 1, forward 1
+    gather 2, wait 2, forward 2
+    gather 2, wait 2, backward 2, reduce 0
+    gather 1, wait 1, backward 1, reduce 1
+    gather 0, wait 0, backward 0, reduce 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("depth", "passes", "steps"),
+    [(1, 0, UNKNOWN), (1, 1, ONE_AHEAD), (1, 3, ONE_AHEAD), (2, 1, TWO_AHEAD), (0, 1, WHEN_NEEDED)],
+)
+def test_units_are_gathered_ahead_once_their_order_is_known(depth: int, passes: int, steps: str) -> None:
     words = [event.split() for event in steps.strip().replace("\n", ",").split(",")]
     expected = [(kind, int(number)) for kind, number in words]
-    for events in ranks.run(2, order_of_a_step):
+    for events in ranks.run(2, order_of_a_step, depth, passes):
         assert events == expected
 
 
@@ -102,6 +137,11 @@ def memory_of_a_step() -> dict[str, Any]:
     model = shard(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]))
     found: dict[str, Any] = {"forward": [], "backward": []}
     x = torch.ones(1, WIDTH)
+    # The first pass records the order of the units.
+    with torch.no_grad():
+        model(x)
+    model(x).sum().backward()
+    model.zero_grad()
     with LiveStorages() as live:
         for tensor in (x, *model.parameters()):
             live.note(tensor)
@@ -236,8 +276,9 @@ def groups_of_ranks() -> None:
     numel = torch.tensor(float(total))
     dist.all_reduce(numel, group=mesh.get_group("shard"))
     assert numel.item() == sum(parameter.numel() for parameter in chain().parameters())
-    with pytest.raises(ValueError, match="a mesh of 2 dimensions is not supported"):
-        shard(chain(), mesh=mesh)
+    cube = init_device_mesh("cpu", (2, 2, 1))
+    with pytest.raises(ValueError, match="a mesh of 3 dimensions is not supported"):
+        shard(chain(), mesh=cube)
 
 
 def test_a_one_dimensional_mesh_names_the_ranks() -> None:
@@ -247,18 +288,15 @@ def test_a_one_dimensional_mesh_names_the_ranks() -> None:
 def refusals() -> dict[str, str]:
     from shardbook import shard
 
-    tied = chain()
-    tied[4].weight = tied[0].weight
     lazy = nn.Sequential(nn.LazyLinear(3))
     with torch.device("meta"):
         meta = chain()
     mixed = chain()
     mixed[3].to("meta")
     attempts: dict[str, Any] = {
-        "stage": lambda: shard(chain(), stage=2),
-        "policy": lambda: shard(chain(), policy="bf16"),
+        "stage": lambda: shard(chain(), stage=4),
+        "prefetch": lambda: shard(chain(), prefetch=-1),
         "units": lambda: shard(chain(), units=nn.Conv2d),
-        "tied": lambda: shard(tied),
         "twice": lambda: shard(shard(chain())),
         "lazy": lambda: shard(lazy),
         "meta": lambda: shard(meta),
@@ -275,12 +313,10 @@ def refusals() -> dict[str, str]:
 def test_what_cannot_be_sharded_is_refused_in_one_sentence_on_every_rank() -> None:
     for said in ranks.run(2, refusals):
         assert said == {
-            "stage": "stage=2 is not supported; this version shards at stage 3",
-            "policy": "policy is not supported; each parameter keeps its own dtype",
+            "stage": "stage=4 is not a stage; choose 0, 1, 2 or 3",
+            "prefetch": "the depth of a prefetch is -1, but it must be a whole number of at least 0",
             "units": "rank 0: units=<class 'torch.nn.modules.conv.Conv2d'> selects no module; "
             "name a class that the model contains",
-            "tied": "rank 0: 0.weight in 0 and 4.weight in 4 are one tied parameter; "
-            "choose units that do not part them",
             "twice": "rank 0: 0.weight is sharded already; shard a model only once",
             "lazy": "rank 0: 0.weight has no shape yet; run a forward pass before sharding",
             "meta": "rank 0: 0.weight is on the meta device; give it values before sharding",

@@ -1,0 +1,59 @@
+r"""# Several micro-batches
+
+> Gradients can be added up before they are exchanged, for the price of storing them whole.
+
+A batch that does not fit into memory is cut into micro-batches, whose gradients add up
+to one step. Without further words each backward pass exchanges its own gradients, and a
+rank keeps its piece of the mean. That sends as much for each micro-batch as for a whole
+step. The alternative is to add up on each rank first, and to exchange once:
+
+```python
+for inputs, targets in micro_batches[:-1]:
+    with no_sync(model):
+        loss(model(inputs), targets).backward()
+loss(model(micro_batches[-1][0]), micro_batches[-1][1]).backward()
+optimizer.step()
+```
+
+Gradients that are not exchanged are whole: $4\,\Psi_u$ bytes for a unit instead of
+$4\,\Psi_u/N_d$. In stage 3 the parameters are gathered for each micro-batch all the
+same.
+
+The order of the additions changes, too. To average once is what plain data parallel
+training does, and only then are the results equal to it bit for bit.
+
+:notation $N_d$: `world_size`, the number of ranks that share the unit
+:notation $\Psi_u$: `numel`, the number of parameters of the unit
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from shardbook.schedule import conductor_of
+
+__all__ = ["no_sync"]
+# sidelit: show
+
+
+@contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Backward passes in this block keep their gradients on this rank, whole.
+
+    The next backward pass outside of the block adds its own and exchanges the sum. An
+    optimizer that steps before is [refused](guard.py#before_step). All ranks must enter
+    the block alike.
+
+    :param model: a model that was sharded
+    :raises ValueError: if the model is not sharded
+    """
+    conductor = conductor_of(model)
+    before, conductor.syncing = conductor.syncing, False
+    try:
+        yield
+    finally:
+        conductor.syncing = before

@@ -1,0 +1,116 @@
+r"""# Clipping
+
+> The norm of a gradient is one number for the whole model, however it is shared out.
+
+A batch with an unusual text in it can have a gradient a hundred times as large as
+others, and one step along it can undo hours of training. So the gradient is scaled down
+if its norm is too large. Its direction stays.
+
+A rank sees only its part of the gradient, and its norm is the norm of that part. If
+each rank clipped by its own number, the parts would be scaled differently and the
+direction would be lost, without any error. The squares add up, though: each rank sums
+its own, one all-reduce of a single number sums them all, and every rank gets the same
+norm.
+
+$$\lVert g \rVert_p = \Bigl( \sum_r \sum_{i \in \mathrm{shard}_r} |g_i|^p \Bigr)^{1/p}$$
+
+:notation $p$: `norm_type`, the order of the norm
+:notation $r$: `rank`, the number of one rank
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from shardbook.collectives import all_reduce
+from shardbook.schedule import conductor_of
+
+__all__ = ["clip_grad_norm_", "clip_grad_value_"]
+# sidelit: show
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    model: nn.Module,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Scale all gradients so that their norm is at most `max_norm`.
+
+    Collective: all ranks call it, between the backward pass and the optimizer's step.
+    Works like `torch.nn.utils.clip_grad_norm_`, but takes the model.
+
+    :param model: a model that was sharded
+    :param max_norm: the largest norm that is left as it is
+    :param norm_type: the order of the norm, positive; `inf` for the largest absolute
+        value
+    :param error_if_nonfinite: raise if the norm is infinite or not a number
+    :returns: the norm before clipping, FP64, the same on every rank
+    :raises RuntimeError: on every rank, if the norm is not finite and
+        `error_if_nonfinite` is set
+    :raises ValueError: if the model is not sharded, or the order is not positive
+    """
+    norm = gradient_norm(model, float(norm_type))
+    if error_if_nonfinite and not norm.isfinite():
+        raise RuntimeError(
+            f"the norm of order {norm_type} of the gradients is {norm.item()}; "
+            "skip this step, or call without error_if_nonfinite"
+        )
+    # As in PyTorch, the factor is at most 1, and it is always applied: to look first
+    # whether it is 1 would make the host wait for the device.
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients(model):
+        gradient.mul_(factor.to(gradient.device, gradient.dtype))
+    return norm
+
+
+@torch.no_grad()
+def clip_grad_value_(model: nn.Module, clip_value: float) -> None:
+    """Limit each element of the gradients to the range from `-clip_value` to `clip_value`.
+
+    An element does not care where it is stored, so the ranks need not speak.
+
+    :raises ValueError: if the model is not sharded
+    """
+    conductor_of(model)
+    for gradient in gradients(model):
+        gradient.clamp_(-clip_value, clip_value)
+
+
+def gradient_norm(model: nn.Module, order: float) -> Tensor:
+    """The norm of the whole model's gradient.
+
+    The terms are summed in FP64. So the result depends on how the model is shared out
+    only in digits that FP32 does not have.
+    """
+    if not order > 0:
+        raise ValueError(f"norm_type={order} is not a norm; choose a positive number")
+    unit = next(iter(conductor_of(model).drivers))
+    # A slice can be empty, and an empty vector has no largest element.
+    norms = [
+        torch.linalg.vector_norm(gradient, order, dtype=torch.float64)
+        for gradient in gradients(model)
+        if gradient.numel()
+    ]
+    terms = torch.stack([unit.flats[0].full.new_zeros((), dtype=torch.float64), *norms])
+    largest = math.isinf(order)
+    total = terms.max() if largest else terms.pow(order).sum()
+    # In stage 0 each rank has the whole gradient, and there is nothing to add.
+    if unit.stage:
+        all_reduce(total, group=unit.groups.shards, largest=largest)
+    return total if largest else total.pow(1 / order)
+
+
+def gradients(model: nn.Module) -> Iterator[Tensor]:
+    """This rank's parts of all gradients that there are."""
+    for unit in conductor_of(model).drivers:
+        for flat in unit.trainable:
+            for parameter in flat.parameters:
+                if parameter.grad is not None:
+                    yield parameter.grad

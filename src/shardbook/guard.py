@@ -1,0 +1,74 @@
+r"""# What an optimizer may do
+
+> Every optimizer is looked at before it steps on sharded parameters.
+
+A sharded parameter looks like any other, so any optimizer accepts it. Not every
+optimizer can train it. Some compute with a parameter's shape, which a slice has lost.
+And any optimizer that steps too early trains with gradients that were not averaged. In
+each case the numbers would be wrong and no error would be raised, so this chapter
+raises one.
+
+PyTorch calls a hook before each step of each optimizer. It costs a loop over the
+parameters, and no message.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NoReturn
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from shardbook.flat import owner_of
+
+__all__ = ["before_step", "refuse_copy", "register_guard"]
+# sidelit: show
+
+
+@cache
+def register_guard() -> None:
+    """Let every optimizer of this process be looked at. One hook serves all models."""
+    register_optimizer_step_pre_hook(before_step)
+
+
+def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Stop an optimizer that would silently train something else, and count the steps
+    of the others.
+
+    Adafactor factors matrices, and a slice has no rows. L-BFGS takes inner products
+    over all parameters, LAMB and LARS take the norm of each, and a rank has only a part
+    of them. None would raise by itself. Gradients that wait for their exchange would
+    miss the step.
+
+    :raises TypeError: if the optimizer depends on shapes, and the shapes are gone
+    :raises RuntimeError: if gradients were collected under `no_sync` and not averaged
+    """
+    name = type(optimizer).__name__
+    parameters = (
+        parameter for group in optimizer.param_groups for parameter in group["params"]
+    )
+    for flat in {flat for flat in map(owner_of, parameters) if flat is not None}:
+        if flat.sliced and name.lower() in _SHAPE_DEPENDENT:
+            raise TypeError(
+                f"{name} depends on a parameter's shape; "
+                "use an elementwise optimizer such as AdamW"
+            )
+        if flat.grad_full is not None:
+            raise RuntimeError(
+                f"the gradient of {flat.layout.slots[0].names[0]} has not been averaged "
+                "yet; run the last backward pass of a step outside of no_sync()"
+            )
+        flat.steps += 1
+
+
+_SHAPE_DEPENDENT = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
+
+
+def refuse_copy() -> NoReturn:
+    """Refuse `deepcopy` and `torch.save`: a copy's parameters would belong to no unit."""
+    raise TypeError(
+        "a sharded model cannot be copied or pickled; "
+        "load its state_dict() into a plain model"
+    )

@@ -1,0 +1,71 @@
+r"""# Stage 0: every rank keeps everything
+
+> Plain data parallelism, the point from which the other stages start.
+
+Every rank holds the whole model and computes with its own data. After the backward pass
+the ranks average their gradients, and since all of them then take the same step, their
+models stay equal.
+
+Nothing is saved. With AdamW in FP32 a rank stores 16 bytes for each parameter: 4 for
+the parameter, 4 for its gradient, and 8 for the two moments of the optimizer. With 64
+ranks all of it is stored 64 times. The next chapters take one term after the other
+away.
+
+An average over all ranks costs one all-reduce of the gradients:
+
+$$2\,P_u\,\frac{N_d - 1}{N_d}$$
+
+elements are sent by each rank for a unit.
+
+:notation $N_d$: `world_size`, the number of ranks
+:notation $P_u$: `padded`, the length of a unit's flat vector with its padding
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from shardbook.collectives import all_gather
+from shardbook.flat import Flat
+from shardbook.unit import Unit
+
+__all__ = ["Replicated"]
+# sidelit: show
+
+
+class Replicated(Unit):
+    """A unit that every rank stores whole."""
+
+    stage: ClassVar[int] = 0
+    # Gradients are exchanged when all of them are there. Most data parallel programs
+    # start earlier, to hide the exchange behind the rest of the backward pass;
+    # [stage 2](zero2.py) does so here.
+    reduces_early: ClassVar[bool] = False
+
+    def keep(self, flat: Flat) -> None:
+        """The parameters keep their shapes, so any optimizer can train them."""
+        flat.keep_whole()
+
+    def fetch(self) -> None:
+        """The unit is whole already."""
+
+    def arrive(self) -> None:
+        """There is nothing to wait for."""
+
+    def empty(self) -> None:
+        """There is nothing to give back."""
+
+    def expire(self) -> None:
+        """There is nothing that could grow old."""
+
+    def kept_mean(self, flat: Flat, piece: Tensor) -> Tensor:
+        """The second half of the all-reduce: the pieces of the mean are gathered again.
+
+        The vector that was sent is no longer needed, so it receives the mean.
+        """
+        assert flat.sending is not None
+        all_gather(flat.sending, piece, group=self.groups.shards).wait()
+        return flat.sending

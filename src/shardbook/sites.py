@@ -1,0 +1,89 @@
+r"""# Where parameters stand
+
+> The attributes of modules that are exchanged while a unit computes.
+
+A model finds its parameters by attribute: `self.weight`. An optimizer finds them by
+object. Sharding needs the two to differ for a while: the optimizer keeps the object
+that it trains, and the attribute names the whole parameter while the module computes.
+This chapter holds such a place, and finds all places of a model.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from torch import nn
+
+__all__ = ["Site", "sites_by_unit", "sites_of"]
+# sidelit: show
+
+
+class Site:
+    """One place where a parameter stands in the model: an attribute of a module.
+
+    The optimizer must see the slices, and the computation must see the whole
+    parameters. So the attribute names the one or the other, and both stay leaves of
+    their own. If one object served both, its shape would change under the gradient that
+    it carries from one micro-batch to the next.
+
+    :param name: the parameter's name in the model, as `named_parameters` gives it
+    :param module: the module that owns the attribute
+    :param attribute: the attribute's name
+    """
+
+    def __init__(self, name: str, module: nn.Module, attribute: str) -> None:
+        self.name, self.module, self.attribute = name, module, attribute
+        self.parameter: nn.Parameter = getattr(module, attribute)
+
+    def put(self, parameter: nn.Parameter) -> None:
+        """Let the attribute name `parameter`."""
+        # A plain module needs only its dictionary changed. A module that watches its
+        # attributes, as recurrent layers do, must see the change or it computes with
+        # the old one.
+        if type(self.module).__setattr__ is nn.Module.__setattr__:
+            self.module._parameters[self.attribute] = parameter
+        else:
+            setattr(self.module, self.attribute, parameter)
+
+
+def sites_of(module: nn.Module) -> list[Site]:
+    """Every place in a module where a parameter stands, in the order of
+    `named_parameters`.
+    """
+    return [
+        Site(f"{path}.{attribute}" if path else attribute, owner, attribute)
+        for path, owner in module.named_modules()
+        for attribute, parameter in owner._parameters.items()
+        if parameter is not None
+    ]
+
+
+def sites_by_unit(
+    model: nn.Module, modules: dict[str, nn.Module]
+) -> dict[str, list[Site]]:
+    """The sites of a model, each with the unit that it belongs to.
+
+    A parameter belongs to the innermost unit around it. A tied parameter stands in
+    several places and belongs to the innermost unit around all of them. In two units it
+    would be gathered and reduced by both, and the copies would drift apart.
+
+    :param modules: the modules that are units, by name; `""` is the model itself
+    """
+    sites = sites_of(model)
+    around: dict[int, list[str]] = {}
+    for site in sites:
+        here = [name for name in modules if is_inside(site.name, name)]
+        known = around.setdefault(id(site.parameter), here)
+        around[id(site.parameter)] = [name for name in known if name in here]
+    by_unit: dict[str, list[Site]] = {name: [] for name in modules}
+    for site in sites:
+        by_unit[max(around[id(site.parameter)], key=len)].append(site)
+    return by_unit
+
+
+def is_inside(name: str, unit: str) -> bool:
+    """Whether a parameter of this name stands below a module of that name.
+
+    >>> is_inside("blocks.1.weight", "blocks.1"), is_inside("blocks.10.weight", "blocks.1")
+    (True, False)
+    """
+    return not unit or name.startswith(f"{unit}.")

@@ -1,0 +1,120 @@
+r"""# Stage 1: the optimizer's state is shared out
+
+> Each rank trains its own part of the parameters, and gets the rest from the others.
+
+An optimizer such as AdamW stores two numbers for each parameter, and they are of use
+only to whoever updates that parameter. So each rank updates $1/N_d$ of a unit and stores
+the optimizer's state for that part alone:
+
+| | parameters | gradients | AdamW |
+|---|---|---|---|
+| stage 0 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u$ |
+| stage 1 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u / N_d$ |
+
+The price is nothing. [Stage 0](replicate.py) averaged the gradients in two halves: a
+reduce-scatter, which left each rank its piece of the mean, and an all-gather of the
+pieces. A rank that updates only its own part needs only its own piece, so the second
+half can be left out. Instead the updated *parameters* are gathered, and they are just
+as many.
+
+An ordinary optimizer does this without being told. The model's parameters, as it sees
+them between two steps, are this rank's slices.
+
+:notation $N_d$: `world_size`, the number of ranks
+:notation $\Psi_u$: `numel`, the number of parameters of a unit
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from shardbook.collectives import all_gather
+from shardbook.flat import Flat
+from shardbook.replicate import Replicated
+from shardbook.sites import Site
+
+__all__ = ["Zero1"]
+# sidelit: show
+
+
+class Zero1(Replicated):
+    """A unit of whose parameters each rank trains a part.
+
+    Source: [ZeRO](bib:rajbhandari2020zero), stage 1 ($P_{os}$).
+    """
+
+    stage: ClassVar[int] = 1
+
+    def __init__(self, name: str, sites: Sequence[Site], **options: Any) -> None:
+        # Whether `full` holds what the other ranks have made of their parts.
+        self.fresh = False
+        super().__init__(name, sites, **options)
+
+    def keep(self, flat: Flat) -> None:
+        """The optimizer gets views into `full`, so its step updates this rank's part of
+        `full` in place, and no parameter is stored twice.
+
+        A frozen parameter has no optimizer state that could be shared out. It stays
+        whole and is never exchanged.
+        """
+        if flat.layout.trainable:
+            flat.keep_part(self.rank, apart=False)
+        else:
+            flat.keep_whole()
+
+    @property
+    def shared(self) -> tuple[Flat, ...]:
+        """The vectors of which each rank keeps a part."""
+        return tuple(flat for flat in self.flats if flat.sliced)
+
+    def fetch(self) -> None:
+        """Gather the parts, straight into `full`; nothing is copied out."""
+        if self.fresh or not self.shared:
+            return
+        self.order.before("gather", self.name, self.sites[0].name)
+        # The gather stream must wait for the compute stream, for two reasons. The
+        # optimizer's last write to the shard is queued there: without this line the
+        # other ranks receive the weights of the step before, and no error is ever
+        # raised. And an earlier computation may still read what is about to be
+        # overwritten.
+        self.gather_stream.wait_stream(self.device.current_stream())
+        with self.device.stream(self.gather_stream):
+            for flat in self.shared:
+                flat.gathering = all_gather(
+                    flat.full, flat.shard, group=self.groups.shards
+                )
+
+    def arrive(self) -> None:
+        """Wait for the parts, once for each time they were gathered."""
+        if self.fresh or not self.shared:
+            return
+        # The backend exchanges on a stream of its own, too, and the gather stream waits
+        # for that one here. On gloo there are no streams, and this line blocks until
+        # the bytes are there.
+        with self.device.stream(self.gather_stream):
+            for flat in self.shared:
+                assert flat.gathering is not None
+                self.order.watch(flat.gathering.works)
+                flat.gathering.wait()
+        # Without this line the computation would start on a vector that is still being
+        # filled.
+        self.device.current_stream().wait_stream(self.gather_stream)
+        self.fresh = True
+
+    def expire(self) -> None:
+        """Gather again before the next use: by then the other ranks may have stepped.
+
+        A rank cannot see what the others did. So every forward pass of the model starts
+        with parts that are as good as old, and only the backward pass after it relies
+        on what it has gathered. A copy that was kept longer because *this* rank did not
+        step would be wrong on the day when another rank did.
+        """
+        self.fresh = False
+
+    def kept_mean(self, flat: Flat, piece: Tensor) -> Tensor:
+        """The first half of the all-reduce is enough."""
+        return piece
