@@ -49,7 +49,8 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     parameters = (
         parameter for group in optimizer.param_groups for parameter in group["params"]
     )
-    for flat in {flat for flat in map(owner_of, parameters) if flat is not None}:
+    # A dictionary keeps the order, so that every rank names the same parameter.
+    for flat in dict.fromkeys(filter(None, map(owner_of, parameters))):
         if flat.sliced and name.lower() in _SHAPE_DEPENDENT:
             raise TypeError(
                 f"{name} depends on a parameter's shape; "

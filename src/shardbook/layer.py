@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ class Hooks:
         # A tensor without a node is no result of this module.
         results = [value for value in tensors_in(output) if value.grad_fn is not None]
         for value in results:
-            value.register_hook(self.before_backward)
+            value.register_hook(partial(self.before_backward, self.unit.steps))
         # Inside a backward pass, a forward pass repeats one that has been counted, or,
         # under reentrant checkpointing, one that has not.
         recomputed = in_backward()
@@ -132,17 +133,24 @@ class Hooks:
         """A tensor that outlives the unit's memory."""
         return value.clone() if self.unit.owns(value) else value
 
-    def before_backward(self, gradient: Tensor) -> None:
+    def before_backward(self, steps: int, gradient: Tensor) -> None:
         """Gather again. Of several outputs the first to receive a gradient does it, the
         others find it done.
 
-        :raises RuntimeError: under `create_graph=True`; a second derivative would read
-            parameters that were freed after the first
+        :param steps: how often an optimizer had changed the unit when it computed
+        :raises RuntimeError: if one has changed it since, because the gradient would be
+            that of other weights; and under `create_graph=True`, because a second
+            derivative would read parameters that were freed after the first
         """
         if torch.is_grad_enabled():
             raise RuntimeError(
                 f"{self.unit.name}: backward(create_graph=True) cannot pass a sharded "
                 "unit; compute second derivatives before sharding"
+            )
+        if steps != self.unit.steps:
+            raise RuntimeError(
+                f"{self.unit.name}: an optimizer has stepped between this unit's forward "
+                "pass and its backward pass; call backward first"
             )
         self.conductor.open(self)
         self.in_backward = self.owes = True

@@ -183,6 +183,11 @@ class Unit(ABC):
         """The flat vectors of trainable parameters; only they ever have a gradient."""
         return tuple(flat for flat in self.flats if flat.layout.trainable)
 
+    @property
+    def steps(self) -> int:
+        """How often optimizers have changed the unit."""
+        return sum(flat.steps for flat in self.flats)
+
     def gather(self) -> None:
         """Start to make the unit whole; `SHARDED` becomes `GATHERING`.
 
