@@ -41,6 +41,8 @@ __all__ = [
     "Config",
     "Embedding",
     "Head",
+    "Linear",
+    "Table",
     "loss",
     "parameters",
     "parameters_by_layer",
@@ -87,19 +89,12 @@ class GPT(nn.Sequential):
     """
 
     def __init__(self, config: Config) -> None:
-        blocks = [(f"block{index}", Block(config)) for index in range(config.layers)]
-        super().__init__(
-            OrderedDict(
-                [("embedding", Embedding(config)), *blocks, ("head", Head(config))]
-            )
-        )
+        layers: dict[str, nn.Module] = {"embedding": Embedding(config)}
+        for index in range(config.layers):
+            layers[f"block{index}"] = Block(config)
+        layers["head"] = Head(config)
+        super().__init__(OrderedDict(layers))
         self.config = config
-        self.apply(_start_small)
-        # Every block adds two terms to the residual stream, so $2L$ terms pile up. If each term starts
-        # smaller by $\sqrt{2L}$, the sum at the end of the chain has the size of a single term, at any depth.
-        for block in self.blocks:
-            for last in (block.attention.merge, block.contract):
-                nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * config.layers))
 
     @property
     def blocks(self) -> list[Block]:
@@ -111,8 +106,8 @@ class Embedding(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.token = nn.Embedding(config.vocabulary, config.width)
-        self.position = nn.Embedding(config.context, config.width)
+        self.token = Table(config.vocabulary, config.width)
+        self.position = Table(config.context, config.width)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         length = tokens_BT.shape[1]
@@ -138,8 +133,8 @@ class Block(nn.Module):
         self.before_attention = nn.LayerNorm(config.width)
         self.attention = Attention(config)
         self.before_expansion = nn.LayerNorm(config.width)
-        self.expand = nn.Linear(config.width, 4 * config.width)
-        self.contract = nn.Linear(4 * config.width, config.width)
+        self.expand = Linear(config.width, 4 * config.width)
+        self.contract = Linear(4 * config.width, config.width, std=last_std(config))
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         x_BTC = x_BTC + self.attention(self.before_attention(x_BTC))
@@ -154,8 +149,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         # One matrix product makes the queries, the keys and the values of all heads.
-        self.split = nn.Linear(config.width, 3 * config.width)
-        self.merge = nn.Linear(config.width, config.width)
+        self.split = Linear(config.width, 3 * config.width)
+        self.merge = Linear(config.width, config.width, std=last_std(config))
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         q_BHTD, k_BHTD, v_BHTD = (
@@ -180,11 +175,51 @@ class Head(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
-        self.score = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.score = Linear(config.width, config.vocabulary, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         logits_BTV: Tensor = self.score(self.norm(x_BTC))
         return logits_BTV
+
+
+class Linear(nn.Linear):
+    """A linear layer whose weights start as small random numbers and its biases as zeros, so the first scores
+    are nearly equal.
+
+    `reset_parameters` is PyTorch's name for the way in which a layer gets its first values. The constructor
+    calls it, and so can whoever has built the layer without memory and gives it some later. A seed leads to
+    the same values either way, since the model holds no other code that sets them.
+
+    :param std: the standard deviation of the weights
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, *, bias: bool = True, std: float = 0.02
+    ) -> None:
+        # The constructor below asks for the first values, and they depend on this.
+        self.std = std
+        super().__init__(inputs, outputs, bias=bias)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class Table(nn.Embedding):
+    """A table of rows to look up, which start as small as the weights of a linear layer."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+
+
+def last_std(config: Config) -> float:
+    r"""How small the layers start whose output is added to the residual stream.
+
+    Every block adds two terms to the stream, so $2L$ terms pile up. If each term starts smaller by
+    $\sqrt{2L}$, the sum at the end of the chain has the size of a single term, at any depth.
+    """
+    return 0.02 / math.sqrt(2 * config.layers)
 
 
 def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -220,11 +255,3 @@ def parameters_by_layer(config: Config) -> tuple[int, ...]:
 def parameters(config: Config) -> int:
     r"""$\Psi = \Psi_\text{embedding} + L\,\Psi_\text{block} + \Psi_\text{head}$."""
     return sum(parameters_by_layer(config))
-
-
-def _start_small(layer: nn.Module) -> None:
-    """Weights start as small random numbers and biases as zeros, so the first scores are nearly equal."""
-    if isinstance(layer, nn.Linear | nn.Embedding):
-        nn.init.normal_(layer.weight, std=0.02)
-    if isinstance(layer, nn.Linear) and layer.bias is not None:
-        nn.init.zeros_(layer.bias)
