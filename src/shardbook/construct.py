@@ -1,0 +1,299 @@
+r"""# Building a model unit by unit
+
+> A model is built without memory, and gets values one unit at a time.
+
+Before a model can be shared out it has to exist. An ordinary construction makes all of
+it on every rank: $4\,\Psi$ bytes, where sharding will leave $4\,\Psi/N_d$. On 64 ranks
+a model that could be trained can then not even be built. So it is built on the *meta*
+device, where a tensor has a shape and no memory:
+
+```python
+with torch.device("meta"):
+    model = GPT(config)
+shard(model)
+```
+
+`shard` goes through the model, the inner modules before the outer ones. Each module
+gets memory, and then its values. As soon as a unit is complete, the unit is cut and its
+memory is given back. At the moment when unit $u$ is cut, a rank holds in stage 3
+
+$$4 \Bigl( \sum_{v\,<\,u} S_v + R_u + \Psi_u + P_u + S_u \Bigr)$$
+
+bytes of parameters: the shards of the units before, what the root has got so far, and
+the unit itself three times: its parameters, the flat vector that they are copied into,
+and the part that is kept. The root is cut last, and then $R_u$ is zero.
+
+Nothing changes for the values. The order is that in which constructors run, and
+PyTorch's layers end their constructor with `reset_parameters`, which is also what is
+called here. So the same seed gives the same model, whatever the units are, if it is
+built on the same kind of device.
+
+Libraries that keep the first values elsewhere pass a function. A model of the
+`transformers` library does it for one module at a time, its buffers included:
+
+```python
+shard(model, units=LlamaDecoderLayer, init=model._init_weights)
+```
+
+:notation $N_d$: `world_size`, the number of ranks that share the model
+:notation $\Psi$: `numel`, the number of parameters of the model; $\Psi_u$ those of a unit
+:notation $P_u$: `padded`, the length of a unit's flat vector with its padding
+:notation $S_u$: `shard_numel`, the length of one rank's part of it
+:notation $R_u$: the parameters of the root that are real when unit $u$ is cut
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardbook.collectives import world
+from shardbook.sites import is_inside
+
+__all__ = ["Construction", "Init"]
+
+Init = Callable[[nn.Module], Any]
+# sidelit: show
+
+
+class Construction:
+    """How a model gets its values. One that is real already needs none, and is only
+    walked through.
+
+    A model may be real in part. Then the rest gets values, and what is real stays as it
+    is.
+
+    :param model: the model, on the meta device as a whole or in part
+    :param units: the names of the modules that become units
+    :param mesh: the ranks that will share it, as [`shard`](model.py#shard) takes them
+    :param device: where to make the rest of the model real; `None` means where the
+        model is real already, else the mesh's kind of device, else a GPU if the ranks
+        can exchange nothing else, else the CPU
+    :param init: gives one module its values; `None` means the module's own
+        `reset_parameters`
+    :raises ValueError: if there is no such device
+    :raises TypeError: if `init` cannot be called
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Collection[str],
+        *,
+        mesh: Any = None,
+        device: torch.device | str | None = None,
+        init: Init | None = None,
+    ) -> None:
+        if init is not None and not callable(init):
+            raise TypeError(
+                f"init={init!r} cannot be called; pass a function of a module"
+            )
+        self.model, self.units, self.init = model, units, init
+        self.names = {module: name for name, module in model.named_modules()}
+        named = [*model.named_parameters(), *model.named_buffers()]
+        self.known = {tensor for _, tensor in named}
+        self.real = [(name, tensor) for name, tensor in named if not tensor.is_meta]
+        self.asked = None if device is None else place(device)
+        self.device = self.asked or self.default_device(mesh)
+        # What has memory and no values yet.
+        self.blank: set[Tensor] = set()
+
+    def unit_by_unit(self) -> Iterator[str]:
+        """Give the model its values, and stop after each unit so that it can be cut.
+
+        Constructors build a module's parts before the module itself is complete, so the
+        parts come first here, too. `MultiheadAttention` relies on it: its output layer
+        sets a bias, and the attention sets it again.
+
+        :returns: the names of the modules that become units, each when it is complete
+        """
+        for module in self.parts_first():
+            fill = self.filler(module)
+            for tensor in on_meta(module).values():
+                make_real(tensor, self.device)
+                self.blank.add(tensor)
+            if fill is not None:
+                # A function that makes tensors of its own must make real ones, also if
+                # the caller is still in a block for the meta device.
+                with torch.no_grad(), self.device:
+                    fill(module)
+            if self.names[module] in self.units:
+                self.check(module)
+                yield self.names[module]
+
+    def parts_first(self) -> list[nn.Module]:
+        """All modules, the inner ones before the outer ones."""
+        found: list[nn.Module] = []
+        self.model.apply(found.append)
+        return list(dict.fromkeys(found))
+
+    def filler(self, module: nn.Module) -> Init | None:
+        """What gives a module its values, if that is to be called.
+
+        It is called for a module that holds something on the meta device, itself or in
+        its parts. A module around several units is left out unless it holds something
+        itself, because the units inside it have been cut by then.
+        """
+        own = bool(on_meta(module))
+        if not own and (self.is_around_units(module) or not self.waits(module)):
+            return None
+        return self.init or own_reset(module)
+
+    def is_around_units(self, module: nn.Module) -> bool:
+        """Whether there are units inside a module, other than itself."""
+        name = self.names[module]
+        return any(
+            unit != name and is_inside(unit, name) for unit in self.units if unit
+        )
+
+    def waits(self, module: nn.Module) -> bool:
+        """Whether a module or its parts hold something that has no values yet."""
+        tensors = (*module.parameters(), *module.buffers())
+        return any(tensor.is_meta or tensor in self.blank for tensor in tensors)
+
+    def check(self, unit: nn.Module) -> None:
+        """Refuse to cut a unit that has got memory and no values.
+
+        Fresh memory holds anything, often zeros, and a model that starts from it trains
+        badly without a word.
+
+        :raises ValueError: naming the parameter or buffer
+        """
+        for name, tensor in (*unit.named_parameters(), *unit.named_buffers()):
+            if tensor in self.blank and is_blank(tensor):
+                here = ".".join(filter(None, (self.names[unit], name)))
+                raise ValueError(
+                    f"{here} was given no values; let init or its module's "
+                    "reset_parameters set it in place"
+                )
+            self.blank.discard(tensor)
+
+    def objection(self) -> str | None:
+        """Why this rank cannot give the model values, or `None`. Nothing is allocated
+        to find out.
+        """
+        for name, tensor in self.real:
+            if self.asked not in (None, tensor.device):
+                return (
+                    f"{name} is on {tensor.device}, and device={self.asked} was asked "
+                    "for; move the model before sharding"
+                )
+        return next(filter(None, map(self.objection_to, self.names)), None)
+
+    def objection_to(self, module: nn.Module) -> str | None:
+        """Why a module cannot be given its values, or `None`."""
+        held, fill = on_meta(module), self.filler(module)
+        where = f"{self.names[module] or 'the model'}, a {type(module).__name__},"
+        if held and fill is None:
+            return (
+                f"{where} has no reset_parameters to give {next(iter(held))} its values; "
+                "pass init to shard, a function that does"
+            )
+        spans = self.is_around_units(module) and self.waits(module)
+        if spans and not held and self.init is None and own_reset(module):
+            return (
+                f"{where} has a reset_parameters for several units, which are never "
+                "whole together; pass init to shard, a function that sets one module"
+            )
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.is_meta and value not in self.known:
+                return f"{name} of {where} is on the meta device; make it a buffer"
+        return None
+
+    def default_device(self, mesh: Any) -> torch.device:
+        """The device of what is real, or one with which the ranks can exchange."""
+        if self.real:
+            return self.real[0][1].device
+        if isinstance(mesh, DeviceMesh):
+            return place(mesh.device_type)
+        world(mesh)
+        # Such as "cpu:gloo,cuda:nccl".
+        pairs = dist.get_backend_config(mesh).split(",")
+        kinds = [pair.partition(":")[0] for pair in pairs]
+        return place("cpu" if "cpu" in kinds else kinds[0])
+
+
+def make_real(tensor: Tensor, device: torch.device) -> None:
+    """Give a tensor on the meta device memory elsewhere. It remains the same object.
+
+    So everything that refers to it stays right: the other places of a tied parameter,
+    and parameter groups that were made while the shapes were still there.
+    """
+    real = torch.empty_like(tensor, device=device)
+    mark = blank_mark(tensor)
+    if mark is not None:
+        real.fill_(mark)
+    if isinstance(tensor, nn.Parameter):
+        real = nn.Parameter(real, requires_grad=False)
+    real.requires_grad_(tensor.requires_grad)
+    # The objects exchange everything, the attributes that a user has set included.
+    real.__class__ = type(tensor)
+    vars(real).update(vars(tensor))
+    torch.utils.swap_tensors(tensor, real)
+
+
+def is_blank(tensor: Tensor) -> bool:
+    """Whether part of a tensor still holds what [`make_real`](#make_real) has put there."""
+    mark = blank_mark(tensor)
+    if mark is None:
+        return False
+    blank = tensor.isnan() if isinstance(mark, float) else tensor == mark
+    return bool(blank.any())
+
+
+def blank_mark(tensor: Tensor) -> float | int | None:
+    """A value that no parameter or buffer starts from; `None` if its dtype has none.
+
+    >>> [blank_mark(torch.ones(1, dtype=d)) for d in (torch.bfloat16, torch.int64, torch.bool)]
+    [nan, -9223372036854775808, None]
+    """
+    dtype = tensor.dtype
+    # Of one byte every value may be meant.
+    if dtype.itemsize == 1:
+        return None
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return torch.iinfo(dtype).min
+
+
+def on_meta(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers that a module holds itself, and that are on the meta device."""
+    held = {**module._parameters, **module._buffers}
+    return {
+        name: tensor
+        for name, tensor in held.items()
+        if tensor is not None and tensor.is_meta
+    }
+
+
+def own_reset(module: nn.Module) -> Init | None:
+    """What a module offers for giving it its values. Some of PyTorch's own have it
+    under a private name.
+    """
+    for name in ("reset_parameters", "_reset_parameters"):
+        reset = getattr(module, name, None)
+        if callable(reset):
+            return lambda _: reset()
+    return None
+
+
+def place(device: torch.device | str) -> torch.device:
+    """A device with its number.
+
+    :raises ValueError: if there is no such device, or it has no memory
+    """
+    try:
+        found = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device={device} is not there; choose one that torch sees"
+        ) from error
+    if found.type == "meta":
+        raise ValueError("device=meta has no memory; choose a device that has")
+    return found
