@@ -19,11 +19,12 @@ from functools import cache
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardbook.flat import owner_of
 
-__all__ = ["before_step", "refuse_copy", "register_guard"]
+__all__ = ["before_step", "refuse_copies_of", "register_guard"]
 # sidelit: show
 
 
@@ -67,8 +68,20 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 _SHAPE_DEPENDENT = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
 
 
-def refuse_copy() -> NoReturn:
-    """Refuse `deepcopy` and `torch.save`: a copy's parameters would belong to no unit."""
+def refuse_copies_of(module: nn.Module) -> None:
+    """Let `deepcopy` and `torch.save` of a module fail in one sentence.
+
+    A copy's parameters would belong to no unit, and it would train alone. Both look for
+    this method on the object itself.
+    """
+    vars(module).update(__reduce_ex__=refuse_copy)
+
+
+def refuse_copy(protocol: Any) -> NoReturn:
+    """Say what to do instead.
+
+    :raises TypeError: always
+    """
     raise TypeError(
         "a sharded model cannot be copied or pickled; "
         "load its state_dict() into a plain model"

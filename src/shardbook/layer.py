@@ -23,7 +23,7 @@ memory grow with the number of layers, and that is what sharding is to prevent.
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +32,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from shardbook.schedule import Conductor, in_backward
+from shardbook.guard import refuse_copies_of
+from shardbook.schedule import Conductor, in_backward, not_compiled
 from shardbook.unit import Unit
 
 __all__ = ["Hooks"]
@@ -45,62 +46,64 @@ class Hooks:
     :param unit: the unit to drive
     :param module: the module whose passes drive it
     :param conductor: whom to tell, so that the units of a model work together
+    :param parts: modules inside of `module` that hold parameters of the unit and may be
+        called by themselves
     """
 
-    def __init__(self, unit: Unit, module: nn.Module, conductor: Conductor) -> None:
+    def __init__(
+        self,
+        unit: Unit,
+        module: nn.Module,
+        conductor: Conductor,
+        parts: Iterable[nn.Module] = (),
+    ) -> None:
         self.unit, self.module, self.conductor = unit, module, conductor
         conductor.add(self)
         # How many forward passes still expect a backward pass. A layer that is used
         # twice must reduce once, with the sum of both gradients, as an unsharded layer
         # would.
         self.expected = 0
-        # Whether the unit's own backward pass has begun and not yet ended, and whether
-        # a reduction is still due for it.
-        self.in_backward = self.owes = False
-        module.register_forward_pre_hook(
-            self.before_forward, with_kwargs=True, prepend=True
-        )
-        # An exception in `forward` must not leave the unit whole: the next gather would
-        # find it already there and compute with the weights of an earlier step.
-        module.register_forward_hook(self.after_forward, always_call=True)
+        # The use of the unit whose own backward pass has begun and not yet ended, and
+        # whether a reduction is still due for it.
+        self.in_backward: object | None = None
+        self.owes = False
+        # The uses whose forward pass has begun, each with the nodes that its inputs
+        # come from. A use is an object that is equal only to itself.
+        self.uses: list[tuple[object, set[Any]]] = []
+        # A compiler must trace neither an exchange nor the swap of the parameters. It
+        # leaves the hooks alone and compiles what is between them.
+        before = not_compiled(self.before_forward)
+        after = not_compiled(self.after_forward)
+        for part in (module, *parts):
+            part.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+            # An exception in `forward` must not leave the unit whole: the next gather
+            # would find it there and compute with the weights of an earlier step.
+            part.register_forward_hook(after, always_call=True)
+        refuse_copies_of(module)
 
-    def before_forward(
-        self, module: nn.Module, args: Any, kwargs: Any
-    ) -> tuple[Any, Any]:
-        """Gather, and plant the hook that will announce the end of this module's
+    def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Gather, and plant the hooks that will announce the end of this module's
         backward pass.
 
-        Autograd works through its nodes from the youngest to the oldest. A view of the
-        input, taken here, is older than everything the module computes. Its node runs
-        when the module's own nodes have run and all of its gradients are there, whether
-        or not each parameter took part.
+        Autograd works through its nodes from the youngest to the oldest. An input's
+        node is older than everything the module computes. So when the input's gradient
+        is complete and its node about to run, the module's own nodes have run, and all
+        of the module's gradients are there, whether or not each parameter took part.
         """
+        use, inputs = object(), set[Any]()
+        self.uses.append((use, inputs))
+        if len(self.uses) > 1:
+            # A part inside of a module that has gathered already.
+            return
         self.conductor.forward_begins(self.unit)
         self.unit.wait()
+        self.unit.show()
         self.conductor.forward_began(self.unit)
         if torch.is_grad_enabled():
-            # What was one object stays one: attention asks whether query, key and value
-            # are the same, and then computes with one product instead of three.
-            watched = {id(v): self.watch(v) for v in (*args, *kwargs.values())}
-            args = tuple(watched[id(value)] for value in args)
-            kwargs = {name: watched[id(value)] for name, value in kwargs.items()}
-        return args, kwargs
-
-    def watch(self, value: Any) -> Any:
-        """A view of a tensor that needs a gradient, its node hooked; anything else as
-        it is.
-
-        Tuples are searched. Lists and dictionaries are not, since they would have to be
-        copied, and what the module puts into a copy would never reach the caller.
-        """
-        if type(value) is tuple:
-            return tuple(map(self.watch, value))
-        if not (isinstance(value, Tensor) and value.requires_grad):
-            return value
-        view = value.view_as(value)
-        assert view.grad_fn is not None
-        view.grad_fn.register_hook(self.after_backward)
-        return view
+            for value in tensors_in((args, kwargs)):
+                if value.grad_fn is not None:
+                    value.register_hook(partial(self.after_backward, use))
+                    inputs.add(value.grad_fn)
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Free, and plant the hooks that will announce the backward pass.
@@ -109,17 +112,21 @@ class Hooks:
         activation checkpointing. Its result is wanted right away, by a backward pass
         that has gathered the unit and will free it.
         """
-        if self.in_backward:
+        use, inputs = self.uses.pop() if self.uses else (object(), set())
+        if self.uses or self.in_backward is not None:
             return output
         # A module may return a parameter, or a part of one. The caller must not be left
         # with a view of memory that is gone, so it gets a copy.
         if any(map(self.unit.owns, tensors_in(output))):
             output = tree_map_only(Tensor, self.keep, output)
         self.unit.free()
-        # A tensor without a node is no result of this module.
-        results = [value for value in tensors_in(output) if value.grad_fn is not None]
-        for value in results:
-            value.register_hook(partial(self.before_backward, self.unit.steps))
+        # A tensor without a node, or with that of an input, is no result of this module.
+        # The hook is one of the node, which outlives the tensor and runs after the hooks
+        # of the tensor: where the output is the next unit's input, that unit ends first.
+        results = {value.grad_fn for value in tensors_in(output)} - {None} - inputs
+        for node in results:
+            assert node is not None
+            node.register_prehook(partial(self.before_backward, use, self.unit.steps))
         # Inside a backward pass, a forward pass repeats one that has been counted, or,
         # under reentrant checkpointing, one that has not.
         recomputed = in_backward()
@@ -133,10 +140,11 @@ class Hooks:
         """A tensor that outlives the unit's memory."""
         return value.clone() if self.unit.owns(value) else value
 
-    def before_backward(self, steps: int, gradient: Tensor) -> None:
+    def before_backward(self, use: object, steps: int, gradients: Any) -> None:
         """Gather again. Of several outputs the first to receive a gradient does it, the
         others find it done.
 
+        :param use: the use whose output it was
         :param steps: how often an optimizer had changed the unit when it computed
         :raises RuntimeError: if one has changed it since, because the gradient would be
             that of other weights; and under `create_graph=True`, because a second
@@ -153,15 +161,21 @@ class Hooks:
                 "pass and its backward pass; call backward first"
             )
         self.conductor.open(self)
-        self.in_backward = self.owes = True
+        self.in_backward, self.owes = use, True
         self.unit.wait()
+        # Autograd has kept what it needs of the parameters. But what is checkpointed
+        # inside of the module is computed again, from the modules' own attributes.
+        self.unit.show()
         self.conductor.backward_began(self.unit)
 
-    def after_backward(self, *_: Any) -> None:
-        """Free the unit and, unless more backward passes are to come, reduce its gradients."""
-        if not self.in_backward:
+    def after_backward(self, use: object, gradient: Tensor) -> None:
+        """Free the unit and, unless more backward passes are to come, reduce its gradients.
+
+        An input of an earlier use may be complete only now, in the midst of another.
+        """
+        if self.in_backward is not use:
             return
-        self.in_backward = False
+        self.in_backward = None
         self.unit.free()
         self.expected = max(0, self.expected - 1)
         if self.expected == 0:
@@ -184,7 +198,7 @@ class Hooks:
         rank where the layer took a way around its parameters none did, and the other
         ranks would wait for it.
         """
-        self.in_backward = False
+        self.in_backward = None
         self.unit.free()
         self.expected = 0
         if self.owes:
@@ -192,8 +206,8 @@ class Hooks:
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Every tensor in what a module returned, also inside of dataclasses and other
-    objects.
+    """Every tensor in what a module takes or returns, also inside of dataclasses and
+    other objects.
 
     An output that is overlooked is one whose backward pass begins without the
     parameters. So a result must be returned; one left in an attribute is not found.

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from shardbook.order import Order
-from shardbook.schedule import Conductor, in_backward
+from shardbook.schedule import Conductor, in_backward, not_compiled
 from shardbook.unit import State, Unit
 
 __all__ = ["Chain", "Prefetch", "Route"]
@@ -53,8 +53,9 @@ class Chain(Conductor):
 
     def attach(self, model: nn.Module) -> None:
         """Watch the model's forward passes, exceptions included."""
-        model.register_forward_pre_hook(self.model_begins, prepend=True)
-        model.register_forward_hook(self.model_ends, always_call=True)
+        begins, ends = not_compiled(self.model_begins), not_compiled(self.model_ends)
+        model.register_forward_pre_hook(begins, prepend=True)
+        model.register_forward_hook(ends, always_call=True)
         self.conduct(model)
 
     def model_begins(self, *_: Any) -> None:
@@ -65,6 +66,9 @@ class Chain(Conductor):
         if in_backward():
             return
         self.recover()
+        # A forward pass that was interrupted has not counted down.
+        for driver in self.drivers.values():
+            driver.uses.clear()
         self.running, self.grad = True, torch.is_grad_enabled()
         self.route = Route(self.orders[self.grad])
         self.order.begin("forward" if self.grad else "evaluation")
@@ -207,8 +211,8 @@ class Route:
     def reach(self, unit: Unit) -> Unit | None:
         """Note that a unit is in use.
 
-        After a surprise the route is taken up again at the unit's next occurrence. If
-        there is none, nothing more is expected of this pass.
+        After a surprise the route is taken up again at the unit's next occurrence. A
+        unit that is on no part of the way ahead changes nothing.
 
         >>> route = Route("abcd")
         >>> route.reach("a"), route.reach("c"), list(route.ahead(2))
@@ -218,10 +222,9 @@ class Route:
         """
         self.seen.append(unit)
         wanted = next(self.ahead(1), None)
-        if unit is not wanted:
-            rest = self.expected[self.place :]
-            self.place += rest.index(unit) if unit in rest else len(rest)
-        self.place += 1
+        ahead = self.expected[self.place :]
+        if unit in ahead:
+            self.place += ahead.index(unit) + 1
         return None if unit is wanted else wanted
 
     def ahead(self, depth: int) -> Iterator[Unit]:

@@ -29,11 +29,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 
-from shardbook.guard import refuse_copy
+from shardbook.guard import refuse_copies_of
 from shardbook.order import Order
 from shardbook.unit import State, Unit
 
-__all__ = ["Conductor", "Driver", "conductor_of", "in_backward"]
+__all__ = ["Conductor", "Driver", "conductor_of", "in_backward", "not_compiled"]
 # sidelit: show
 
 
@@ -101,6 +101,7 @@ class Conductor:
     def conduct(self, model: nn.Module) -> None:
         """Let [`conductor_of`](#conductor_of) find this conductor by its model."""
         setattr(model, _CONDUCTOR, self)
+        refuse_copies_of(model)
 
     def backward_begins(self) -> None:
         """The first unit of a backward pass has been reached."""
@@ -191,7 +192,7 @@ class Conductor:
             if self.passes:
                 for flat in unit.trainable:
                     flat.forget()
-                driver.expected, driver.in_backward = 0, False
+                driver.expected, driver.in_backward = 0, None
             # While gradients wait for their exchange [no optimizer may
             # step](guard.py#before_step), so no rank has changed anything.
             if not self.kept:
@@ -202,13 +203,23 @@ class Conductor:
         self.late.clear()
         Conductor.in_flight = None
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        refuse_copy()
-
 
 def in_backward() -> bool:
     """Whether this thread is inside of a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that `torch.compile` runs as it is.
+
+    A compiler that is told to leave nothing uncompiled stops with the reason.
+    """
+    quiet: Callable[..., Any] = torch.compiler.disable(
+        hook,
+        reason="a sharded unit gathers its parameters here; compile its units by "
+        "themselves, as in unit.compile()",
+    )
+    return quiet
 
 
 _CONDUCTOR = "_shardbook_conductor"
@@ -237,7 +248,8 @@ class Driver(Protocol):
     unit: Unit
     module: nn.Module
     expected: int
-    in_backward: bool
+    in_backward: object | None
+    uses: list[Any]
 
     def close(self) -> None:
         """Settle the unit at the end of a backward pass."""

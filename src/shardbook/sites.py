@@ -11,9 +11,11 @@ This chapter holds such a place, and finds all places of a model.
 # sidelit: hide
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
-__all__ = ["Site", "sites_by_unit", "sites_of"]
+__all__ = ["Site", "parts_of", "sites_by_unit", "sites_of"]
 # sidelit: show
 
 
@@ -78,6 +80,17 @@ def sites_by_unit(
     for site in sites:
         by_unit[max(around[id(site.parameter)], key=len)].append(site)
     return by_unit
+
+
+def parts_of(model: nn.Module, sites: Sequence[Site]) -> list[nn.Module]:
+    """The modules below a model that hold some of its own parameters.
+
+    A program may call them by themselves: `generate()` of an encoder-decoder model calls
+    `model.encoder(...)`.
+    """
+    paths = [site.name.split(".")[:-1] for site in sites]
+    around = {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
+    return [module for name, module in model.named_modules() if name in around]
 
 
 def is_inside(name: str, unit: str) -> bool:

@@ -41,15 +41,21 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
         unit.expire()
         unit.order.begin(f"the state of {unit.name}")
         unit.wait()
+        unit.show()
 
     # The saved tensors are views into the full vector, which is about to be emptied.
     # Without the copy every value in the dictionary would be gone.
     def copy_and_free(
         _: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any
     ) -> None:
+        # A tied weight stands under several keys. One copy for all of them keeps it
+        # tied, and a file holds it once.
+        copies: dict[tuple[Any, ...], Tensor] = {}
         for key, value in state_dict.items():
             if isinstance(value, Tensor) and unit.owns(value):
-                state_dict[key] = value.detach().clone()
+                place = (value.untyped_storage()._cdata, value.storage_offset())
+                kept = copies.setdefault((*place, value.shape), value.detach().clone())
+                state_dict[key] = kept
         unit.free()
 
     # `load_state_dict` has copied the new values into the whole parameters. Each rank

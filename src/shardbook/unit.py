@@ -63,7 +63,7 @@ from torch import Tensor
 from shardbook.collectives import world
 from shardbook.flat import Flat, shares_storage
 from shardbook.groups import Groups
-from shardbook.guard import refuse_copy, register_guard
+from shardbook.guard import register_guard
 from shardbook.order import Order
 from shardbook.partition import plan
 from shardbook.policy import Policy
@@ -74,15 +74,11 @@ __all__ = ["State", "Unit"]
 
 
 class State(Enum):
-    """A unit is in one of three states, and three methods of `Unit` change it.
+    """`gather` leads from `SHARDED` to `GATHERING`, `wait` on to `WHOLE`, `free` back."""
 
-    `gather` leads from `SHARDED` to `GATHERING`, `wait` on to `WHOLE`, and `free` back
-    to `SHARDED`.
-    """
-
-    SHARDED = "the modules hold the model's own parameters, as the optimizer sees them"
+    SHARDED = "only what this rank keeps is there"
     GATHERING = "the parts of the other ranks are on their way into `full`"
-    WHOLE = "the modules hold the whole parameters, and may compute"
+    WHOLE = "`full` is complete, and may be computed with"
 
 
 class Unit(ABC):
@@ -117,7 +113,7 @@ class Unit(ABC):
     ) -> None:
         self.name, self.sites = name, tuple(sites)
         self.groups, self.order = groups, order
-        self.state = State.SHARDED
+        self.state, self.shown = State.SHARDED, False
         self.rank, world_size = world(groups.shards)
         # A unit can hold several flat vectors. A frozen parameter needs no gradient and
         # a 16-bit parameter needs half the bytes, so [the layout](partition.py#plan)
@@ -203,28 +199,38 @@ class Unit(ABC):
         self.state = State.GATHERING
 
     def wait(self) -> None:
-        """Wait until the unit is whole, and give it to the modules; it becomes `WHOLE`."""
+        """Wait until the unit is whole; it becomes `WHOLE`."""
         self.gather()
-        if self.state is State.WHOLE:
-            return
-        self.arrive()
+        if self.state is State.GATHERING:
+            self.arrive()
+            self.state = State.WHOLE
+
+    def show(self) -> None:
+        """Give the modules the whole parameters, to compute with."""
+        self.shown = True
         for site in self.sites:
             site.put(self.counterpart[id(site.parameter)])
-        self.state = State.WHOLE
+
+    def hide(self) -> None:
+        """Give the modules the model's own parameters back."""
+        if self.shown:
+            self.shown = False
+            for site in self.sites:
+                site.put(site.parameter)
 
     def free(self) -> None:
-        """Give the model its own parameters back; the unit becomes `SHARDED`.
+        """Give back what need not be stored between uses; the unit becomes `SHARDED`.
 
-        In every stage, so that whoever asks the model for its parameters between two
-        uses, such as an optimizer, gets those that will be trained.
+        In every stage the modules get the model's own parameters back. So whoever asks
+        the model for its parameters between two uses, such as an optimizer, gets those
+        that will be trained.
         """
+        self.hide()
         if self.state is State.SHARDED:
             return
         # A gather that nobody used is still writing. To free its target now would let
         # it write into memory that belongs to somebody else.
         self.wait()
-        for site in self.sites:
-            site.put(site.parameter)
         self.empty()
         self.state = State.SHARDED
 
@@ -281,9 +287,6 @@ class Unit(ABC):
         if tensor.layout is not torch.strided:
             return False
         return any(shares_storage(tensor, flat.full) for flat in self.flats)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        refuse_copy()
 
 
 @cache

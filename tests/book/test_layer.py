@@ -234,6 +234,7 @@ def the_step_after_an_exception(where: str) -> None:
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
     plain, sharded = build(), shard(build())
+    trained = [*plain.parameters(), *sharded.parameters()]
     failing = sharded[2]
     assert isinstance(failing, Fails)
     failing.fail = where
@@ -242,9 +243,8 @@ def the_step_after_an_exception(where: str) -> None:
     failing.fail = ""
     # The weights change in between, so that anything left over from the failed step would show.
     with torch.no_grad():
-        for model in (plain, sharded):
-            for parameter in model.parameters():
-                parameter.mul_(0.5)
+        for parameter in trained:
+            parameter.mul_(0.5)
     sharded.zero_grad()
     reference_step(plain, [[partial(error, plain, batch(other, 0)) for other in range(world_size)]])
     error(sharded, batch(rank, 0)).backward()

@@ -255,7 +255,7 @@ def a_chain_of_single_layers_keeps_one_exchange_in_flight() -> None:
     with LiveStorages() as live:
         for parameter in model.parameters():
             live.note(parameter)
-        x = torch.ones(1, WIDTH, requires_grad=True)
+        x = torch.ones(1, WIDTH, requires_grad=True) * 1
         y = model(x)
         x.register_hook(lambda _: stored.append(live.bytes()))
         y.sum().backward()
