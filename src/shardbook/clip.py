@@ -8,9 +8,9 @@ if its norm is too large. Its direction stays.
 
 A rank sees only its part of the gradient, and its norm is the norm of that part. If
 each rank clipped by its own number, the parts would be scaled differently and the
-direction would be lost, without any error. The squares add up, though: each rank sums
-its own, one all-reduce of a single number sums them all, and every rank gets the same
-norm.
+direction would be lost, without any error. The squares add up, though. Each rank sums
+its own and gathers the sums of all ranks, one number each. All of them then add the
+same numbers in the same order, so every rank gets the same norm to the last bit.
 
 $$\lVert g \rVert_p = \Bigl( \sum_r \sum_{i \in \mathrm{shard}_r} |g_i|^p \Bigr)^{1/p}$$
 
@@ -27,7 +27,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from shardbook.collectives import all_reduce
+from shardbook.collectives import all_gather, world
+from shardbook.guard import refuse_waiting
 from shardbook.schedule import conductor_of
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
@@ -53,7 +54,7 @@ def clip_grad_norm_(
     :param error_if_nonfinite: raise if the norm is infinite or not a number
     :returns: the norm before clipping, FP64, the same on every rank
     :raises RuntimeError: on every rank, if the norm is not finite and
-        `error_if_nonfinite` is set
+        `error_if_nonfinite` is set; or if gradients wait for their exchange
     :raises ValueError: if the model is not sharded, or the order is not positive
     """
     norm = gradient_norm(model, float(norm_type))
@@ -91,26 +92,35 @@ def gradient_norm(model: nn.Module, order: float) -> Tensor:
     """
     if not order > 0:
         raise ValueError(f"norm_type={order} is not a norm; choose a positive number")
-    unit = next(iter(conductor_of(model).drivers))
+    combine = torch.max if math.isinf(order) else torch.sum
+    exponent = 1.0 if math.isinf(order) else order
     # A slice can be empty, and an empty vector has no largest element.
     norms = [
         torch.linalg.vector_norm(gradient, order, dtype=torch.float64)
         for gradient in gradients(model)
         if gradient.numel()
     ]
-    terms = torch.stack([unit.flats[0].full.new_zeros((), dtype=torch.float64), *norms])
-    largest = math.isinf(order)
-    total = terms.max() if largest else terms.pow(order).sum()
+    units = list(conductor_of(model).drivers)
+    if not units:
+        return torch.zeros((), dtype=torch.float64)
+    zero = units[0].flats[0].full.new_zeros((), dtype=torch.float64)
+    total = combine(torch.stack([zero, *norms]).pow(exponent))
     # In stage 0 each rank has the whole gradient, and there is nothing to add.
-    if unit.stage:
-        all_reduce(total, group=unit.groups.shards, largest=largest)
-    return total if largest else total.pow(1 / order)
+    if units[0].stage:
+        group = units[0].groups.shards
+        of_all_ranks = total.new_empty(world(group)[1])
+        # An all-reduce would not do for the largest value: between a number and NaN
+        # some backends choose the number, and one rank's NaN would be lost.
+        all_gather(of_all_ranks, total.view(1), group=group).wait()
+        total = combine(of_all_ranks)
+    return total.pow(1 / exponent)
 
 
 def gradients(model: nn.Module) -> Iterator[Tensor]:
     """This rank's parts of all gradients that there are."""
     for unit in conductor_of(model).drivers:
         for flat in unit.trainable:
+            refuse_waiting(flat)
             for parameter in flat.parameters:
                 if parameter.grad is not None:
                     yield parameter.grad

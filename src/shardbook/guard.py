@@ -22,9 +22,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from shardbook.flat import owner_of
+from shardbook.flat import Flat, owner_of
 
-__all__ = ["before_step", "refuse_copies_of", "register_guard"]
+__all__ = ["before_step", "refuse_copies_of", "refuse_waiting", "register_guard"]
 # sidelit: show
 
 
@@ -57,12 +57,17 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
                 f"{name} depends on a parameter's shape; "
                 "use an elementwise optimizer such as AdamW"
             )
-        if flat.grad_full is not None:
-            raise RuntimeError(
-                f"the gradient of {flat.layout.slots[0].names[0]} has not been averaged "
-                "yet; run the last backward pass of a step outside of no_sync()"
-            )
+        refuse_waiting(flat)
         flat.steps += 1
+
+
+def refuse_waiting(flat: Flat) -> None:
+    """Stop whoever would use gradients of which [a part still waits](accumulate.py)."""
+    if flat.grad_full is not None:
+        raise RuntimeError(
+            f"the gradient of {flat.layout.slots[0].names[0]} has not been averaged "
+            "yet; run the last backward pass of a step outside of no_sync()"
+        )
 
 
 _SHAPE_DEPENDENT = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")

@@ -1,0 +1,117 @@
+"""What the gradients of a step must be, computed on one process by a plain model and in a stated order.
+
+It goes further than `toys.reference_step`: micro-batches that are added up before an exchange, ranks in rows
+and columns, and a dtype on the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from book.toys import assert_equal, batch, error, plain_gradients, whole_gradients
+
+Losses = Sequence[Callable[[], Tensor]]
+STAGES = (0, 1, 2, 3)
+
+
+def fill_gradients(
+    model: nn.Module, rounds: Sequence[Sequence[Losses]], *, rows: int = 1, dtype: torch.dtype | None = None
+) -> list[list[list[float]]]:
+    """Fill `.grad` of a plain model as the ranks would have done together; return all losses.
+
+    A round ends with an exchange. In each, every rank has the losses of its micro-batches, whose gradients it
+    adds up first. The ranks stand in `rows` rows. The sum runs along each row in rank order and is divided,
+    and then down each column. Whatever is sent is sent in `dtype`.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    values: list[list[list[float]]] = []
+    totals: list[Tensor | None] = [None] * len(trainable)
+    for ranks_of_round in rounds:
+        sums, found = zip(
+            *[add_up(model, trainable, losses, dtype) for losses in ranks_of_round], strict=True
+        )
+        values.append(list(found))
+        columns = len(sums) // rows
+        for index, parameter in enumerate(trainable):
+            wire = [one[index].to(dtype or parameter.dtype) for one in sums]
+            means = [ordered_mean(wire[row * columns : (row + 1) * columns]) for row in range(rows)]
+            mean = ordered_mean(means).to(parameter.dtype)
+            total = totals[index]
+            totals[index] = mean if total is None else total + mean
+    for parameter, total in zip(trainable, totals, strict=True):
+        parameter.grad = total
+    return values
+
+
+def add_up(
+    model: nn.Module, trainable: Sequence[nn.Parameter], losses: Losses, dtype: torch.dtype | None
+) -> tuple[list[Tensor], list[float]]:
+    """One rank's gradients, summed over its micro-batches in the wider of two dtypes, and its losses."""
+    values: list[float] = []
+    sums: list[Tensor | None] = [None] * len(trainable)
+    for compute in losses:
+        model.zero_grad()
+        loss = compute()
+        loss.backward()
+        values.append(loss.item())
+        for index, parameter in enumerate(trainable):
+            if parameter.grad is not None:
+                wide = torch.promote_types(parameter.dtype, dtype or parameter.dtype)
+                gradient, before = parameter.grad.to(wide, copy=True), sums[index]
+                sums[index] = gradient if before is None else before + gradient
+    model.zero_grad()
+    return [torch.zeros_like(p) if s is None else s for p, s in zip(trainable, sums, strict=True)], values
+
+
+def ordered_mean(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum in order, at least in fp32, then divided, then as narrow as before."""
+    dtype = tensors[0].dtype
+    total = tensors[0].to(torch.promote_types(dtype, torch.float32), copy=True)
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return (total / len(tensors)).to(dtype)
+
+
+def all_losses(
+    model: nn.Module, numbers: Sequence[int], loss: Callable[[nn.Module, int, int], Tensor] | None = None
+) -> list[Losses]:
+    """For each rank, the losses of its micro-batches with these numbers."""
+    loss = loss or (lambda model, rank, number: error(model, batch(rank, number)))
+    return [
+        [partial(loss, model, rank, number) for number in numbers] for rank in range(dist.get_world_size())
+    ]
+
+
+def assert_same_gradients(sharded: nn.Module, plain: nn.Module) -> None:
+    """Bit for bit; collective."""
+    expected = plain_gradients(plain)
+    found = whole_gradients(sharded)
+    assert_equal({name: found[name] for name in found if name in expected}, expected)
+
+
+def assert_same_values(sharded: nn.Module, plain: nn.Module) -> None:
+    """Bit for bit, keys included; collective."""
+    assert_equal(dict(sharded.state_dict()), dict(plain.state_dict()))
+
+
+def storages(tensors: Any) -> int:
+    """The bytes of all storages under some tensors, each counted once."""
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def padded_bytes(model: nn.Module, *, trainable: bool | None = None) -> int:
+    """The bytes of all flat vectors of a sharded model, each with its padding."""
+    from shardbook.schedule import conductor_of
+
+    return sum(
+        flat.layout.padded * flat.layout.dtype.itemsize
+        for unit in conductor_of(model).drivers
+        for flat in unit.flats
+        if trainable is None or flat.layout.trainable == trainable
+    )

@@ -1,0 +1,229 @@
+"""Clipping over shards: the norm of the whole gradient, on every rank, in every stage."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ranks
+from book.reference import STAGES, all_losses, assert_same_gradients, fill_gradients
+from book.toys import batch, chain, error, optimizer_for, plain_gradients, whole_gradients
+
+ORDERS = [1.0, 2.0, 3.0, 0.5, math.inf]
+
+
+def norms_and_gradients() -> list[list[float]]:
+    """The norms of all orders in all stages, and every clipped gradient against torch's."""
+    from shardbook import clip_grad_norm_, shard
+
+    plain = chain()
+    fill_gradients(plain, [all_losses(plain, [0])])
+    exact = [p.grad.double() for p in plain.parameters()]  # type: ignore[union-attr]
+    found = [[torch.cat([g.flatten() for g in exact]).norm(p=order).item() for order in ORDERS]]
+    for stage in STAGES:
+        model = shard(chain(), stage=stage)
+        norms = []
+        for order in ORDERS:
+            fill_gradients(plain, [all_losses(plain, [0])])
+            expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1, order)
+            model.zero_grad()
+            error(model, batch(dist.get_rank(), 0)).backward()
+            norm = clip_grad_norm_(model, 0.1, order)
+            assert norm.dtype is torch.float64
+            norms.append(norm.item())
+            torch.testing.assert_close(norm.float(), expected, rtol=1e-5, atol=0)
+            clipped = whole_gradients(model)
+            for name, gradient in plain_gradients(plain).items():
+                torch.testing.assert_close(clipped[name], gradient, rtol=1e-5, atol=1e-12)
+        found.append(norms)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_norm_is_torchs_on_every_rank_in_every_stage(world_size: int) -> None:
+    exact = None
+    for found in ranks.run(world_size, norms_and_gradients):
+        exact = exact or found[0]
+        for norms in found:
+            # The terms are summed in fp64, in another order in each stage.
+            assert norms == pytest.approx(exact, rel=1e-14, abs=0)
+
+
+def every_rank_has_the_same_norm() -> list[list[float]]:
+    from shardbook import clip_grad_norm_, shard
+
+    model = shard(chain())
+    error(model, batch(dist.get_rank(), 0)).backward()
+    return [clip_grad_norm_(model, math.inf, order).item() for order in ORDERS]
+
+
+def test_the_norm_is_the_same_number_on_every_rank() -> None:
+    first, *others = ranks.run(4, every_rank_has_the_same_norm)
+    assert all(other == first for other in others)
+
+
+def a_norm_below_the_limit() -> None:
+    from shardbook import clip_grad_norm_, shard
+
+    for stage in STAGES:
+        model = shard(chain(), stage=stage)
+        error(model, batch(dist.get_rank(), 0)).backward()
+        before = whole_gradients(model)
+        clip_grad_norm_(model, 1e6)
+        after = whole_gradients(model)
+        assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def values_are_limited() -> None:
+    from shardbook import clip_grad_value_, shard
+
+    plain = chain()
+    fill_gradients(plain, [all_losses(plain, [0])])
+    torch.nn.utils.clip_grad_value_(plain.parameters(), 0.01)
+    for stage in STAGES:
+        model = shard(chain(), stage=stage)
+        error(model, batch(dist.get_rank(), 0)).backward()
+        clip_grad_value_(model, 0.01)
+        assert_same_gradients(model, plain)
+
+
+def clipped_training_follows_unsharded_training() -> None:
+    from shardbook import clip_grad_norm_, shard
+
+    plain = chain()
+    models = [shard(chain(), stage=stage) for stage in STAGES]
+    optimizers = [optimizer_for("sgd", model.parameters()) for model in (plain, *models)]
+    for step in range(4):
+        fill_gradients(plain, [all_losses(plain, [step])])
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.2)
+        for model in models:
+            error(model, batch(dist.get_rank(), step)).backward()
+            assert clip_grad_norm_(model, 0.2) > 0.2
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = plain.state_dict()
+    states = [model.state_dict() for model in models]
+    for state in states:
+        for name, value in state.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+            # All stages multiply by the same factor, so they stay equal to the bit.
+            assert torch.equal(value, states[0][name])
+
+
+def a_rank_whose_parts_are_empty() -> None:
+    """A single small parameter lies on rank 0; the other rank has nothing to take a norm of."""
+    from shardbook import clip_grad_norm_, shard
+
+    for stage in STAGES[1:]:
+        model = shard(nn.Linear(3, 1, bias=False), stage=stage)
+        model(torch.tensor([[3.0, 0.0, 4.0]])).sum().backward()
+        for order, norm in ((2.0, 5.0), (math.inf, 4.0)):
+            assert clip_grad_norm_(model, 100.0, order).item() == norm
+
+
+def gradients_that_are_not_there() -> None:
+    """No backward pass yet, nothing trainable, no parameter at all: the norm is zero, as torch says."""
+    from shardbook import clip_grad_norm_, clip_grad_value_, shard
+
+    for build in (chain, lambda: chain().requires_grad_(False), nn.Identity):
+        for stage in STAGES:
+            model = shard(build(), stage=stage)
+            assert clip_grad_norm_(model, 1.0).item() == 0.0
+            clip_grad_value_(model, 1.0)
+
+
+CASES = [
+    a_norm_below_the_limit,
+    values_are_limited,
+    clipped_training_follows_unsharded_training,
+    a_rank_whose_parts_are_empty,
+    gradients_that_are_not_there,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_in_every_stage(case: Any) -> None:
+    ranks.run(2, case)
+
+
+def damaged(value: float, where: int) -> dict[str, Any]:
+    """One rank's part of the gradient holds something that is not finite."""
+    from shardbook import clip_grad_norm_, shard
+
+    found: dict[str, Any] = {"norms": [], "said": []}
+    model = shard(chain())
+    for order in (1.0, 2.0, math.inf):
+        for strict in (True, False):
+            model.zero_grad()
+            error(model, batch(dist.get_rank(), 0)).backward()
+            if dist.get_rank() == where:
+                slices = [p.grad for p in model.parameters() if p.grad is not None and p.grad.numel()]
+                slices[0][0] = value
+            if strict:
+                with pytest.raises(RuntimeError) as caught:
+                    clip_grad_norm_(model, 1.0, order, error_if_nonfinite=True)
+                found["said"].append(str(caught.value))
+            else:
+                found["norms"].append(clip_grad_norm_(model, 1.0, order).item())
+    return found
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_on_one_rank_is_known_on_every_rank(value: float, where: int) -> None:
+    for found in ranks.run(3, damaged, value, where):
+        assert [str(norm) for norm in found["norms"]] == [str(value)] * 3
+        assert found["said"] == [
+            f"the norm of order {order} of the gradients is {value}; "
+            "skip this step, or call without error_if_nonfinite"
+            for order in (1.0, 2.0, math.inf)
+        ]
+
+
+def sent_for_a_norm() -> list[dict[str, int]]:
+    from shardbook import clip_grad_norm_, clip_grad_value_, shard
+    from shardbook.collectives import ledger
+
+    found = []
+    for stage in STAGES:
+        model = shard(chain(), stage=stage)
+        error(model, batch(dist.get_rank(), 0)).backward()
+        with ledger() as book:
+            clip_grad_norm_(model, 1.0)
+            clip_grad_value_(model, 1.0)
+        found.append(book.sent)
+    return found
+
+
+def test_a_norm_sends_one_number_to_each_other_rank_and_stage_0_sends_nothing() -> None:
+    for stage_0, *others in ranks.run(3, sent_for_a_norm):
+        assert stage_0 == {}
+        assert others == [{"all-gather": 2 * 8}] * 3
+
+
+@pytest.mark.parametrize("order", [0.0, -1.0, math.nan])
+def test_a_norm_of_no_positive_order_is_refused(order: float) -> None:
+    [said] = ranks.run(1, refused_order, order)
+    assert said == f"norm_type={order} is not a norm; choose a positive number"
+
+
+def refused_order(order: float) -> str:
+    from shardbook import clip_grad_norm_, shard
+
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        clip_grad_norm_(shard(chain()), 1.0, order)
+    return str(caught.value)
+
+
+def test_a_plain_model_is_refused() -> None:
+    from shardbook import clip_grad_norm_, clip_grad_value_
+
+    for clip in (clip_grad_norm_, clip_grad_value_):
+        with pytest.raises(ValueError, match=r"this Linear is not sharded; call shard\(model\) first"):
+            clip(nn.Linear(1, 1), 1.0)
