@@ -1,0 +1,223 @@
+r"""# A round through the store
+
+> Ranks that meet with the same wish go on together, and ranks that do not part with the same words.
+
+[The order](order.py) is known to every rank after the first step. This chapter is about
+the moments in which a rank does not find its next step there. It then has to ask all
+other ranks, without any of the exchanges that it is about to check.
+
+What the ranks have besides is the *store*: keys and values in one place, by which they
+found each other at the start. In each round three keys are used, preceded by the number
+of the round:
+
+| key | value | who writes it |
+|---|---|---|
+| `first` | the rank that came first, and what it is about to do | the first to come |
+| `came` | how many have come with the same wish | each of them |
+| `decided` | how the round ends | whoever knows it first |
+
+A round ends in one of four ways. The last rank comes, and all have the same wish. A
+rank comes with another wish. A rank that does not come looks in and sees that it has
+already gone another way. Or the time is over. Several ranks may find an end at the same
+moment, so `decided` is written only if it is empty, and everyone takes what stands
+there.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any, NamedTuple, NoReturn
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from shardbook.check import Disagreement
+
+__all__ = ["Meeting", "Step", "Wish"]
+# sidelit: show
+
+
+class Meeting:
+    """The rounds that ranks hold through the store. Ranks that come to a round leave it together.
+
+    A round costs each rank a handful of messages of some hundred bytes, however many
+    ranks there are.
+
+    :param store: keys that no other meeting uses, the same ones on all its ranks
+    :param rank: this process, numbered among all processes
+    :param world_size: how many ranks have to come
+    :param limit: how long a rank waits for the others
+    """
+
+    def __init__(self, store: Any, rank: int, world_size: int, limit: timedelta):
+        self.store, self.rank, self.world_size = store, rank, world_size
+        self.limit = limit
+        self.rounds = 0
+        self.verdict: str | None = None
+
+    @staticmethod
+    def of(group: Any) -> Meeting:
+        """A meeting of the ranks of a process group."""
+        ranks = tuple(dist.get_process_group_ranks(group))
+        digest = sha256(repr(ranks).encode()).hexdigest()[:16]
+        # These ranks may shard several models. They do so in the same order, so each
+        # meeting gets the same number on all of them, and keys of its own.
+        prefix = f"shardbook.meeting/{digest}/{opened[ranks]}"
+        opened[ranks] += 1
+        store: Any = _get_default_store()
+        keys = PrefixStore(prefix, store)
+        return Meeting(keys, dist.get_rank(), len(ranks), store.timeout)
+
+    def agree(self, issued: int, step: Step, known: Step | None) -> None:
+        """Return when all ranks are about to take this step; raise on all ranks if one is not."""
+        mine = Wish(self.rank, issued, step, known)
+        try:
+            answer = self.answer(mine)
+        except BaseException as error:
+            # This rank was counted. If it came to the same round again, it would be
+            # counted twice, and the others would take it for two ranks.
+            name = type(error).__name__
+            self.verdict = f"{mine}, but did not wait for the other ranks ({name})"
+            with suppress(RuntimeError):
+                self.publish(self.verdict)
+            raise
+        if answer != AGREED:
+            self.part(answer)
+        self.rounds += 1
+
+    def answer(self, mine: Wish) -> str:
+        """What the round ends with, the same on all ranks: `AGREED` or the sentence to raise."""
+        number = self.rounds
+        # Each rank compares its wish with that of the first to come. So it does not
+        # matter how many ranks there are, and the first difference is found when it
+        # arrives.
+        text = json.dumps(mine)
+        first = Wish.read(self.store.compare_set(f"{number}/first", "", text))
+        if (first.issued, first.step) != (mine.issued, mine.step):
+            return self.publish(f"{mine}, but {first}; {RULE}")
+        if self.store.add(f"{number}/came", 1) == self.world_size:
+            answer = self.publish(AGREED)
+            # All ranks are here, so nobody reads the keys of the round before.
+            for key in ("first", "came", "decided"):
+                self.store.delete_key(f"{number - 1}/{key}")
+            return answer
+        if not until(lambda: self.store.check([f"{number}/decided"]), self.limit):
+            came = self.store.add(f"{number}/came", 0)
+            return self.publish(
+                f"{mine}, but only {came} of {self.world_size} ranks came to agree "
+                f"within {self.limit}; {RULE}"
+            )
+        return str(self.store.get(f"{number}/decided").decode())
+
+    def look(self, issued: int) -> None:
+        """Raise if a rank has opened a round and this rank cannot come to it any more.
+
+        A rank that has started no fewer exchanges than this one has started all that
+        this one waits for. It is ahead, and this rank will come to the round later. A
+        rank that has started fewer stands where this one went on as agreed.
+        """
+        number = self.rounds
+        if not self.store.check([f"{number}/first"]):
+            return
+        first = Wish.read(self.store.get(f"{number}/first"))
+        if first.issued < issued:
+            went = f"rank {self.rank} went on, as agreed before, to {first.known}"
+            self.part(self.publish(f"{first}, but {went}; {RULE}"))
+        if self.store.check([f"{number}/decided"]):
+            self.part(self.store.get(f"{number}/decided").decode())
+
+    def publish(self, decision: str) -> str:
+        """Decide how the round ends, unless another rank was faster; return what was decided."""
+        key = f"{self.rounds}/decided"
+        return str(self.store.compare_set(key, "", decision).decode())
+
+    def part(self, verdict: str) -> NoReturn:
+        """Raise the verdict, once every rank has read it.
+
+        One of the ranks may be the one that keeps the store, and the store ends with
+        it. But a rank that has died reads nothing, so this does not wait for long.
+        """
+        self.verdict = verdict
+        key = f"{self.rounds}/read"
+        with suppress(RuntimeError):
+            self.store.add(key, 1)
+            until(lambda: self.store.add(key, 0) == self.world_size, FAREWELL)
+        raise Disagreement(verdict)
+
+
+class Step(NamedTuple):
+    """An exchange or the end of a pass.
+
+    >>> print(Step("forward", 3, "gather", "blocks.3", "blocks.3.weight"))
+    gather blocks.3 (parameter blocks.3.weight) as exchange 4 of its forward pass
+    >>> print(Step("backward", 8, "end", "", ""))
+    end its backward pass after 8 exchanges
+    """
+
+    kind: str
+    number: int
+    action: str
+    unit: str
+    parameter: str
+
+    def __str__(self) -> str:
+        if self.action == "end":
+            return f"end its {self.kind} pass after {self.number} exchanges"
+        return (
+            f"{self.action} {self.unit} (parameter {self.parameter}) "
+            f"as exchange {self.number + 1} of its {self.kind} pass"
+        )
+
+
+class Wish(NamedTuple):
+    """What a rank writes into the store when it opens a round.
+
+    The number of exchanges that it has started tells equal steps of different training
+    steps apart. What it knew to come next is what the other ranks do if they do not
+    come to the round.
+    """
+
+    rank: int
+    issued: int
+    step: Step
+    known: Step | None
+
+    @staticmethod
+    def read(text: bytes) -> Wish:
+        """The wish that a rank has written."""
+        rank, issued, step, known = json.loads(text)
+        return Wish(rank, issued, Step(*step), Step(*known) if known else None)
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank}, after {self.issued} exchanges, is about to {self.step}"
+        )
+
+
+AGREED = "agreed"
+RULE = "every rank has to run the same units in the same order"
+FAREWELL = timedelta(seconds=3)
+opened: Counter[tuple[int, ...]] = Counter()
+
+
+def until(condition: Callable[[], bool], limit: timedelta) -> bool:
+    """Whether the condition came true in time.
+
+    The store can wait by itself, but then no interrupt from the keyboard gets through,
+    and nobody else in this process can use the store. So it is asked again and again,
+    in pauses that grow with the time waited.
+    """
+    end, pause = time.monotonic() + limit.total_seconds(), 50e-6
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return True

@@ -1,0 +1,648 @@
+"""Ranks that leave the agreed order: the same sentence on every rank, before anything is mixed up."""
+
+from __future__ import annotations
+
+import doctest
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.distributed.distributed_c10d import _get_default_store
+
+import ranks
+from shardbook import meeting
+from shardbook.check import Disagreement
+from shardbook.collectives import all_gather
+from shardbook.order import Order
+
+# A pass: its kind, and what is exchanged in it. "-A" is the reduction of unit A.
+Pass = tuple[str, str]
+STEP: list[Pass] = [("forward", "A B C"), ("backward", "C B -C A -B -A")]
+UNITS = "ABCDEFGH"
+
+
+class CountingStore:
+    """A store that counts what is asked of it."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.calls = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls += 1
+        return getattr(self.store, name)
+
+
+def play(order: Order, passes: Sequence[Pass], group: Any = None) -> list[str]:
+    """Run through some passes with real exchanges, all of one size; return what was started."""
+    size, started = dist.get_world_size(group), []
+    for kind, exchanges in passes:
+        order.begin(kind)
+        for exchange in exchanges.split():
+            action, unit = ("reduce" if exchange[0] == "-" else "gather"), exchange[-1]
+            order.before(action, unit, f"{unit}.weight")
+            started.append(exchange)
+            value = float(UNITS.index(unit))
+            full = torch.empty(size)
+            pending = all_gather(full, torch.tensor([value]), group=group)
+            order.watch(pending.works)
+            assert full.eq(value).all(), f"{unit} is mixed with another unit: {full}"
+        if kind == "backward":
+            order.end()
+    return started
+
+
+def refused(order: Order, passes: Sequence[Pass], group: Any = None) -> str:
+    """What a rank says instead of finishing these passes, now and in the next step."""
+    with pytest.raises(Disagreement) as caught:
+        play(order, passes, group)
+    with pytest.raises(Disagreement) as again:
+        play(order, STEP, group)
+    assert str(again.value) == str(caught.value)
+    return str(caught.value)
+
+
+def counted(order: Order) -> CountingStore:
+    assert order.meeting is not None
+    order.meeting.store = CountingStore(order.meeting.store)
+    return order.meeting.store
+
+
+def calls_of_steps(steps: Sequence[Sequence[Pass]]) -> list[int]:
+    """How often each step asks the store."""
+    order, calls = Order(), []
+    store = counted(order)
+    for passes in steps:
+        before = store.calls
+        play(order, passes)
+        calls.append(store.calls - before)
+    return calls
+
+
+def rounds_of_steps(steps: Sequence[Sequence[Pass]]) -> list[int]:
+    """In how many rounds the ranks meet in each step."""
+    order, rounds = Order(), []
+    assert order.meeting is not None
+    for passes in steps:
+        before = order.meeting.rounds
+        play(order, passes)
+        rounds.append(order.meeting.rounds - before)
+    return rounds
+
+
+# --- One order on all ranks ------------------------------------------------------------------------------
+
+
+def test_only_what_is_new_is_asked() -> None:
+    """The second step follows a backward pass for the first time; from the third on nothing is new."""
+    for first, second, *later in ranks.run(2, calls_of_steps, [STEP] * 5):
+        assert first > 0
+        assert 0 < second < first
+        assert later == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "rounds"),
+    [
+        pytest.param([STEP] * 4, [10, 1, 0, 0], id="the same"),
+        pytest.param(
+            [STEP, STEP, *[[("forward", "B A C"), STEP[1]]] * 3],
+            [10, 1, 2, 0, 0],
+            id="another order from the third step on",
+        ),
+        pytest.param(
+            [*[STEP] * 2, *[[("forward", "A C"), ("backward", "C -C A -A")], STEP, STEP] * 2],
+            [10, 1, 6, 8, 0, 6, 8, 0],
+            id="a layer that is left out now and then",
+        ),
+        pytest.param(
+            [*[STEP] * 2, *[[("evaluation", "A B C")] * 3, STEP, STEP] * 3],
+            [10, 1, 5, 2, 1, 1, 0, 1, 1, 0, 1],
+            id="evaluation after every second step",
+        ),
+        pytest.param(
+            [[*[("forward", "A B C"), ("no_sync backward", "C B A")] * 3, *STEP]] * 4,
+            [18, 1, 0, 0],
+            id="gradients accumulated over four batches",
+        ),
+        pytest.param([[("evaluation", "A B C")]] * 100, [3, *[1] * 64, *[0] * 35], id="no training"),
+        pytest.param(
+            [STEP, [("forward", ""), ("state_dict", ""), *STEP], STEP], [10, 1, 0], id="passes of no exchange"
+        ),
+    ],
+)
+def test_a_change_on_all_ranks_is_agreed_once(steps: Any, rounds: Any) -> None:
+    assert ranks.run(2, rounds_of_steps, steps) == [rounds, rounds]
+
+
+def two_orders() -> tuple[int, int]:
+    """Two models with different units, whose steps alternate."""
+    first, second = Order(), Order()
+    for _ in range(3):
+        play(first, STEP)
+        play(second, [("forward", "D"), ("backward", "-D")])
+    assert first.meeting is not None
+    assert second.meeting is not None
+    return first.meeting.rounds, second.meeting.rounds
+
+
+def test_orders_of_two_models_do_not_mix() -> None:
+    assert ranks.run(3, two_orders) == [(11, 4)] * 3
+
+
+def leftovers() -> int:
+    """Nothing of a round stays in the store but of the last."""
+    store = dist.HashStore()
+    if dist.get_rank() == 0:
+        return 0
+    order = Order()
+    assert order.meeting is not None
+    order.meeting.store, order.meeting.world_size = store, 1
+    for _ in range(5):
+        for kind, exchanges in STEP:
+            order.begin(kind)
+            for exchange in exchanges.split():
+                order.before("gather", exchange, exchange)
+    return store.num_keys()
+
+
+def test_the_store_does_not_grow() -> None:
+    assert ranks.run(2, leftovers) == [0, 3]
+
+
+def free() -> None:
+    order = Order()
+    assert order.meeting is None
+    for kind, exchanges in STEP:
+        order.begin(kind)
+        for exchange in exchanges.split():
+            order.before("gather", exchange, exchange)
+            full = torch.empty(dist.get_world_size())
+            order.watch(all_gather(full, torch.ones(1)).works)
+        order.end()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "fake"])
+def test_a_process_without_peers_asks_nobody(backend: str) -> None:
+    ranks.run(1, free_under, backend)
+
+
+def free_under(backend: str) -> None:
+    if backend == "fake":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.destroy_process_group()
+        dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    free()
+
+
+# --- One rank leaves the order ---------------------------------------------------------------------------
+
+FORWARD, BACKWARD = STEP
+DEVIATIONS: list[tuple[str, list[Pass], str, str]] = [
+    (
+        "skips a unit in the middle",
+        [("forward", "A C"), BACKWARD],
+        "gather C (parameter C.weight) as exchange 2 of its forward pass",
+        "gather B (parameter B.weight) as exchange 2 of its forward pass",
+    ),
+    (
+        "skips the first unit",
+        [("forward", "B C"), BACKWARD],
+        "gather B (parameter B.weight) as exchange 1 of its forward pass",
+        "gather A (parameter A.weight) as exchange 1 of its forward pass",
+    ),
+    (
+        "skips the last unit",
+        [("forward", "A B"), BACKWARD],
+        "gather C (parameter C.weight) as exchange 1 of its backward pass",
+        "gather C (parameter C.weight) as exchange 3 of its forward pass",
+    ),
+    (
+        "skips the last reduction",
+        [FORWARD, ("backward", "C B -C A -B")],
+        "end its backward pass after 5 exchanges",
+        "reduce A (parameter A.weight) as exchange 6 of its backward pass",
+    ),
+    (
+        "adds a unit",
+        [("forward", "A B D C"), BACKWARD],
+        "gather D (parameter D.weight) as exchange 3 of its forward pass",
+        "gather C (parameter C.weight) as exchange 3 of its forward pass",
+    ),
+    (
+        "adds a reduction at the end",
+        [FORWARD, ("backward", "C B -C A -B -A -D"), FORWARD],
+        "reduce D (parameter D.weight) as exchange 7 of its backward pass",
+        "end its backward pass after 6 exchanges",
+    ),
+    (
+        "swaps two units of equal size",
+        [("forward", "A C B"), BACKWARD],
+        "gather C (parameter C.weight) as exchange 2 of its forward pass",
+        "gather B (parameter B.weight) as exchange 2 of its forward pass",
+    ),
+    (
+        "evaluates while the others train",
+        [("evaluation", "A B C"), *STEP],
+        "gather A (parameter A.weight) as exchange 1 of its evaluation pass",
+        "gather A (parameter A.weight) as exchange 1 of its forward pass",
+    ),
+    (
+        "runs the forward pass again",
+        [FORWARD, *STEP],
+        "gather A (parameter A.weight) as exchange 1 of its forward pass",
+        "gather C (parameter C.weight) as exchange 1 of its backward pass",
+    ),
+]
+
+
+def one_leaves(culprit: int, steps_before: int, passes: list[Pass]) -> str:
+    order = Order()
+    for _ in range(steps_before):
+        play(order, STEP)
+    if dist.get_rank() == culprit:
+        return refused(order, passes)
+    # The others find out in this step or, where it was complete for them, in the next.
+    return refused(order, [*STEP, *STEP])
+
+
+@pytest.mark.parametrize("steps_before", [0, 3], ids=["in the first step", "in a later step"])
+@pytest.mark.parametrize(("what", "passes", "does", "should"), DEVIATIONS, ids=[d[0] for d in DEVIATIONS])
+def test_every_rank_says_who_is_about_to_do_what(
+    what: str, passes: list[Pass], does: str, should: str, steps_before: int
+) -> None:
+    """The ranks that kept to the order wait in an exchange of half an hour's limit, and learn of it all the
+    same.
+    """
+    first, second = ranks.run(2, one_leaves, 1, steps_before, passes, timeout=30)
+    assert first == second
+    assert "rank 1, after" in first
+    assert "rank 0" in first
+    assert f"is about to {does}" in first
+    assert should in first
+    assert first.endswith("every rank has to run the same units in the same order")
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_with_more_ranks_too(world_size: int, steps_before: int) -> None:
+    said = ranks.run(world_size, one_leaves, 2, steps_before, DEVIATIONS[0][1], timeout=30)
+    assert len(set(said)) == 1
+    assert "rank 2" in said[0]
+    assert DEVIATIONS[0][2] in said[0]
+    assert DEVIATIONS[0][3] in said[0]
+
+
+def all_leave_differently() -> str:
+    order = Order()
+    for _ in range(2):
+        play(order, STEP)
+    return refused(order, [("forward", "A " + "CDE"[dist.get_rank()])])
+
+
+def test_ranks_that_all_leave_differently() -> None:
+    assert len(set(ranks.run(3, all_leave_differently, timeout=30))) == 1
+
+
+def in_a_smaller_group() -> str:
+    group = dist.new_group([1, 2])
+    if dist.get_rank() == 0:
+        return ""
+    order = Order(group)
+    for _ in range(2):
+        play(order, STEP, group)
+    passes = STEP if dist.get_rank() == 1 else [("forward", "A C")]
+    return refused(order, passes, group)
+
+
+def test_a_smaller_group_names_the_ranks_of_the_whole_world() -> None:
+    _, first, second = ranks.run(3, in_a_smaller_group, timeout=30)
+    assert first == second
+    assert first.startswith("rank 2, after 19 exchanges, is about to gather C")
+    assert "but rank 1 went on, as agreed before, to gather B" in first
+
+
+def under_a_tcp_store(culprit: int) -> str:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store: Any = dist.TCPStore("127.0.0.1", 0, size, True, wait_for_workers=False) if rank == 0 else None
+    port = [store.port if store else 0]
+    dist.broadcast_object_list(port)
+    store = store or dist.TCPStore("127.0.0.1", port[0], size, False)
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    return one_leaves(culprit, 2, DEVIATIONS[0][1])
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_the_store_of_torchrun(culprit: int) -> None:
+    said = ranks.run(3, under_a_tcp_store, culprit, timeout=30)
+    assert len(set(said)) == 1
+    assert f"rank {culprit}, after 19 exchanges, is about to gather C" in said[0]
+
+
+# --- A rank does not come --------------------------------------------------------------------------------
+
+
+def one_has_finished() -> str:
+    order = Order()
+    play(order, STEP)
+    if dist.get_rank() == 1:
+        return ""
+    assert order.meeting is not None
+    order.meeting.limit = meeting.FAREWELL = timedelta(milliseconds=200)
+    return refused(order, STEP)
+
+
+def test_a_rank_that_nobody_joins_gives_up_in_time() -> None:
+    said, _ = ranks.run(2, one_has_finished, timeout=30)
+    assert said.startswith("rank 0, after 9 exchanges, is about to gather A (parameter A.weight)")
+    assert "only 1 of 2 ranks came to agree within 0:00:00.200000" in said
+
+
+def one_departs() -> str:
+    order = Order()
+    for _ in range(2):
+        play(order, STEP)
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+        return ""
+    with pytest.raises(RuntimeError) as caught:
+        play(order, STEP)
+    assert order.meeting is not None
+    assert order.meeting.verdict is None
+    return str(caught.value)
+
+
+def test_the_error_of_an_exchange_stays_where_nobody_left_the_order() -> None:
+    said, _ = ranks.run(2, one_departs, timeout=30)
+    assert "Connection closed by peer" in said or "Connection reset by peer" in said
+
+
+def one_is_late() -> str:
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    order = Order(group)
+    for _ in range(2):
+        play(order, STEP, group)
+    if dist.get_rank() == 1:
+        return ""
+    with pytest.raises(RuntimeError) as caught:
+        play(order, STEP, group)
+    return str(caught.value)
+
+
+def test_the_time_limit_of_the_group_holds() -> None:
+    said, _ = ranks.run(2, one_is_late, timeout=30)
+    assert "Timed out" in said or "Application timeout" in said
+
+
+class Interrupting(CountingStore):
+    """A user who presses Ctrl-C while a rank waits for the others."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise KeyboardInterrupt
+
+
+def interrupted() -> str:
+    order = Order()
+    meeting.FAREWELL = timedelta(milliseconds=200)  # rank 0 has left and reads nothing
+    assert order.meeting is not None
+    if dist.get_rank() == 0:
+        order.meeting.store = Interrupting(order.meeting.store)
+        with pytest.raises(KeyboardInterrupt):
+            play(order, STEP)
+        dist.barrier()
+    else:
+        dist.barrier()
+    return refused(order, STEP)
+
+
+def test_an_interrupted_round_is_not_taken_for_an_agreement() -> None:
+    first, second = ranks.run(2, interrupted, timeout=30)
+    assert first == second
+    assert "rank 0" in first
+    assert "did not wait for the other ranks (KeyboardInterrupt)" in first
+
+
+def slower_than_a_glance() -> int:
+    """Rank 0 has its part of an exchange and goes on to a round while rank 1 still waits for rank 2."""
+    order = Order()
+    order.glance = timedelta(milliseconds=20)
+    for _ in range(2):
+        play(order, STEP)
+    rank = dist.get_rank()
+    group = dist.new_group([1, 2])
+    store = _get_default_store()
+    for exchange in "A", "B":
+        if exchange == "A":
+            order.begin("forward")
+        order.before("gather", exchange, f"{exchange}.weight")
+    # Only ranks 1 and 2 have this exchange, so rank 0 is done with it at once.
+    if rank == 2:
+        store.wait(["looked"])
+    if rank > 0:
+        tensor = torch.ones(1)
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        if rank == 1:
+            assert order.meeting is not None
+            seen = Seen(order.meeting.store, store)
+            order.meeting.store = seen
+        order.watch([work])
+        if rank == 1:
+            order.meeting.store = seen.store
+        assert tensor.item() == 2
+    order.before("gather", "D", "D.weight")
+    assert order.meeting is not None
+    return order.meeting.rounds
+
+
+class Seen(CountingStore):
+    """Tells the default store once an open round has been seen."""
+
+    def __init__(self, store: Any, news: Any) -> None:
+        super().__init__(store)
+        self.news = news
+
+    def get(self, key: str) -> bytes:
+        found = self.store.get(key)
+        self.news.set("looked", "")
+        return bytes(found)
+
+
+def test_a_rank_that_is_ahead_is_not_accused() -> None:
+    assert ranks.run(3, slower_than_a_glance, timeout=30) == [12, 12, 12]
+
+
+def one_step_ahead() -> str:
+    """A device queues exchanges and blocks nobody, so one rank can run a whole step ahead."""
+    order = Order()
+    for steps in [*[STEP] * 3, *([STEP] if dist.get_rank() == 1 else []), [("evaluation", "A")]]:
+        for kind, exchanges in steps:
+            order.begin(kind)
+            try:
+                for exchange in exchanges.split():
+                    order.before("reduce" if exchange[0] == "-" else "gather", exchange[-1], exchange)
+            except Disagreement as error:
+                return str(error)
+    return "agreed"
+
+
+def test_the_same_evaluation_one_step_later_is_another() -> None:
+    first, second = ranks.run(2, one_step_ahead, timeout=30)
+    assert first == second
+    assert "rank 0, after 27 exchanges, is about to gather A" in first
+    assert "rank 1, after 36 exchanges, is about to gather A" in first
+
+
+def test_a_verdict_is_read_also_by_a_rank_that_is_not_at_odds() -> None:
+    """Two ranks fall out ahead of a third, whose exchange then fails because they are gone."""
+    store, step = dist.HashStore(), meeting.Step("forward", 0, "gather", "A", "A.weight")
+    second, third = (meeting.Meeting(store, rank, 2, timedelta(0)) for rank in (1, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meeting, "FAREWELL", timedelta(0))
+        with pytest.raises(Disagreement) as first:
+            second.agree(5, step, None)
+        with pytest.raises(Disagreement) as also:
+            third.look(5)
+    assert str(also.value) == str(first.value)
+
+
+# --- Any two programs ------------------------------------------------------------------------------------
+
+
+class Wire:
+    """Exchanges between threads: the k-th is complete when every rank has started its k-th."""
+
+    def __init__(self, world_size: int) -> None:
+        self.started: list[list[str]] = [[] for _ in range(world_size)]
+        self.changed = threading.Condition()
+
+    def start(self, rank: int, exchange: str) -> Pending:
+        with self.changed:
+            self.started[rank].append(exchange)
+            self.changed.notify_all()
+            return Pending(self, len(self.started[rank]))
+
+
+class Pending:
+    def __init__(self, wire: Wire, number: int) -> None:
+        self.wire, self.number = wire, number
+
+    def is_completed(self) -> bool:
+        return all(len(started) >= self.number for started in self.wire.started)
+
+    def wait(self, timeout: timedelta = timedelta(seconds=60)) -> None:
+        with self.wire.changed:
+            if not self.wire.changed.wait_for(self.is_completed, timeout.total_seconds()):
+                raise RuntimeError("time is over")
+
+
+LAST: Pass = ("last", "Z")
+
+
+def simulate(scripts: list[list[Pass]]) -> tuple[list[list[str]], list[str | None]]:
+    """Run one script a rank, each in a thread; return what was started and what was raised."""
+    wire, store = Wire(len(scripts)), dist.HashStore()
+    said: list[str | None] = ["did not end"] * len(scripts)
+
+    def rank_main(rank: int) -> None:
+        order = Order()
+        order.meeting = meeting.Meeting(store, rank, len(scripts), timedelta(seconds=60))
+        order.blocks, order.glance = True, timedelta(milliseconds=1)
+        try:
+            for kind, exchanges in [*scripts[rank], LAST]:
+                order.begin(kind)
+                works = []
+                for exchange in exchanges.split():
+                    action = "reduce" if exchange[0] == "-" else "gather"
+                    order.before(action, exchange[-1], exchange)
+                    works.append(wire.start(rank, f"{kind}: {exchange}"))
+                    # Two in flight, as with a prefetch.
+                    order.watch(works[:-1])  # type: ignore[arg-type]
+                    del works[:-1]
+                order.watch(works)  # type: ignore[arg-type]
+                if kind == "backward":
+                    order.end()
+            said[rank] = None
+        except Disagreement as error:
+            said[rank] = str(error)
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(len(scripts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wire.started, said
+
+
+exchanges = st.lists(st.sampled_from(["A", "B", "-A", "-B"]), max_size=4).map(" ".join)
+kinds = st.sampled_from(["forward", "evaluation", "no_sync backward", "backward"])
+passes = st.tuples(kinds, exchanges)
+scripts = st.lists(passes, min_size=1, max_size=4)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[list[Pass]]:
+    """What ranks run: some steps, often all the same; then one rank may change something in one of them."""
+    step = draw(scripts)
+    steps = [draw(st.one_of(st.just(step), st.just(step), scripts)) for _ in range(draw(st.integers(1, 5)))]
+    script = [one for step in steps for one in step]
+    programs = [list(script) for _ in range(draw(st.integers(2, 3)))]
+    where = draw(st.integers(0, len(script) - 1))
+    other = draw(st.lists(passes, max_size=2))
+    if draw(st.booleans()):
+        programs[draw(st.integers(0, len(programs) - 1))][where : where + 1] = other
+    return programs
+
+
+def what_is_done(script: list[Pass]) -> list[Any]:
+    """All that can be told apart from outside: the steps of passes in which something happens."""
+    return [
+        (kind, number, exchange)
+        for kind, exchanges in script
+        for number, exchange in enumerate([*exchanges.split(), *(["end"] if kind == "backward" else [])])
+    ]
+
+
+def any_programs() -> Counter[bool]:
+    seen: Counter[bool] = Counter()
+
+    # A rank does not read the settings that the tests share.
+    @settings(
+        max_examples=200,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs())
+    def run(programs: list[list[Pass]]) -> None:
+        started, said = simulate(programs)
+        for met in zip(*started, strict=False):
+            assert len(set(met)) == 1, f"mixed up: {met}"
+        first = what_is_done(programs[0])
+        agree = all(what_is_done(program) == first for program in programs)
+        seen[agree] += 1
+        assert len(set(said)) == 1
+        assert (said[0] is None) == agree, said
+
+    run()
+    return seen
+
+
+def test_any_programs_either_agree_or_stop_before_anything_is_mixed() -> None:
+    [seen] = ranks.run(1, any_programs, timeout=200)
+    assert min(seen[True], seen[False]) >= 40
+
+
+def test_the_examples_in_the_text() -> None:
+    results = doctest.testmod(meeting)
+    assert results.attempted > 0
+    assert results.failed == 0
