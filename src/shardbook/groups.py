@@ -80,7 +80,8 @@ def groups_of(mesh: Any) -> Groups:
 
     :param mesh: `None`, a process group, or a `DeviceMesh`. Of two dimensions the first
         repeats the model and the second shards it, as in PyTorch's `fully_shard`.
-    :raises ValueError: if the mesh has more than two dimensions
+    :raises ValueError: if the mesh has more than two dimensions, or its ranks stand in
+        another order than PyTorch numbers them
     """
     if not isinstance(mesh, DeviceMesh):
         return Groups(shards=mesh, everyone=mesh)
@@ -91,12 +92,23 @@ def groups_of(mesh: Any) -> Groups:
             f"a mesh of {mesh.ndim} dimensions is not supported; "
             "pass the two of them that replicate and shard the model"
         )
-    # A mesh of all ranks needs no new group for them.
-    whole = mesh.size() == dist.get_world_size()
+    # PyTorch sorts the ranks of each group. In a mesh that is not sorted, the ranks of
+    # one column would hold different parts and average them with each other.
+    ranks = mesh.mesh
+    if any((ranks.diff(dim=dim) < 0).any() for dim in (0, 1)):
+        raise ValueError(
+            f"the ranks of the mesh {ranks.tolist()} are not in order; "
+            "let them grow along each row and down each column"
+        )
+    # A mesh of all ranks needs no new group for them. For a part of them only its own
+    # ranks can be asked to form one, because nobody else calls this function.
+    everyone = None
+    if mesh.size() < dist.get_world_size():
+        everyone = dist.new_group(
+            ranks.flatten().tolist(), use_local_synchronization=True
+        )
     return Groups(
-        shards=mesh.get_group(1),
-        everyone=None if whole else mesh._flatten().get_group(),
-        replicas=mesh.get_group(0),
+        shards=mesh.get_group(1), everyone=everyone, replicas=mesh.get_group(0)
     )
 
 
