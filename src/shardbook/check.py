@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -161,12 +162,15 @@ def compare(
     return None
 
 
-def unfit(parameters: Sequence[tuple[str, nn.Parameter]]) -> str | None:
+def unfit(
+    parameters: Sequence[tuple[str, nn.Parameter]], device: torch.device
+) -> str | None:
     """Why these parameters cannot be sharded together, or `None`.
 
     :param parameters: names and parameters of the whole model
+    :param device: where those on the meta device are going to be
     """
-    first: tuple[str, nn.Parameter] | None = None
+    first: tuple[str, torch.device] | None = None
     for name, parameter in parameters:
         if nn.parameter.is_lazy(parameter):
             return f"{name} has no shape yet; run a forward pass before sharding"
@@ -176,12 +180,11 @@ def unfit(parameters: Sequence[tuple[str, nn.Parameter]]) -> str | None:
             return f"{name} has a gradient already; call zero_grad() before sharding"
         if parameter.requires_grad and parameter.is_complex():
             return f"{name} is complex; store its real and imaginary parts instead"
-        first = first or (name, parameter)
-        if parameter.device != first[1].device:
+        here = device if parameter.is_meta else parameter.device
+        first = first or (name, here)
+        if here != first[1]:
             return (
-                f"{name} is on {parameter.device}, {first[0]} on {first[1].device}; "
+                f"{name} is on {here}, {first[0]} on {first[1]}; "
                 "move the module to one device before sharding"
             )
-    if first is not None and first[1].device.type == "meta":
-        return f"{first[0]} is on the meta device; give it values before sharding"
     return None

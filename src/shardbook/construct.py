@@ -45,7 +45,7 @@ shard(model, units=LlamaDecoderLayer, init=model._init_weights)
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardbook.collectives import world
-from shardbook.sites import is_inside
+from shardbook.sites import Site, is_inside
 
 __all__ = ["Construction", "Init"]
 
@@ -63,14 +63,11 @@ Init = Callable[[nn.Module], Any]
 
 
 class Construction:
-    """How a model gets its values. One that is real already needs none, and is only
-    walked through.
-
-    A model may be real in part. Then the rest gets values, and what is real stays as it
-    is.
+    """How a model gets its values. What is real already stays as it is.
 
     :param model: the model, on the meta device as a whole or in part
-    :param units: the names of the modules that become units
+    :param sites: for each module that becomes a unit, by name, where its parameters
+        stand
     :param mesh: the ranks that will share it, as [`shard`](model.py#shard) takes them
     :param device: where to make the rest of the model real; `None` means where the
         model is real already, else the mesh's kind of device, else a GPU if the ranks
@@ -84,7 +81,7 @@ class Construction:
     def __init__(
         self,
         model: nn.Module,
-        units: Collection[str],
+        sites: dict[str, list[Site]],
         *,
         mesh: Any = None,
         device: torch.device | str | None = None,
@@ -94,15 +91,17 @@ class Construction:
             raise TypeError(
                 f"init={init!r} cannot be called; pass a function of a module"
             )
-        self.model, self.units, self.init = model, units, init
+        self.model, self.sites, self.init = model, sites, init
         self.names = {module: name for name, module in model.named_modules()}
-        named = [*model.named_parameters(), *model.named_buffers()]
-        self.known = {tensor for _, tensor in named}
-        self.real = [(name, tensor) for name, tensor in named if not tensor.is_meta]
+        self.tensors = {
+            tensor: name
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        }
+        self.real = [tensor for tensor in self.tensors if not tensor.is_meta]
         self.asked = None if device is None else place(device)
         self.device = self.asked or self.default_device(mesh)
-        # What has memory and no values yet.
-        self.blank: set[Tensor] = set()
+        # What has got memory, until its unit is cut.
+        self.fresh: set[Tensor] = set()
 
     def unit_by_unit(self) -> Iterator[str]:
         """Give the model its values, and stop after each unit so that it can be cut.
@@ -113,76 +112,75 @@ class Construction:
 
         :returns: the names of the modules that become units, each when it is complete
         """
-        for module in self.parts_first():
+        parts_first: list[nn.Module] = []
+        self.model.apply(parts_first.append)
+        for module in dict.fromkeys(parts_first):
             fill = self.filler(module)
             for tensor in on_meta(module).values():
                 make_real(tensor, self.device)
-                self.blank.add(tensor)
+                self.fresh.add(tensor)
             if fill is not None:
-                # A function that makes tensors of its own must make real ones, also if
-                # the caller is still in a block for the meta device.
-                with torch.no_grad(), self.device:
-                    fill(module)
-            if self.names[module] in self.units:
-                self.check(module)
-                yield self.names[module]
-
-    def parts_first(self) -> list[nn.Module]:
-        """All modules, the inner ones before the outer ones."""
-        found: list[nn.Module] = []
-        self.model.apply(found.append)
-        return list(dict.fromkeys(found))
+                self.fill(module, fill)
+            name = self.names[module]
+            if name in self.sites:
+                self.check(name, module)
+                yield name
 
     def filler(self, module: nn.Module) -> Init | None:
-        """What gives a module its values, if that is to be called.
+        """What gives a module its values.
 
-        It is called for a module that holds something on the meta device, itself or in
-        its parts. A module around several units is left out unless it holds something
-        itself, because the units inside it have been cut by then.
+        A module that holds nothing itself may set values of its parts. So it is asked,
+        too, as long as one of its parts has not been cut.
         """
-        own = bool(on_meta(module))
-        if not own and (self.is_around_units(module) or not self.waits(module)):
-            return None
-        return self.init or own_reset(module)
+        inside = (*module.parameters(), *module.buffers())
+        if any(tensor.is_meta or tensor in self.fresh for tensor in inside):
+            return self.init or own_reset(module)
+        return None
 
-    def is_around_units(self, module: nn.Module) -> bool:
-        """Whether there are units inside a module, other than itself."""
-        name = self.names[module]
-        return any(
-            unit != name and is_inside(unit, name) for unit in self.units if unit
-        )
+    def fill(self, module: nn.Module, fill: Init) -> None:
+        """Give a module its values.
 
-    def waits(self, module: nn.Module) -> bool:
-        """Whether a module or its parts hold something that has no values yet."""
-        tensors = (*module.parameters(), *module.buffers())
-        return any(tensor.is_meta or tensor in self.blank for tensor in tensors)
+        :raises ValueError: if that changes what had its values before
+        """
+        done = {p: p._version for p in module.parameters() if p not in self.fresh}
+        # Tensors that the function makes must be real, also if the caller is still in a
+        # block for the meta device.
+        with torch.no_grad(), self.device:
+            fill(module)
+        for parameter, version in done.items():
+            if parameter._version != version:
+                raise ValueError(
+                    f"{self.tensors[parameter]} had its values already when "
+                    f"{self.names[module] or 'the model'} was given its own; "
+                    "let init set what one module holds itself"
+                )
 
-    def check(self, unit: nn.Module) -> None:
+    def check(self, name: str, unit: nn.Module) -> None:
         """Refuse to cut a unit that has got memory and no values.
 
-        Fresh memory holds anything, often zeros, and a model that starts from it trains
-        badly without a word.
+        Fresh memory is often zero. A model that starts from it trains badly without a
+        word.
 
         :raises ValueError: naming the parameter or buffer
         """
-        for name, tensor in (*unit.named_parameters(), *unit.named_buffers()):
-            if tensor in self.blank and is_blank(tensor):
-                here = ".".join(filter(None, (self.names[unit], name)))
+        inside = [*(site.parameter for site in self.sites[name]), *unit.buffers()]
+        for tensor in inside:
+            if tensor in self.fresh and is_blank(tensor):
                 raise ValueError(
-                    f"{here} was given no values; let init or its module's "
-                    "reset_parameters set it in place"
+                    f"{self.tensors[tensor]} was given no values; let init or its "
+                    "module's reset_parameters set it in place"
                 )
-            self.blank.discard(tensor)
+        self.fresh.difference_update(inside)
 
     def objection(self) -> str | None:
         """Why this rank cannot give the model values, or `None`. Nothing is allocated
         to find out.
         """
-        for name, tensor in self.real:
+        for tensor in self.real:
             if self.asked not in (None, tensor.device):
                 return (
-                    f"{name} is on {tensor.device}, and device={self.asked} was asked "
-                    "for; move the model before sharding"
+                    f"{self.tensors[tensor]} is on {tensor.device}, and "
+                    f"device={self.asked} was asked for; move the model before sharding"
                 )
         return next(filter(None, map(self.objection_to, self.names)), None)
 
@@ -195,21 +193,28 @@ class Construction:
                 f"{where} has no reset_parameters to give {next(iter(held))} its values; "
                 "pass init to shard, a function that does"
             )
-        spans = self.is_around_units(module) and self.waits(module)
-        if spans and not held and self.init is None and own_reset(module):
+        # Its units will have been cut by then.
+        if not held and fill and not self.init and self.is_around_units(module):
             return (
                 f"{where} has a reset_parameters for several units, which are never "
                 "whole together; pass init to shard, a function that sets one module"
             )
         for name, value in vars(module).items():
-            if isinstance(value, Tensor) and value.is_meta and value not in self.known:
+            unknown = isinstance(value, Tensor) and value not in self.tensors
+            if unknown and value.is_meta:
                 return f"{name} of {where} is on the meta device; make it a buffer"
         return None
+
+    def is_around_units(self, module: nn.Module) -> bool:
+        """Whether there are units inside a module, other than itself."""
+        name = self.names[module]
+        others = [unit for unit in self.sites if unit not in ("", name)]
+        return any(is_inside(unit, name) for unit in others)
 
     def default_device(self, mesh: Any) -> torch.device:
         """The device of what is real, or one with which the ranks can exchange."""
         if self.real:
-            return self.real[0][1].device
+            return self.real[0].device
         if isinstance(mesh, DeviceMesh):
             return place(mesh.device_type)
         world(mesh)
@@ -243,8 +248,8 @@ def is_blank(tensor: Tensor) -> bool:
     mark = blank_mark(tensor)
     if mark is None:
         return False
-    blank = tensor.isnan() if isinstance(mark, float) else tensor == mark
-    return bool(blank.any())
+    # NaN is equal to nothing, not even to itself.
+    return bool((tensor.isnan() if mark != mark else tensor.eq(mark)).any())
 
 
 def blank_mark(tensor: Tensor) -> float | int | None:
@@ -255,21 +260,16 @@ def blank_mark(tensor: Tensor) -> float | int | None:
     """
     dtype = tensor.dtype
     # Of one byte every value may be meant.
-    if dtype.itemsize == 1:
+    if dtype.itemsize == 1 or not dtype.is_signed:
         return None
-    if dtype.is_floating_point or dtype.is_complex:
-        return float("nan")
-    return torch.iinfo(dtype).min
+    numbers = dtype.is_floating_point or dtype.is_complex
+    return float("nan") if numbers else torch.iinfo(dtype).min
 
 
 def on_meta(module: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers that a module holds itself, and that are on the meta device."""
     held = {**module._parameters, **module._buffers}
-    return {
-        name: tensor
-        for name, tensor in held.items()
-        if tensor is not None and tensor.is_meta
-    }
+    return {name: t for name, t in held.items() if t is not None and t.is_meta}
 
 
 def own_reset(module: nn.Module) -> Init | None:

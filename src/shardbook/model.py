@@ -43,9 +43,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from shardbook.check import agree, unfit
+from shardbook.construct import Construction, Init
 from shardbook.flat import is_sharded
 from shardbook.groups import Groups, groups_of
 from shardbook.layer import Hooks
@@ -53,7 +55,7 @@ from shardbook.order import Order
 from shardbook.policy import Policy
 from shardbook.prefetch import Chain, Prefetch
 from shardbook.replicate import Replicated
-from shardbook.sites import Site, sites_by_unit
+from shardbook.sites import Site, parts_of, sites_by_unit
 from shardbook.state import keep_state_dict_whole
 from shardbook.unit import Unit
 from shardbook.zero1 import Zero1
@@ -82,6 +84,8 @@ def shard(
     policy: Policy | None = None,
     prefetch: int | Prefetch = 1,
     synchronize: bool = True,
+    device: torch.device | str | None = None,
+    init: Init | None = None,
 ) -> M:
     """Shard a model over the ranks and return it.
 
@@ -106,6 +110,11 @@ def shard(
         [`Prefetch`](prefetch.py#Prefetch) that also limits their bytes
     :param synchronize: start from the values of rank 0; `False` trusts that all ranks
         hold the same values
+    :param device: where a model on the meta device [gets its
+        values](construct.py#Construction); `None` means where it is real already, else
+        a GPU if the ranks can exchange nothing else, else the CPU
+    :param init: gives one module of such a model its values; `None` means each module's
+        own `reset_parameters`
     :returns: the same object
     :raises ValueError: if ranks disagree about the model or it cannot be sharded (then
         on every rank), and for an unknown stage or a mesh of more dimensions
@@ -126,6 +135,7 @@ def shard(
     groups = groups_of(mesh) if stage else groups_of(mesh).repeated()
     modules = select(model, units)
     sites = sites_by_unit(model, modules)
+    construction = Construction(model, sites, mesh=mesh, device=device, init=init)
     parameters = [
         (called(name), site.name, site.parameter)
         for name in sites
@@ -135,25 +145,29 @@ def shard(
     agree(
         [*parameters, *buffers],
         groups.everyone,
-        settings=f"stage={stage}, {policy}, {prefetch}",
-        objection=objections(sites, units),
+        settings=f"stage={stage}, {policy}, {prefetch}, device={construction.device.type}",
+        objection=objections(sites, units, construction),
     )
-    # One unit after the other is copied, cut, and freed. So the peak of construction is
-    # the model and one unit.
-    device = parameters[0][2].device if parameters else "cpu"
-    chain = Chain(Order(groups.everyone, device=device), prefetch)
-    for name, module in modules.items():
-        if sites[name]:
-            unit = STAGES[stage](
-                called(name),
-                sites[name],
-                groups=groups,
-                policy=policy,
-                order=chain.order,
-                synchronize=synchronize,
-            )
-            Hooks(unit, module, chain)
-            keep_state_dict_whole(unit, module)
+    # One unit after the other is made real, copied, cut, and freed. So the peak of
+    # construction is what the model was before, all parts that are kept, and one unit.
+    chain = Chain(Order(groups.everyone, device=construction.device), prefetch)
+    made = {
+        name: STAGES[stage](
+            called(name),
+            sites[name],
+            groups=groups,
+            policy=policy,
+            order=chain.order,
+            synchronize=synchronize,
+        )
+        for name in construction.unit_by_unit()
+        if sites[name]
+    }
+    for name in filter(made.__contains__, modules):
+        # The root's parts may be called by themselves, such as an encoder.
+        parts = () if name else parts_of(model, sites[name])
+        Hooks(made[name], modules[name], chain, parts)
+        keep_state_dict_whole(made[name], modules[name])
     chain.attach(model)
     if synchronize:
         copy_buffers(model, groups)
@@ -232,7 +246,9 @@ def called(name: str) -> str:
     return name or "the root"
 
 
-def objections(sites: dict[str, list[Site]], units: Select | None) -> str | None:
+def objections(
+    sites: dict[str, list[Site]], units: Select | None, construction: Construction
+) -> str | None:
     """Why this rank cannot shard its model, or `None`."""
     if units and len(sites) == 1:
         return (
@@ -242,7 +258,8 @@ def objections(sites: dict[str, list[Site]], units: Select | None) -> str | None
     for site in here:
         if is_sharded(site.parameter):
             return f"{site.name} is sharded already; shard a model only once"
-    return unfit([(site.name, site.parameter) for site in here])
+    parameters = [(site.name, site.parameter) for site in here]
+    return unfit(parameters, construction.device) or construction.objection()
 
 
 def copy_buffers(model: nn.Module, groups: Groups) -> None:

@@ -54,7 +54,7 @@ DISAGREEMENTS: list[tuple[Callable[[nn.Sequential], None], str]] = [
     (one_parameter_less, "rank 2 differs from rank 0: 4.bias in 4 is missing"),
     (one_parameter_more, "rank 2 differs from rank 0: 4.extra in 4 is one parameter too many"),
     (another_order, "rank 2 differs from rank 0: 1.weight in 1 stands where 1.0.weight in 1 is expected"),
-    (on_two_devices, "rank 2: 4.weight is on meta, 0.weight on cpu"),
+    (on_two_devices, "rank 2 differs from rank 0: 4.weight in 4 has device meta instead of cpu"),
     (tied, "rank 2 differs from rank 0: 0.weight in the root stands where 0.weight in 0 is expected"),
 ]
 
