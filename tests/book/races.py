@@ -4,8 +4,7 @@ happens-before checker judge the recording.
     with Recorder() as recorder:
         ...                              # shard a model and train it
     assert races(recorder.trace) == []   # what CUDA would have to keep in order, and does
-    for site in sites(recorder.trace):   # every line that makes a stream wait
-        races(recorder.trace, without=site)
+    assert races(recorder.trace, without=["unit.py:99"])  # this line makes a stream wait, and must
 
 The training runs for real, on CPU tensors. What a GPU would do with it is a model, written down as a list of
 events, and `races` feeds that list to `torch.cuda._sanitizer.EventHandler`. Modelled are
@@ -39,8 +38,9 @@ import gc
 import inspect
 import re
 import sys
+import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,13 +87,13 @@ class Record:
 class Wait:
     """What is queued on the stream from now on comes after the event.
 
-    `sites` are the lines that asked for it: the innermost one, and if it stands in a function called `wait`,
-    the line that called that function, and so on. What NCCL asks for by itself has none.
+    `lines` are the lines of the book that asked for it: the innermost one, the one that called it, and so on.
+    What NCCL asks for by itself has none.
     """
 
     event: int
     stream: int
-    sites: tuple[str, ...]
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -126,29 +126,29 @@ class Race:
         return f"{self.later}\n    is not ordered after\n    {self.earlier}"
 
 
-def sites(trace: Trace) -> list[str]:
-    """Every line that made a stream wait, in the order in which they were first reached."""
-    return list(dict.fromkeys(site for event in trace if isinstance(event, Wait) for site in event.sites))
-
-
-def races(trace: Trace, without: str | None = None) -> list[Race]:
+def races(trace: Trace, without: Collection[str] = ()) -> list[Race]:
     """What the checker finds in a recording, each pair of accesses once.
 
-    With `without` the waits of one line are left out, also those it asked for through a function called
-    `wait`.
+    :param without: lines such as `unit.py:99`; what they asked to wait for is not waited for
     """
-    checker, memory, found = EventHandler(), _Memory(), []
+    # The checker notes the stack of each launch. Here that is the stack of this function, and says nothing.
+    with patch.object(traceback.StackSummary, "extract", lambda *_, **__: []):
+        return list(dict.fromkeys(map(_race, _errors(trace, {*without}))))
+
+
+def _errors(trace: Trace, without: set[str]) -> Iterator[Any]:
+    checker, memory = EventHandler(), _Memory()
     for event in trace:
         match event:
             case Launch(stream, reads, writes, name):
                 aliases: dict[int, list[str]] = {block: [] for block in reads | writes}
-                found += checker._handle_kernel_launch(
+                yield from checker._handle_kernel_launch(
                     stream, set(reads - writes), set(writes), set(), name, aliases
                 )
             case Record(number, stream):
                 checker._handle_event_creation(number)
                 checker._handle_event_record(number, stream)
-            case Wait(number, stream, asked) if without not in asked:
+            case Wait(number, stream, lines) if without.isdisjoint(lines):
                 checker._handle_event_wait(number, stream)
             case Allocate(block, stream):
                 checker._handle_memory_allocation(block)
@@ -156,7 +156,6 @@ def races(trace: Trace, without: str | None = None) -> list[Race]:
             case Free(block, streams):
                 memory.take_back(checker, block, streams)
                 checker._handle_memory_deallocation(block)
-    return list(dict.fromkeys(map(_race, found)))
 
 
 class _Memory:
@@ -230,7 +229,6 @@ class Recorder(TorchDispatchMode):
         for name in ("all_gather_single", "reduce_scatter_single", "all_reduce", "broadcast"):
             change(patch.object(dist, name, self.collective(getattr(dist, name))))
         # The garbage collector would free memory at moments of its own.
-        gc.collect()
         gc.disable()
         super().__enter__()
         return self
@@ -276,7 +274,14 @@ class Recorder(TorchDispatchMode):
     def launch(self, stream: int, reads: set[int], writes: set[int], name: str) -> None:
         """Queue a kernel, unless it touches nothing."""
         if reads or writes:
-            self.trace.append(Launch(stream, frozenset(reads), frozenset(writes), f"{name}, {_caller()}"))
+            self.trace.append(
+                Launch(
+                    stream,
+                    frozenset(reads),
+                    frozenset(writes),
+                    f"{name}, {next(_lines(), 'the training loop')}",
+                )
+            )
 
     # Streams and events.
 
@@ -287,10 +292,10 @@ class Recorder(TorchDispatchMode):
         self.trace.append(Record(self.events, stream))
         return self.events
 
-    def wait(self, stream: int, event: int, sites: tuple[str, ...]) -> None:
+    def wait(self, stream: int, event: int, lines: Iterable[str]) -> None:
         """Let the stream wait for the event."""
         self.sweep()
-        self.trace.append(Wait(event, stream, sites))
+        self.trace.append(Wait(event, stream, tuple(lines)))
 
     # Memory.
 
@@ -348,7 +353,7 @@ class Recorder(TorchDispatchMode):
                 return None
             group = bound.arguments["group"] or dist.group.WORLD
             stream = self.nccl.setdefault(group, NCCL + len(self.nccl))
-            self.wait(stream, self.record(self.current), sites=())
+            self.wait(stream, self.record(self.current), lines=())
             self.launch(stream, reads, writes, f"NCCL {original.__name__}")
             end = self.record(stream)
             self.kept[end] = list(given.values())
@@ -384,7 +389,7 @@ class Work:
     def wait(self) -> bool:
         """Make the current stream wait; the host goes on at once."""
         recorder = recording()
-        recorder.wait(recorder.current, self.event, _waiting())
+        recorder.wait(recorder.current, self.event, _lines())
         recorder.kept.pop(self.event, None)
         return True
 
@@ -406,10 +411,10 @@ class Stream:
 
     def wait_stream(self, other: Stream) -> None:
         recorder = recording()
-        recorder.wait(self.number, recorder.record(other.number), _waiting())
+        recorder.wait(self.number, recorder.record(other.number), _lines())
 
     def wait_event(self, event: Event) -> None:
-        recording().wait(self.number, event.number, _waiting())
+        recording().wait(self.number, event.number, _lines())
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
@@ -428,7 +433,7 @@ class Event:
 
     def wait(self, stream: Stream | None = None) -> None:
         recorder = recording()
-        recorder.wait(recorder.current if stream is None else stream.number, self.number, _waiting())
+        recorder.wait(recorder.current if stream is None else stream.number, self.number, _lines())
 
 
 def _current_stream(device: Any = None) -> Stream:
@@ -484,26 +489,18 @@ def _record_stream(tensor: Tensor, stream: Stream) -> None:
         recorder.storages[tensor.untyped_storage()._cdata].streams.add(stream.number)
 
 
-def _caller() -> str:
-    """The innermost line of the book that led here."""
-    return next((site for site, _ in _lines_of_the_book()), "the training loop")
-
-
-def _waiting() -> tuple[str, ...]:
-    """The line of the book that waits, and the lines that called it through functions called `wait`."""
-    found = []
-    for site, function in _lines_of_the_book():
-        found.append(site)
-        if function != "wait":
-            break
-    return tuple(found)
-
-
-def _lines_of_the_book() -> Iterator[tuple[str, str]]:
-    """The lines of the book that are being carried out, the innermost first, and the function of each."""
+def _lines() -> Iterator[str]:
+    """The lines of the book that are being carried out, the innermost first."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        file, name = Path(frame.f_code.co_filename), frame.f_code.co_name
-        if file.parent.name == "shardbook":
-            yield f"{file.name}:{frame.f_lineno} in {getattr(frame.f_code, 'co_qualname', name)}", name
+        name = _chapter(frame.f_code.co_filename)
+        if name:
+            yield f"{name}:{frame.f_lineno}"
         frame = frame.f_back
+
+
+@functools.cache
+def _chapter(file: str) -> str | None:
+    """The name of a file of the book."""
+    path = Path(file)
+    return path.name if path.parent.name == "shardbook" else None
