@@ -115,14 +115,11 @@ class Hooks:
         use, inputs = self.uses.pop() if self.uses else (object(), set())
         if self.uses or self.in_backward is not None:
             return output
-        # A module may return a parameter, or a part of one. The caller must not be left
-        # with a view of memory that is gone, so it gets a copy.
-        if any(map(self.unit.owns, tensors_in(output))):
-            output = tree_map_only(Tensor, self.keep, output)
+        output = tree_map_only(Tensor, partial(self.result, inputs), output)
         self.unit.free()
-        # A tensor without a node, or with that of an input, is no result of this module.
-        # The hook is one of the node, which outlives the tensor and runs after the hooks
-        # of the tensor: where the output is the next unit's input, that unit ends first.
+        # A tensor without a node is no result of this module. The hook is one of the
+        # node, which outlives the tensor and runs after the hooks of the tensor: where
+        # the output is the next unit's input, that unit ends first.
         results = {value.grad_fn for value in tensors_in(output)} - {None} - inputs
         for node in results:
             assert node is not None
@@ -136,9 +133,17 @@ class Hooks:
                 self.conductor.forward_ended(self.unit)
         return output
 
-    def keep(self, value: Tensor) -> Tensor:
-        """A tensor that outlives the unit's memory."""
-        return value.clone() if self.unit.owns(value) else value
+    def result(self, inputs: set[Any], value: Tensor) -> Tensor:
+        """A tensor that may leave the module.
+
+        A parameter, or a part of one, leaves as a copy, because its memory is about to
+        be given back. An input that is passed through leaves as a view, which has a
+        node of its own. So the unit has a backward pass on this rank, too, if it is
+        passed by here and not elsewhere.
+        """
+        if self.unit.owns(value):
+            return value.clone()
+        return value.view_as(value) if value.grad_fn in inputs else value
 
     def before_backward(self, use: object, steps: int, gradients: Any) -> None:
         """Gather again. Of several outputs the first to receive a gradient does it, the

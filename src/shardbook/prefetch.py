@@ -142,7 +142,8 @@ class Chain(Conductor):
         The results are right all the same. The new order is the one that is expected
         next time.
         """
-        if not self.warned:
+        # Without a prefetch nothing was expected in vain, and in stage 0 nothing is gathered.
+        if not self.warned and self.prefetch.depth and expected.stage:
             self.warned = True
             warnings.warn(
                 f"the units run in another order than in the forward pass before: after "

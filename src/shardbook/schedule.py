@@ -228,15 +228,19 @@ _CONDUCTOR = "_shardbook_conductor"
 def conductor_of(model: nn.Module) -> Conductor:
     """Who conducts the units of a sharded model.
 
-    :raises ValueError: if the model is not sharded
+    :raises ValueError: if the model is not sharded, or its parts were sharded apart
     """
-    for module in model.modules():
-        conductor = vars(module).get(_CONDUCTOR)
-        if isinstance(conductor, Conductor):
-            return conductor
-    raise ValueError(
-        f"this {type(model).__name__} is not sharded; call shard(model) first"
-    )
+    found = [vars(module).get(_CONDUCTOR) for module in model.modules()]
+    conductors = [one for one in found if isinstance(one, Conductor)]
+    name = type(model).__name__
+    if not conductors:
+        raise ValueError(f"this {name} is not sharded; call shard(model) first")
+    if len(conductors) > 1:
+        raise ValueError(
+            f"{len(conductors)} parts of this {name} were sharded apart; "
+            "call shard once, on the whole model"
+        )
+    return conductors[0]
 
 
 class Driver(Protocol):
