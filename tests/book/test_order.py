@@ -146,14 +146,14 @@ def two_orders() -> tuple[int, int]:
     first, second = Order(), Order()
     for _ in range(3):
         play(first, STEP)
-        play(second, [("forward", "D"), ("backward", "-D")])
+        play(second, [("forward", "D E F D"), ("backward", "F E -F D -E -D")])
     assert first.meeting is not None
     assert second.meeting is not None
     return first.meeting.rounds, second.meeting.rounds
 
 
 def test_orders_of_two_models_do_not_mix() -> None:
-    assert ranks.run(3, two_orders) == [(11, 4)] * 3
+    assert ranks.run(3, two_orders) == [(11, 12)] * 3
 
 
 def leftovers() -> int:
@@ -298,6 +298,25 @@ def test_with_more_ranks_too(world_size: int, steps_before: int) -> None:
     assert "rank 2" in said[0]
     assert DEVIATIONS[0][2] in said[0]
     assert DEVIATIONS[0][3] in said[0]
+
+
+def one_returns_to_what_was_given_up(culprit: int) -> str:
+    order = Order()
+    old: list[Pass] = [("forward", "A"), ("evaluation", "A"), ("backward", "-A")]
+    new: list[Pass] = [("forward", "A B"), ("backward", "-A")]
+    play(order, [*old, *new])
+    return refused(order, old if dist.get_rank() == culprit else [*new, *new])
+
+
+def test_an_order_that_was_given_up_is_not_known_any_more() -> None:
+    """Both orders have been agreed once, and each rank finds its own."""
+    first, second = ranks.run(2, one_returns_to_what_was_given_up, 1, timeout=30)
+    assert first == second
+    assert (
+        "rank 1, after 7 exchanges, is about to gather A (parameter A.weight) as exchange 1 of its eval"
+        in first
+    )
+    assert "rank 0 went on, as agreed before, to gather B" in first
 
 
 def all_leave_differently() -> str:
