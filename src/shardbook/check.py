@@ -139,6 +139,16 @@ def compare(
     >>> compare([a], [])
     'weight in block 0 is missing'
     """
+    # A tie can move a parameter into another unit, and then the lists no longer match
+    # item by item. So ties are looked at first, by name.
+    ties = {theirs.name: theirs.tied_to for theirs in expected}
+    for ours in found:
+        wanted = ties.get(ours.name, ours.tied_to)
+        if wanted != ours.tied_to:
+            return (
+                f"{ours.name} in {ours.unit} is tied to {ours.tied_to or 'nothing'}, "
+                f"on rank 0 to {wanted or 'nothing'}"
+            )
     for theirs, ours in zip(expected, found, strict=False):
         here = f"{ours.name} in {ours.unit}"
         for field in fields(Description):
@@ -147,11 +157,6 @@ def compare(
                 if field.name in ("unit", "name"):
                     expected_here = f"{theirs.name} in {theirs.unit}"
                     return f"{here} stands where {expected_here} is expected"
-                if field.name == "tied_to":
-                    return (
-                        f"{here} is tied to {got or 'nothing'}, "
-                        f"on rank 0 to {wanted or 'nothing'}"
-                    )
                 return f"{here} has {field.name} {got} instead of {wanted}"
     if len(found) < len(expected):
         missing = expected[len(found)]

@@ -55,7 +55,7 @@ DISAGREEMENTS: list[tuple[Callable[[nn.Sequential], None], str]] = [
     (one_parameter_more, "rank 2 differs from rank 0: 4.extra in 4 is one parameter too many"),
     (another_order, "rank 2 differs from rank 0: 1.weight in 1 stands where 1.0.weight in 1 is expected"),
     (on_two_devices, "rank 2 differs from rank 0: 4.weight in 4 has device meta instead of cpu"),
-    (tied, "rank 2 differs from rank 0: 0.weight in the root stands where 0.weight in 0 is expected"),
+    (tied, "rank 2 differs from rank 0: 4.weight in the root is tied to 0.weight, on rank 0 to nothing"),
 ]
 
 
