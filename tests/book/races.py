@@ -461,7 +461,8 @@ def recording() -> Recorder:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    """All tensors that have memory; those on the meta device have none."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and not leaf.is_meta]
 
 
 _resize_storage = torch.UntypedStorage.resize_

@@ -69,17 +69,18 @@ def fail(gradient: Tensor) -> None:
 
 
 class Training:
-    """A model in training; the options are those of `shard`."""
+    """A model in training. It is built in one place, and sharded with the options of `shard`."""
 
-    def __init__(self, stage: int, *dtypes: torch.dtype, **options: Any) -> None:
-        model = Model(*dtypes or (torch.float32,))
+    def __init__(self, stage: int, *dtypes: torch.dtype, place: str = "cpu", **options: Any) -> None:
+        with torch.device(place):
+            model = Model(*dtypes or (torch.float32,))
         self.model = shard(model, stage=stage, units=Block, **options)
         # A fused optimizer keeps its step counters on the device, too.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, fused=True)
         self.generator = torch.Generator().manual_seed(1)
 
     def loss(self) -> Tensor:
-        tokens = torch.randint(0, VOCABULARY, (2, 6), generator=self.generator)
+        tokens = torch.randint(VOCABULARY, (2, 6), generator=self.generator)
         return F.cross_entropy(self.model(tokens).flatten(0, 1), tokens.flatten())
 
     def step(self, micro_batches: int = 1) -> None:
@@ -137,6 +138,13 @@ def repeated(stage: int) -> None:
     training = Training(stage, mesh=mesh)
     for _ in range(STEPS):
         training.step(micro_batches=2)
+
+
+def built(stage: int) -> None:
+    """The model has no values until it is sharded."""
+    training = Training(stage, place="meta", device="cpu")
+    for _ in range(STEPS):
+        training.step()
 
 
 def evaluated(stage: int) -> None:
@@ -206,6 +214,7 @@ MODES: list[Mode] = [
     clipped,
     narrow,
     repeated,
+    built,
     stepped,
     evaluated,
     checkpointed,
@@ -265,7 +274,7 @@ def waits_in_the_book() -> dict[str, set[str]]:
             for node in ast.walk(function):
                 match node:
                     case ast.Call(func=ast.Attribute(attr="wait" | "wait_stream" | "wait_event")):
-                        name = f"{file.name}:{node.lineno} in {function.name}: {ast.unparse(node)}"
+                        name = f"{file.name}:{node.lineno} {ast.unparse(node)}"
                         lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
                         found[name] = {f"{file.name}:{line}" for line in lines}
     return found
