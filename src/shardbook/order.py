@@ -117,15 +117,18 @@ class Order:
         self.before("end", "", "")
 
     def watch(self, works: Iterable[Work]) -> None:
-        """Wait for exchanges, and learn meanwhile of a rank that will never take part.
+        """Wait for exchanges on gloo, and learn meanwhile of a rank that will never take
+        part.
+
+        On other backends `wait` makes a stream wait and not this thread. There it is
+        left to whoever reads the result, on the stream that reads it.
 
         :raises Disagreement: if there is such a rank
         :raises RuntimeError: if the exchange fails, or exceeds the group's time limit
         """
+        if self.meeting is None or not self.blocks:
+            return
         for work in works:
-            if self.meeting is None or not self.blocks:
-                work.wait()
-                continue
             while not self.arrived(work, self.meeting):
                 pass
 
