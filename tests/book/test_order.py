@@ -149,6 +149,8 @@ def two_orders() -> tuple[int, int]:
         play(second, [("forward", "D E F D"), ("backward", "F E -F D -E -D")])
     assert first.meeting is not None
     assert second.meeting is not None
+    first.meeting.store.set("mine", "")
+    assert not second.meeting.store.check(["mine"])
     return first.meeting.rounds, second.meeting.rounds
 
 
