@@ -45,15 +45,21 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     """Backward passes in this block keep their gradients on this rank, whole.
 
     The next backward pass outside of the block adds its own and exchanges the sum. An
-    optimizer that steps before is [refused](guard.py#before_step). All ranks must enter
+    optimizer that steps before is [refused](guard.py#before_step). A step that is given
+    up is forgotten, as always, by [`zero_grad`](flat.py#Flat.hold). All ranks must enter
     the block alike.
 
     :param model: a model that was sharded
     :raises ValueError: if the model is not sharded
     """
     conductor = conductor_of(model)
+    flats = [flat for unit in conductor.drivers for flat in unit.trainable]
     before, conductor.syncing = conductor.syncing, False
     try:
+        for flat in flats:
+            flat.holds = True
         yield
     finally:
         conductor.syncing = before
+        for flat in flats:
+            flat.holds = not before

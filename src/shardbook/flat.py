@@ -28,17 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.collectives import PendingGather, PendingReduce, reduce_scatter_mean
-from shardbook.partition import Layout, flatten, views
+from shardbook.partition import Layout, flatten, shares_storage, views
 from shardbook.policy import Policy
 
-__all__ = [
-    "Flat",
-    "has_gradient_hook",
-    "is_sharded",
-    "owner_of",
-    "resize",
-    "shares_storage",
-]
+__all__ = ["Flat", "has_gradient_hook", "is_sharded", "owner_of", "resize"]
 # sidelit: show
 
 
@@ -61,15 +54,17 @@ class Flat:
         self.grad_full: Tensor | None = None
         self.sending: Tensor | None = None
         self.arrived: set[int] = set()
-        # How often an optimizer has changed these parameters.
-        self.steps = 0
+        # Whether gradients wait for a later exchange, and what is shown for them.
+        self.holds = False
+        self.held: dict[int, tuple[Tensor, int, bool]] = {}
+        # How often an optimizer has changed these parameters, and whether the modules
+        # compute with them now.
+        self.steps, self.in_use = 0, False
         # For this moment the unit exists twice, in the model and in `full`. A model is
         # sharded unit by unit, so no more than one unit ever does.
         self.device = self.parameters[0].device
         self.full = torch.empty(layout.padded, dtype=layout.dtype, device=self.device)
-        flatten(
-            layout, [parameter.detach() for parameter in self.parameters], self.full
-        )
+        flatten(layout, [each.detach() for each in self.parameters], self.full)
         # `.data` cuts the tie to the version counter of `full`. Otherwise each gather,
         # which writes into `full`, would look to autograd like a forbidden change of
         # the parameters.
@@ -78,10 +73,9 @@ class Flat:
             for view in views(layout, self.full)
         )
         # The gradient of a whole parameter is taken as soon as autograd has finished
-        # it. The hook belongs to the parameter; one that hangs on autograd's own node
-        # would die with that node. The garbage collector cannot see the hooks of a
-        # tensor. If a hook referred to this vector, the two would keep each other, and
-        # a model that nobody uses any more would keep its shards.
+        # it. The hook belongs to the parameter; one on autograd's own node would die
+        # with that node. The garbage collector does not see hooks. If one referred to
+        # this vector, the two would keep each other, and with them the shards.
         if layout.trainable:
             for index, whole in enumerate(self.whole):
                 collect = partial(Flat.collect, weakref.proxy(self), index)
@@ -90,10 +84,7 @@ class Flat:
     def keep_whole(self) -> None:
         """Keep the whole vector. Each of the model's parameters keeps its shape."""
         self.shard, self.sliced = self.full, False
-        self.show(
-            (slot.offset, slot.offset + slot.numel, slot.shape)
-            for slot in self.layout.slots
-        )
+        self.show((s.offset, s.offset + s.numel, s.shape) for s in self.layout.slots)
 
     def keep_part(self, rank: int, *, apart: bool) -> None:
         """Keep the part of one rank. Each of the model's parameters becomes the 1-D
@@ -102,7 +93,8 @@ class Flat:
         :param apart: whether the part is a vector of its own, so that `full` can be
             emptied, or a view into `full`
         """
-        self.place_of_shard = self.part(rank)
+        size = self.layout.shard_numel
+        self.place_of_shard = slice(rank * size, (rank + 1) * size)
         self.shard, self.sliced = self.full[self.place_of_shard], True
         if apart:
             self.shard = self.shard.clone()
@@ -125,11 +117,6 @@ class Flat:
     def cut(self, kept: Tensor) -> list[Tensor]:
         """The parts of a vector laid out like `shard` that belong to the model's parameters."""
         return [kept[start:stop].view(shape) for start, stop, shape in self.places]
-
-    def part(self, rank: int) -> slice:
-        """Where in `full` a rank's part lies; $S_u$ elements."""
-        size = self.layout.shard_numel
-        return slice(rank * size, (rank + 1) * size)
 
     def store(self) -> None:
         """Take the values in `full` for this rank's own, after they were loaded."""
@@ -158,18 +145,44 @@ class Flat:
         """
         assert whole.grad is not None
         place, gradient = self.place(index), whole.grad.to_dense()
+        self.unhold(index)
         if index in self.arrived:
             place.add_(gradient)
         else:
             place.copy_(gradient)
         self.arrived.add(index)
         whole.grad = None
+        if self.holds:
+            self.hold(index)
+
+    def hold(self, index: int) -> None:
+        """Let `zero_grad` reach a gradient that waits for a later exchange.
+
+        The model's parameter has no gradient yet. It shows a zero that takes no memory.
+        """
+        parameter = self.parameters[index]
+        zero = parameter.new_zeros(()).expand_as(parameter)
+        shown = parameter.grad = zero if parameter.grad is None else parameter.grad
+        self.held[index] = shown, shown._version, shown is zero
+
+    def unhold(self, index: int) -> None:
+        """Drop what waits if `zero_grad` has removed or overwritten what was shown."""
+        if index not in self.held:
+            return
+        parameter = self.parameters[index]
+        shown, version, stands_in = self.held.pop(index)
+        if parameter.grad is None or shown._version != version:
+            self.arrived.discard(index)
+        if stands_in and parameter.grad is shown:
+            parameter.grad = None
 
     def fill_missing_gradients(self) -> None:
         """A parameter that the step did not use has the gradient zero, on this rank."""
         self.gradients()
-        for index in set(range(len(self.whole))) - self.arrived:
-            self.place(index).zero_()
+        for index in range(len(self.whole)):
+            self.unhold(index)
+            if index not in self.arrived:
+                self.place(index).zero_()
 
     def place(self, index: int) -> Tensor:
         """The part of `grad_full` that belongs to parameter `index`, in that parameter's shape."""
@@ -228,6 +241,8 @@ class Flat:
         if self.reducing is not None:
             self.reducing.wait()
         self.reducing = self.sending = self.grad_full = None
+        for index in list(self.held):
+            self.unhold(index)
 
     def check(self, unit: str) -> None:
         """Refuse to gather a shard that the parameters no longer point into.
@@ -269,15 +284,6 @@ def owner_of(parameter: Tensor) -> Flat | None:
     """The vector that a parameter belongs to, if there is one."""
     owner: Flat | None = getattr(parameter, _OWNER, lambda: None)()
     return owner
-
-
-def shares_storage(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are views of one storage.
-
-    Storages are compared as objects. Their addresses would not do: an empty one has
-    none.
-    """
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def has_gradient_hook(parameter: Tensor) -> bool:

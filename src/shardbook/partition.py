@@ -44,7 +44,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ALIGN_BYTES", "Layout", "Slot", "flatten", "plan", "views"]
+__all__ = ["ALIGN_BYTES", "Layout", "Slot", "flatten", "plan", "shares_storage", "views"]
 # sidelit: show
 
 # Every parameter, and every rank's piece, starts at a multiple of 64 bytes, as torch's own CPU tensors
@@ -213,6 +213,13 @@ def views(layout: Layout, full: Tensor) -> tuple[Tensor, ...]:
         full[slot.offset : slot.offset + slot.numel].view(slot.shape)
         for slot in layout.slots
     )
+
+
+def shares_storage(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are views of one storage. Storages are compared as objects, since an empty one
+    has no address to compare.
+    """
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _lay_out(

@@ -1,0 +1,450 @@
+"""Which ranks share what: groups, meshes, tied weights, buffers, and parameters of every kind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import ranks
+from book.reference import (
+    STAGES,
+    all_losses,
+    assert_same_gradients,
+    assert_same_values,
+    fill_gradients,
+    padded_bytes,
+)
+from book.toys import VOCABULARY, batch, chain, error, optimizer_for
+
+
+def train_on(mesh: Any, members: list[int], rows: int) -> None:
+    """Train in every stage on a mesh of some ranks; the reference adds along the rows, then down."""
+    from shardbook import shard
+
+    place = members.index(dist.get_rank())
+    plain = chain(seed=members[0])
+    # Every rank starts elsewhere: the first of the mesh must win.
+    models = [shard(chain(seed=dist.get_rank()), stage=stage, mesh=mesh) for stage in STAGES[1:]]
+    optimizers = [optimizer_for("adamw", model.parameters()) for model in (plain, *models)]
+    for step in range(3):
+        losses = [[partial(error, plain, batch(member, step))] for member in members]
+        fill_gradients(plain, [losses], rows=rows)
+        for model in models:
+            error(model, batch(members[place], step)).backward()
+            assert_same_gradients(model, plain)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for model in models:
+        assert_same_values(model, plain)
+
+
+def two_pairs() -> None:
+    pairs = [[0, 1], [2, 3]]
+    groups = [dist.new_group(pair) for pair in pairs]
+    mine = dist.get_rank() // 2
+    train_on(groups[mine], pairs[mine], 1)
+
+
+def a_mesh_of_one_dimension() -> None:
+    train_on(init_device_mesh("cpu", (4,)), [0, 1, 2, 3], 1)
+
+
+def a_row_of_a_mesh() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mine = dist.get_rank() // 2
+    train_on(mesh["shard"], [[0, 1], [2, 3]][mine], 1)
+
+
+def two_rows_and_two_columns() -> None:
+    train_on(init_device_mesh("cpu", (2, 2)), [0, 1, 2, 3], 2)
+
+
+def a_column_beside_a_row() -> None:
+    """Each mesh covers a part of the world."""
+    meshes = DeviceMesh("cpu", [[0], [1]]), DeviceMesh("cpu", [[2, 3]])
+    mine = dist.get_rank() // 2
+    train_on(meshes[mine], [[0, 1], [2, 3]][mine], [2, 1][mine])
+
+
+def a_mesh_of_a_part_of_the_world() -> None:
+    """The first rank of the mesh is not rank 0. The other ranks do nothing, and nobody waits for them."""
+    mesh = DeviceMesh("cpu", [[1], [2], [3]])
+    if dist.get_rank():
+        train_on(mesh, [1, 2, 3], 3)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        two_pairs,
+        a_mesh_of_one_dimension,
+        a_row_of_a_mesh,
+        two_rows_and_two_columns,
+        a_column_beside_a_row,
+        a_mesh_of_a_part_of_the_world,
+    ],
+    ids=lambda case: case.__name__,
+)
+def test_training_on(case: Callable[[], None]) -> None:
+    ranks.run(4, case)
+
+
+def a_mesh_out_of_order() -> str:
+    from shardbook import shard
+
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        shard(chain(), mesh=DeviceMesh("cpu", [[3, 1], [0, 2]]))
+    return str(caught.value)
+
+
+def test_a_mesh_whose_ranks_are_out_of_order_is_refused() -> None:
+    for said in ranks.run(4, a_mesh_out_of_order):
+        assert said == (
+            "the ranks of the mesh [[3, 1], [0, 2]] are not in order; "
+            "let them grow along each row and down each column"
+        )
+
+
+def stage_0_on_a_mesh() -> None:
+    """Nothing is shared out, so rows and columns mean nothing: the sum runs over all ranks in order."""
+    from shardbook import shard
+
+    plain = chain()
+    model = shard(chain(seed=dist.get_rank()), stage=0, mesh=init_device_mesh("cpu", (2, 2)))
+    fill_gradients(plain, [all_losses(plain, [0])])
+    error(model, batch(dist.get_rank(), 0)).backward()
+    assert_same_gradients(model, plain)
+
+
+def everything_starts_from_the_first_rank() -> None:
+    from shardbook import shard
+
+    mesh = init_device_mesh("cpu", (2, 2))
+    for stage in STAGES:
+        model = nn.Sequential(nn.Linear(40, 3), nn.BatchNorm1d(3))
+        for tensor in model.state_dict().values():
+            tensor.fill_(dist.get_rank() + 1)
+        shard(model, stage=stage, mesh=mesh)
+        assert all(tensor.eq(1).all() for tensor in model.state_dict().values())
+
+
+def clipping_on_a_mesh() -> None:
+    """The norm is that of one copy of the model, not of all copies."""
+    from shardbook import clip_grad_norm_, shard
+
+    plain = chain()
+    fill_gradients(plain, [all_losses(plain, [0])], rows=2)
+    expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+    for stage in STAGES[1:]:
+        model = shard(chain(), stage=stage, mesh=init_device_mesh("cpu", (2, 2)))
+        error(model, batch(dist.get_rank(), 0)).backward()
+        torch.testing.assert_close(clip_grad_norm_(model, 1.0).float(), expected, rtol=1e-5, atol=0)
+
+
+def accumulation_on_a_mesh_with_a_narrow_wire() -> None:
+    from shardbook import Policy, no_sync, shard
+
+    plain, rank = chain(), dist.get_rank()
+    fill_gradients(plain, [all_losses(plain, [0, 1])], rows=2, dtype=torch.bfloat16)
+    for stage in STAGES[1:]:
+        mesh = init_device_mesh("cpu", (2, 2))
+        model = shard(chain(), stage=stage, mesh=mesh, policy=Policy(reduce_dtype=torch.bfloat16))
+        with no_sync(model):
+            error(model, batch(rank, 0)).backward()
+        error(model, batch(rank, 1)).backward()
+        assert_same_gradients(model, plain)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        stage_0_on_a_mesh,
+        everything_starts_from_the_first_rank,
+        clipping_on_a_mesh,
+        accumulation_on_a_mesh_with_a_narrow_wire,
+    ],
+    ids=lambda case: case.__name__,
+)
+def test_on_two_rows_of_two(case: Callable[[], None]) -> None:
+    ranks.run(4, case)
+
+
+def sent_on_a_mesh(rows: int, columns: int) -> list[dict[str, Any]]:
+    from shardbook import shard
+    from shardbook.collectives import ledger
+
+    found = []
+    for stage in STAGES:
+        model = shard(chain(), stage=stage, mesh=init_device_mesh("cpu", (rows, columns)))
+        with ledger() as book:
+            error(model, batch(dist.get_rank(), 0)).backward()
+        found.append({"sent": book.sent, "padded": padded_bytes(model)})
+    return found
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 2), (3, 1), (1, 3)])
+def test_only_a_ranks_own_part_travels_down_a_column(rows: int, columns: int) -> None:
+    for found in ranks.run(rows * columns, sent_on_a_mesh, rows, columns):
+        for stage, step in zip(STAGES, found, strict=True):
+            row = step["padded"] * (columns - 1) // columns
+            down = step["padded"] // columns * (rows - 1) // rows
+            if stage == 0:
+                row, down = step["padded"] * (rows * columns - 1) // (rows * columns), 0
+            gathers = 2 if stage == 3 else 1
+            assert step["sent"] == {"reduce-scatter": row + down, "all-gather": gathers * row + down}
+
+
+class Tied(nn.Module):
+    """Two pairs of tied weights: one within `inner`, one across the whole model."""
+
+    def __init__(self, tie: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+        self.head = nn.Linear(8, VOCABULARY)
+        if tie:
+            self.inner[2].weight = self.inner[0].weight
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        y: Tensor = self.head(self.inner(self.embedding(tokens)))
+        return y
+
+
+UNITS: list[Any] = [(), (nn.Linear, nn.Embedding), (nn.Linear, nn.Embedding, nn.Sequential)]
+
+
+def tied_weights() -> None:
+    """In one unit, or across units that lie in another unit, or across units that lie in the root only."""
+    from shardbook import shard
+
+    for stage in STAGES:
+        for units in UNITS:
+            plain, model = Tied(), shard(Tied(), stage=stage, units=units)
+            optimizers = [optimizer_for("adamw", each.parameters()) for each in (plain, model)]
+            for step in range(2):
+                fill_gradients(plain, [all_losses(plain, [step])])
+                error(model, batch(dist.get_rank(), step)).backward()
+                assert_same_gradients(model, plain)
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            assert model.head.weight is model.embedding.weight
+            assert model.inner[2].weight is model.inner[0].weight
+            # Both keys are there, with one value.
+            assert_same_values(model, plain)
+
+
+def test_tied_weights_stay_tied_and_train_like_the_reference_in_every_stage() -> None:
+    ranks.run(2, tied_weights)
+
+
+def units_of_tied_weights() -> list[dict[str, list[str]]]:
+    from shardbook import shard
+    from shardbook.schedule import conductor_of
+
+    return [
+        {
+            unit.name: [site.name for site in unit.sites]
+            for unit in conductor_of(shard(Tied(), units=units)).drivers
+        }
+        for units in UNITS[1:]
+    ]
+
+
+def test_tied_weights_belong_to_the_innermost_unit_around_all_places() -> None:
+    [[flat, nested]] = ranks.run(1, units_of_tied_weights)
+    assert flat == {
+        "the root": ["embedding.weight", "inner.0.weight", "inner.2.weight", "head.weight"],
+        "inner.0": ["inner.0.bias"],
+        "inner.2": ["inner.2.bias"],
+        "head": ["head.bias"],
+    }
+    assert nested == {
+        "the root": ["embedding.weight", "head.weight"],
+        "inner": ["inner.0.weight", "inner.2.weight"],
+        "inner.0": ["inner.0.bias"],
+        "inner.2": ["inner.2.bias"],
+        "head": ["head.bias"],
+    }
+
+
+def tied_on_one_rank_only() -> list[str]:
+    from shardbook import shard
+
+    said = []
+    for units in UNITS:
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            shard(Tied(tie=dist.get_rank() == 0), units=units)
+        said.append(str(caught.value))
+    return said
+
+
+def test_weights_that_are_tied_on_one_rank_only_are_refused_by_name() -> None:
+    for said in ranks.run(2, tied_on_one_rank_only):
+        for sentence in said:
+            assert "is tied to nothing, on rank 0 to inner.0.weight" in sentence
+
+
+class Odd(nn.Module):
+    """Parameters of no dimension, of no element, not contiguous, in three dtypes, one of them of integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.turned = nn.Parameter(torch.randn(4, 6).t())
+        self.precise = nn.Parameter(torch.randn(6, dtype=torch.float64))
+        self.narrow = nn.Parameter(torch.randn(6).bfloat16())
+        self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
+        self.counts = nn.Parameter(torch.arange(5), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.turned.t() * self.scale + self.narrow.float()
+        return y * (self.precise.sum() + self.empty.sum() + self.frozen.sum() + self.counts.sum()).float()
+
+
+def odd_loss(model: nn.Module, rank: int, number: int) -> Tensor:
+    y: Tensor = model(torch.full((2, 4), 0.1 * (rank + number + 1)))
+    return y.square().mean()
+
+
+def odd_parameters() -> None:
+    from shardbook import shard
+
+    def build() -> nn.Module:
+        # A module without parameters stands between two that have some.
+        return nn.Sequential(Odd(), nn.Identity(), nn.Linear(6, 4))
+
+    plain = build()
+    # A flat vector stores every parameter row by row, and a matrix product may depend on that.
+    plain[0].turned.data = plain[0].turned.data.contiguous()  # type: ignore[index,union-attr,operator]
+    models = [shard(build(), stage=stage) for stage in STAGES]
+    optimizers = [optimizer_for("adamw", model.parameters()) for model in (plain, *models)]
+    for step in range(2):
+        fill_gradients(plain, [all_losses(plain, [step], odd_loss)])
+        for model in models:
+            odd_loss(model, dist.get_rank(), step).backward()
+            assert_same_gradients(model, plain)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for model in models:
+        assert_same_values(model, plain)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_parameters_of_every_kind_train_like_the_reference_in_every_stage(world_size: int) -> None:
+    ranks.run(world_size, odd_parameters)
+
+
+def models_without_anything_to_train() -> None:
+    from shardbook import shard
+
+    for stage in STAGES:
+        for build in (nn.Identity, lambda: nn.Linear(2, 2).requires_grad_(False)):
+            model = shard(build(), stage=stage)
+            expected = build()
+            expected.load_state_dict(model.state_dict())
+            x = torch.ones(1, 2, requires_grad=True)
+            model(x).sum().backward()
+            assert torch.equal(model(x), expected(x))
+            assert x.grad is not None
+
+
+def test_a_model_without_trainable_parameters_computes_as_before() -> None:
+    ranks.run(2, models_without_anything_to_train)
+
+
+class Random(nn.Module):
+    """A block with any parameters and any blocks below it, of which a step may leave out some parameters."""
+
+    def __init__(self, choose: random.Random, known: list[nn.Parameter], depth: int) -> None:
+        super().__init__()
+        for index in range(choose.randint(0, 3)):
+            shape = choose.choice([(), (1,), (0, 2), (3,), (5, 7), (2, 3, 4), (33,), (64,)])
+            dtype = choose.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16])
+            parameter = nn.Parameter(torch.randn(shape, dtype=dtype), requires_grad=choose.random() < 0.8)
+            if known and choose.random() < 0.2:
+                parameter = choose.choice(known)
+            known.append(parameter)
+            self.register_parameter(f"p{index}", parameter)
+        below = choose.randint(0, 2) if depth else 0
+        self.below = nn.ModuleList([Random(choose, known, depth - 1) for _ in range(below)])
+        self.salt = choose.randint(0, 10**6)
+
+    def forward(self, x: Tensor, rank: int, number: int) -> Tensor:
+        choose = random.Random(self.salt + 31 * rank + 97 * number)
+        x = x * 1.0
+        for parameter in self.parameters(recurse=False):
+            if choose.random() < 0.8:
+                x = torch.tanh(x + 0.3 * parameter.float().square().sum() / max(1, parameter.numel()))
+        for block in self.below:
+            x = x + block(x, rank, number)
+        return x
+
+
+def random_loss(model: nn.Module, rank: int, number: int) -> Tensor:
+    x = torch.linspace(-1, rank + number * 0.3, 6, requires_grad=True)
+    y: Tensor = model(x, rank, number)
+    return y.sum()
+
+
+def random_models(seed: int, examples: int) -> None:
+    """Random blocks, dtypes, frozen and tied parameters, units, stages, wires, and micro-batches."""
+    from shardbook import Policy, no_sync, shard
+
+    rank = dist.get_rank()
+    for example in range(seed, seed + examples):
+        choose = random.Random(example)
+        plain, other = (built(example) for _ in range(2))
+        names = [name for name, module in plain.named_modules() if name and isinstance(module, Random)]
+        units = set(choose.sample(names, choose.randint(0, len(names))))
+        wire = choose.choice([None, None, torch.bfloat16, torch.float64])
+        settings: dict[str, Any] = {
+            "stage": choose.choice(STAGES),
+            "units": (lambda name, module, units=units: name in units) if units else (),
+            "policy": Policy(reduce_dtype=wire),
+            "prefetch": choose.randint(0, 3),
+        }
+        once = choose.random() < 0.5
+        try:
+            model = shard(other, **settings)
+            optimizers = [optimizer_for("sgd", each.parameters()) for each in (plain, model)]
+            for step in range(2):
+                numbers = [2 * step, 2 * step + 1]
+                rounds = [numbers] if once else [[number] for number in numbers]
+                fill_gradients(plain, [all_losses(plain, r, random_loss) for r in rounds], dtype=wire)
+                with no_sync(model) if once else nullcontext():
+                    random_loss(model, rank, numbers[0]).backward()
+                random_loss(model, rank, numbers[1]).backward()
+                assert_same_gradients(model, plain)
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            assert_same_values(model, plain)
+        except Exception as error:
+            raise AssertionError(f"example {example}: units {units}, {settings}, once {once}") from error
+
+
+def built(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = Random(random.Random(seed), [], 3)
+    model.register_parameter("last", nn.Parameter(torch.randn(3)))
+    return model
+
+
+def test_random_models_in_random_settings_train_like_the_reference() -> None:
+    ranks.run(2, random_models, 0, 25)
