@@ -23,20 +23,21 @@ bytes of parameters: the shards of the units before, what the root has got so fa
 the unit itself three times: its parameters, the flat vector that they are copied into,
 and the part that is kept. The root is cut last, and then $R_u$ is zero.
 
-Nothing changes for the values. The order is that in which constructors run, and
-PyTorch's layers end their constructor with `reset_parameters`, which is also what is
-called here. So the same seed gives the same model, whatever the units are, if it is
-built on the same kind of device.
+The values are those of an ordinary construction with the same seed on the same kind of
+device, whatever the units are. For PyTorch's layers end their constructor with
+`reset_parameters`, and that is called here, in the order in which constructors run. A
+tied parameter is set by each module that has it, and the last one counts.
 
-Libraries that keep the first values elsewhere pass a function. A model of the
-`transformers` library does it for one module at a time, its buffers included:
+Other values come from a function. A model of the `transformers` library has one for a
+single module, which sets buffers, too:
 
 ```python
 shard(model, units=LlamaDecoderLayer, init=model._init_weights)
 ```
 
 :notation $N_d$: `world_size`, the number of ranks that share the model
-:notation $\Psi$: `numel`, the number of parameters of the model; $\Psi_u$ those of a unit
+:notation $\Psi$: the number of parameters of the model
+:notation $\Psi_u$: `numel`, the number of parameters of a unit
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 :notation $S_u$: `shard_numel`, the length of one rank's part of it
 :notation $R_u$: the parameters of the root that are real when unit $u$ is cut
@@ -110,21 +111,42 @@ class Construction:
         parts come first here, too. `MultiheadAttention` relies on it: its output layer
         sets a bias, and the attention sets it again.
 
-        :returns: the names of the modules that become units, each when it is complete
+        :returns: the names of the units, each when it is complete
         """
         parts_first: list[nn.Module] = []
         self.model.apply(parts_first.append)
         for module in dict.fromkeys(parts_first):
             fill = self.filler(module)
-            for tensor in on_meta(module).values():
-                make_real(tensor, self.device)
-                self.fresh.add(tensor)
+            if on_meta(module):
+                # A recurrent layer keeps notes on its parameters, and renews them here.
+                module._apply(self.make_real, recurse=False)
             if fill is not None:
                 self.fill(module, fill)
             name = self.names[module]
             if name in self.sites:
                 self.check(name, module)
                 yield name
+
+    def make_real(self, tensor: Tensor) -> Tensor:
+        """Give a tensor memory if it has none. It remains the same object.
+
+        So everything that refers to it stays right: the other places of a tied
+        parameter, and parameter groups that were made while the shapes were there.
+        """
+        if not tensor.is_meta:
+            return tensor
+        real = torch.empty_like(tensor, device=self.device)
+        mark = blank_mark(tensor)
+        if mark is not None:
+            real.fill_(mark)
+        if isinstance(tensor, nn.Parameter):
+            real = nn.Parameter(real, requires_grad=False)
+        real.requires_grad_(tensor.requires_grad)
+        real.__class__ = type(tensor)
+        vars(real).update(vars(tensor))
+        torch.utils.swap_tensors(tensor, real)
+        self.fresh.add(tensor)
+        return tensor
 
     def filler(self, module: nn.Module) -> Init | None:
         """What gives a module its values.
@@ -224,27 +246,8 @@ class Construction:
         return place("cpu" if "cpu" in kinds else kinds[0])
 
 
-def make_real(tensor: Tensor, device: torch.device) -> None:
-    """Give a tensor on the meta device memory elsewhere. It remains the same object.
-
-    So everything that refers to it stays right: the other places of a tied parameter,
-    and parameter groups that were made while the shapes were still there.
-    """
-    real = torch.empty_like(tensor, device=device)
-    mark = blank_mark(tensor)
-    if mark is not None:
-        real.fill_(mark)
-    if isinstance(tensor, nn.Parameter):
-        real = nn.Parameter(real, requires_grad=False)
-    real.requires_grad_(tensor.requires_grad)
-    # The objects exchange everything, the attributes that a user has set included.
-    real.__class__ = type(tensor)
-    vars(real).update(vars(tensor))
-    torch.utils.swap_tensors(tensor, real)
-
-
 def is_blank(tensor: Tensor) -> bool:
-    """Whether part of a tensor still holds what [`make_real`](#make_real) has put there."""
+    """Whether part of a tensor has no values yet."""
     mark = blank_mark(tensor)
     if mark is None:
         return False
@@ -273,9 +276,7 @@ def on_meta(module: nn.Module) -> dict[str, Tensor]:
 
 
 def own_reset(module: nn.Module) -> Init | None:
-    """What a module offers for giving it its values. Some of PyTorch's own have it
-    under a private name.
-    """
+    """What a module offers for giving it its values; PyTorch's own may hide its name."""
     for name in ("reset_parameters", "_reset_parameters"):
         reset = getattr(module, name, None)
         if callable(reset):
