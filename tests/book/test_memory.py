@@ -56,6 +56,7 @@ def test_on_one_rank_all_stages_are_the_same() -> None:
 CONFIGS = [
     Config(layers=3, width=40, heads=2, context=12),  # logits and activations decide
     Config(layers=4, width=96, heads=4, context=4, vocabulary=31),  # units decide
+    Config(layers=12, width=16, heads=2, context=96, vocabulary=7),  # the inputs of many blocks decide
 ]
 
 
@@ -94,7 +95,7 @@ def train_once(config: Config, batch: int, stage: int, checkpointing: bool) -> t
     return meter.now() - tokens.nbytes, meter.peak, book.total
 
 
-@pytest.mark.parametrize(("config", "world_size"), [(CONFIGS[0], 2), (CONFIGS[1], 3)])
+@pytest.mark.parametrize(("config", "world_size"), [(CONFIGS[0], 2), (CONFIGS[1], 3), (CONFIGS[2], 2)])
 def test_the_planners_bytes_are_those_of_real_ranks(config: Config, world_size: int) -> None:
     batch = 5
     counted = ranks.run(world_size, train, config, batch, timeout=120)[0]
