@@ -33,7 +33,9 @@ __all__ = ["Description", "Disagreement", "agree", "unfit"]
 
 
 class Disagreement(ValueError):
-    """Ranks hold different modules, or one holds a module that cannot be sharded."""
+    """Ranks hold different modules, one holds a module that cannot be sharded, or [one
+    leaves the common order](order.py).
+    """
 
 
 @dataclass(frozen=True, slots=True)

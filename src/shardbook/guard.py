@@ -44,7 +44,8 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     miss the step.
 
     :raises TypeError: if the optimizer depends on shapes, and the shapes are gone
-    :raises RuntimeError: if gradients were collected under `no_sync` and not averaged
+    :raises RuntimeError: if gradients were collected and not averaged, or a pass was
+        interrupted while the parameters were in use
     """
     name = type(optimizer).__name__
     parameters = (

@@ -79,7 +79,8 @@ class Hooks:
             # An exception in `forward` must not leave the unit whole: the next gather
             # would find it there and compute with the weights of an earlier step.
             part.register_forward_hook(after, always_call=True)
-        refuse_copies_of(module)
+        for part in {module, *(site.module for site in unit.sites)}:
+            refuse_copies_of(part)
 
     def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Gather, and plant the hooks that will announce the end of this module's
@@ -90,6 +91,9 @@ class Hooks:
         is complete and its node about to run, the module's own nodes have run, and all
         of the module's gradients are there, whether or not each parameter took part.
         """
+        # A pass that was interrupted from the keyboard has not counted down.
+        if not self.unit.shown:
+            self.uses.clear()
         use, inputs = object(), set[Any]()
         self.uses.append((use, inputs))
         if len(self.uses) > 1:

@@ -14,6 +14,7 @@ from its end to its beginning, so the unit that ended last comes first.
 # sidelit: hide
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -53,9 +54,9 @@ class Chain(Conductor):
 
     def attach(self, model: nn.Module) -> None:
         """Watch the model's forward passes, exceptions included."""
-        begins, ends = not_compiled(self.model_begins), not_compiled(self.model_ends)
-        model.register_forward_pre_hook(begins, prepend=True)
-        model.register_forward_hook(ends, always_call=True)
+        model.register_forward_pre_hook(not_compiled(self.model_begins), prepend=True)
+        model.register_forward_hook(not_compiled(self.model_succeeds))
+        model.register_forward_hook(not_compiled(self.model_ends), always_call=True)
         self.conduct(model)
 
     def model_begins(self, *_: Any) -> None:
@@ -66,25 +67,23 @@ class Chain(Conductor):
         if in_backward():
             return
         self.recover()
-        # A forward pass that was interrupted has not counted down.
-        for driver in self.drivers.values():
-            driver.uses.clear()
         self.running, self.grad = True, torch.is_grad_enabled()
         self.route = Route(self.orders[self.grad])
         self.order.begin("forward" if self.grad else "evaluation")
 
-    def model_ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Leave a clean state. A unit may have been gathered ahead that did not run."""
-        if in_backward():
-            return
-        self.running = False
-        # An exception leaves no output, and an order that is not to be expected again.
-        if output is not None:
+    def model_succeeds(self, *_: Any) -> None:
+        """Expect the same order next time. An exception leaves none to be expected."""
+        if not in_backward():
             missed = next(self.route.ahead(1), None)
             if missed is not None:
                 self.warn(missed, "the pass ended")
             self.orders[self.grad] = self.route.seen
-        self.release()
+
+    def model_ends(self, *_: Any) -> None:
+        """Leave a clean state. A unit may have been gathered ahead that did not run."""
+        if not in_backward():
+            self.running = False
+            self.release()
 
     def forward_begins(self, unit: Unit) -> None:
         """Within the model's forward pass a unit begins no pass of its own."""
@@ -116,10 +115,13 @@ class Chain(Conductor):
     def forward_ended(self, unit: Unit) -> None:
         """Write down the order in which the backward pass will run, from its end."""
         self.ended.append(unit)
+        # A program may never go backward, although it could.
+        del self.ended[: -MOST * len(self.drivers)]
 
     def backward_begins(self) -> None:
         """The forward passes since the last backward pass are undone from their end."""
         super().backward_begins()
+        self.running = False
         self.back, self.ended = Route(self.ended[::-1]), []
 
     def backward_began(self, unit: Unit) -> None:
@@ -150,8 +152,23 @@ class Chain(Conductor):
                 f"{self.route.seen[-2].name if len(self.route.seen) > 1 else 'the start'} "
                 f"{expected.name} was expected, but {instead}; a unit that was "
                 "gathered in vain costs time, so prefetch=0 may be faster",
-                stacklevel=2,
+                stacklevel=calls_from_outside(),
             )
+
+
+# How many forward passes of all units are remembered for one backward pass.
+MOST = 64
+
+
+def calls_from_outside() -> int:
+    """How far up the program is that called the model, for a warning to name its line."""
+    level, frame = 2, sys._getframe(2)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(OURS):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+OURS = ("shardbook.", "torch.")
 
 
 @dataclass(frozen=True, slots=True)

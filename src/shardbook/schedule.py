@@ -75,7 +75,7 @@ class Conductor:
             self.recover()
         elif unit.state is State.SHARDED and not self.kept:
             unit.expire()
-        self.order.begin(f"{unit.name} alone")
+        self.order.begin(f"separate {unit.name}")
 
     def forward_began(self, unit: Unit) -> None:
         """A unit is whole and about to compute. [A chain](prefetch.py#Chain) prefetches here."""
@@ -105,7 +105,7 @@ class Conductor:
 
     def backward_begins(self) -> None:
         """The first unit of a backward pass has been reached."""
-        self.order.begin("backward" if self.syncing else "backward without exchange")
+        self.order.begin("backward" if self.syncing else "accumulating backward")
         self.exchanged.clear()
 
     def reduce(self, unit: Unit) -> None:
@@ -253,7 +253,6 @@ class Driver(Protocol):
     module: nn.Module
     expected: int
     in_backward: object | None
-    uses: list[Any]
 
     def close(self) -> None:
         """Settle the unit at the end of a backward pass."""

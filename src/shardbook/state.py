@@ -39,7 +39,7 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
     def gather(*_: Any) -> None:
         unit.free()
         unit.expire()
-        unit.order.begin(f"the state of {unit.name}")
+        unit.order.begin(f"{unit.name} state_dict")
         unit.wait()
         unit.show()
 
