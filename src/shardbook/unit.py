@@ -61,11 +61,11 @@ import torch
 from torch import Tensor
 
 from shardbook.collectives import world
-from shardbook.flat import Flat, shares_storage
+from shardbook.flat import Flat
 from shardbook.groups import Groups
 from shardbook.guard import register_guard
 from shardbook.order import Order
-from shardbook.partition import plan
+from shardbook.partition import plan, shares_storage
 from shardbook.policy import Policy
 from shardbook.sites import Site
 
@@ -205,18 +205,16 @@ class Unit(ABC):
             self.arrive()
             self.state = State.WHOLE
 
-    def show(self) -> None:
-        """Give the modules the whole parameters, to compute with."""
-        self.shown = True
+    def show(self, whole: bool = True) -> None:
+        """Give the modules the whole parameters to compute with, or the model's own back."""
+        if whole is self.shown:
+            return
+        self.shown = whole
+        for flat in self.flats:
+            flat.in_use = whole
         for site in self.sites:
-            site.put(self.counterpart[id(site.parameter)])
-
-    def hide(self) -> None:
-        """Give the modules the model's own parameters back."""
-        if self.shown:
-            self.shown = False
-            for site in self.sites:
-                site.put(site.parameter)
+            own = site.parameter
+            site.put(self.counterpart[id(own)] if whole else own)
 
     def free(self) -> None:
         """Give back what need not be stored between uses; the unit becomes `SHARDED`.
@@ -225,7 +223,7 @@ class Unit(ABC):
         the model for its parameters between two uses, such as an optimizer, gets those
         that will be trained.
         """
-        self.hide()
+        self.show(False)
         if self.state is State.SHARDED:
             return
         # A gather that nobody used is still writing. To free its target now would let
