@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -152,38 +153,41 @@ def test_in_every_stage(case: Any) -> None:
     ranks.run(2, case)
 
 
-def damaged(value: float, where: int) -> dict[str, Any]:
-    """One rank's part of the gradient holds something that is not finite."""
+def damaged() -> dict[str, Any]:
+    """The norm of each order for each damage, without and with `error_if_nonfinite`."""
     from shardbook import clip_grad_norm_, shard
 
-    found: dict[str, Any] = {"norms": [], "said": []}
+    found: dict[str, Any] = {}
     model = shard(chain())
-    for order in (1.0, 2.0, math.inf):
-        for strict in (True, False):
+    for where, value, order in DAMAGES:
+        norms: list[Any] = []
+        for strict in (False, True):
             model.zero_grad()
             error(model, batch(dist.get_rank(), 0)).backward()
             if dist.get_rank() == where:
                 slices = [p.grad for p in model.parameters() if p.grad is not None and p.grad.numel()]
                 slices[0][0] = value
-            if strict:
-                with pytest.raises(RuntimeError) as caught:
-                    clip_grad_norm_(model, 1.0, order, error_if_nonfinite=True)
-                found["said"].append(str(caught.value))
-            else:
-                found["norms"].append(clip_grad_norm_(model, 1.0, order).item())
+            try:
+                norms.append(str(clip_grad_norm_(model, 1.0, order, error_if_nonfinite=strict).item()))
+            except RuntimeError as caught:
+                norms.append(str(caught))
+        found[f"{value} on rank {where}, order {order}"] = norms
     return found
 
 
-@pytest.mark.parametrize("where", [0, 1, 2])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_on_one_rank_is_known_on_every_rank(value: float, where: int) -> None:
-    for found in ranks.run(3, damaged, value, where):
-        assert [str(norm) for norm in found["norms"]] == [str(value)] * 3
-        assert found["said"] == [
-            f"the norm of order {order} of the gradients is {value}; "
-            "skip this step, or call without error_if_nonfinite"
-            for order in (1.0, 2.0, math.inf)
-        ]
+DAMAGES = list(itertools.product([0, 1, 2], [math.nan, math.inf], [1.0, 2.0, math.inf]))
+
+
+def test_what_is_not_finite_on_one_rank_is_known_on_every_rank() -> None:
+    for found in ranks.run(3, damaged):
+        assert found == {
+            f"{value} on rank {where}, order {order}": [
+                str(value),
+                f"the norm of order {order} of the gradients is {value}; "
+                "skip this step, or call without error_if_nonfinite",
+            ]
+            for where, value, order in DAMAGES
+        }
 
 
 def sent_for_a_norm() -> list[dict[str, int]]:
@@ -207,18 +211,22 @@ def test_a_norm_sends_one_number_to_each_other_rank_and_stage_0_sends_nothing() 
         assert others == [{"all-gather": 2 * 8}] * 3
 
 
-@pytest.mark.parametrize("order", [0.0, -1.0, math.nan])
-def test_a_norm_of_no_positive_order_is_refused(order: float) -> None:
-    [said] = ranks.run(1, refused_order, order)
-    assert said == f"norm_type={order} is not a norm; choose a positive number"
-
-
-def refused_order(order: float) -> str:
+def refused_orders() -> list[str]:
     from shardbook import clip_grad_norm_, shard
 
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
-        clip_grad_norm_(shard(chain()), 1.0, order)
-    return str(caught.value)
+    said, model = [], shard(chain())
+    for order in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            clip_grad_norm_(model, 1.0, order)
+        said.append(str(caught.value))
+    return said
+
+
+def test_a_norm_of_no_positive_order_is_refused() -> None:
+    [said] = ranks.run(1, refused_orders)
+    assert said == [
+        f"norm_type={order} is not a norm; choose a positive number" for order in ("0.0", "-1.0", "nan")
+    ]
 
 
 def test_a_plain_model_is_refused() -> None:

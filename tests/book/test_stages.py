@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,35 @@ HABITS = [the_models_own_parameters, an_optimizer_built_between_forward_and_back
 @pytest.mark.parametrize("habit", [*HABITS, one_rank_steps_by_hand], ids=lambda habit: habit.__name__)
 def test_in_every_stage(habit: Any) -> None:
     ranks.run(2, habit)
+
+
+def earlier_traps(stage: int) -> None:
+    """What the tests of the layer hold against stage 3, in another stage."""
+    import book.test_layer
+    import book.test_review
+    import shardbook
+
+    shardbook.shard = partial(shardbook.shard, stage=stage)
+    if stage == 0:
+        # There the parameters keep their shapes.
+        for module in (book.test_layer, book.test_review):
+            module.assert_all_sharded = lambda model: None  # type: ignore[attr-defined]
+    layer = [(case, arguments) for case, arguments in book.test_layer.CASES]
+    for case, arguments in [*layer, *((case, ()) for case in book.test_review.CASES)]:
+        if case.__name__ not in FIGURES_OF_STAGE_3:
+            case(*arguments)
+
+
+# These count gathers, or bytes.
+FIGURES_OF_STAGE_3 = {
+    "recomputation_gathers_nothing_in_vain",
+    "gradients_leave_while_a_checkpointed_segment_runs_backward",
+}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_what_a_layer_of_stage_3_stands_other_stages_stand(stage: int) -> None:
+    ranks.run(2, earlier_traps, stage)
 
 
 def sent_in_a_step() -> list[dict[str, Any]]:
