@@ -5,21 +5,22 @@ r"""# What a step will cost
 A formula that nobody compares with reality is a hope. This chapter predicts three figures for each rank, and
 [the training script](train.py) prints them beside what it has counted.
 
-- **Bytes sent** in a step. Each unit crosses the network three times for each micro-batch: gathered for the
-  forward pass, gathered for the backward pass, reduced afterwards. Each time a rank sends $(N_d-1)/N_d$ of
-  the padded vector, at 4 bytes an element.
-- **Steady bytes**, stored between two steps. AdamW keeps two moments, so there are 12 bytes for each
-  parameter of the shard. The rest is small: padding, AdamW's step counters, and the text.
+- **Bytes sent** in a step. In stage 3 each unit crosses the network three times for each micro-batch:
+  gathered for the forward pass, gathered for the backward pass, reduced afterwards. In the other stages it
+  does so twice. Each time a rank sends $(N_d-1)/N_d$ of the padded vector, at 4 bytes an element.
+- **Steady bytes**, stored between two steps. AdamW keeps two moments, so in stage 3 there are 12 bytes for
+  each parameter of the shard. The rest is small: padding, AdamW's step counters, and the text.
 - **Peak bytes**, the most that is stored at any moment of a step. Activations and the units in flight count
   here.
 
-$$\text{sent} = 3 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d}$$
+$$\text{sent}_3 = 3 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d} \qquad
+\text{sent}_{0,1,2} = 2 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d}$$
 
 The first two are exact for any FP32 model without frozen parameters whose units each run once in a forward
-pass. The last is exact for [this GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many
-shapes. On a GPU attention saves other tensors for its backward pass, so there the figure is an estimate.
-None of the three contains the temporaries inside one operation, the buffers inside the communication
-backend, or what an allocator adds to round a size up.
+pass. The last is known for stage 3 only, and exact for [this GPT](gpt.py) on a CPU: the tests compare it,
+byte for byte, over many shapes. On a GPU attention saves other tensors for its backward pass, so there the
+figure is an estimate. None of the three contains the temporaries inside one operation, the buffers inside the
+communication backend, or what an allocator adds to round a size up.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $P_u$: `padded`, the elements of unit $u$ with its padding
@@ -56,6 +57,7 @@ class Setup:
     :param accumulate: the micro-batches of one step
     :param optimizer: `"adamw"`, or `"sgd"` without momentum, which stores nothing
     :param text: the bytes of text that each rank holds
+    :param stage: the stage of ZeRO
     """
 
     config: Config
@@ -64,24 +66,28 @@ class Setup:
     accumulate: int = 1
     optimizer: str = "adamw"
     text: int = 0
+    stage: int = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The figures of one rank, in bytes: `steady` by its terms, the peak by the moments where it can lie."""
+    """The figures of one rank, in bytes: `steady` by its terms, the peak by the moments where it can lie.
+
+    Where the moments are not known, the peak is `None`.
+    """
 
     sent: int
     steady: dict[str, int]
     moments: dict[str, int]
 
     @property
-    def peak(self) -> int:
-        return self.moments[self.peak_moment]
+    def peak(self) -> int | None:
+        return max(self.moments.values(), default=None)
 
     @property
     def peak_moment(self) -> str:
         """The moment of a step in which the rank stores the most."""
-        return max(self.moments, key=lambda moment: self.moments[moment])
+        return max(self.moments, key=self.moments.__getitem__, default="")
 
 
 def forecast(setup: Setup, rank: int) -> Forecast:
@@ -93,27 +99,32 @@ def forecast(setup: Setup, rank: int) -> Forecast:
     # In each exchange a rank sends as much as all shards but one hold.
     once = FLOAT * sum(layout.padded - layout.shard_numel for layout in layouts)
     steady = steady_terms(setup, layouts, rank)
-    extra = extra_moments(setup, layouts, rank)
+    extra = extra_moments(setup, layouts, rank) if setup.stage == 3 else {}
     moments = {name: sum(steady.values()) + more for name, more in extra.items()}
-    return Forecast(sent=3 * setup.accumulate * once, steady=steady, moments=moments)
+    times = (3 if setup.stage == 3 else 2) * setup.accumulate
+    return Forecast(sent=times * once, steady=steady, moments=moments)
 
 
 def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, int]:
     r"""What a rank stores between steps.
 
-    With $\Psi_r$ parameters in this rank's slices, and $n$ parameter tensors in the model, it is
+    With $\Psi_r$ parameters in this rank's slices, and $n$ parameter tensors in the model, it is in stage 3
 
     $$4 \sum_u S_u + 8\,\Psi_r + 4n + \text{text}$$
 
-    The shards count their padding, but the moments do not, since an optimizer sees only the slices.
+    The shards count their padding, but the moments do not, since an optimizer sees only the slices. Below
+    stage 3 the vectors stay whole, with $P_u$ instead of $S_u$. In stage 0 so do the moments.
     """
-    terms = {"parameters": FLOAT * sum(layout.shard_numel for layout in layouts)}
+    kept = sum(
+        layout.shard_numel if setup.stage == 3 else layout.padded for layout in layouts
+    )
+    terms = {"parameters": FLOAT * kept}
     if setup.optimizer == "adamw":
-        terms["moments"] = (
-            2
-            * FLOAT
-            * sum(piece for layout in layouts for piece in pieces(layout, rank))
+        trained = sum(
+            sum(pieces(layout, rank)) if setup.stage else layout.numel
+            for layout in layouts
         )
+        terms["moments"] = 2 * FLOAT * trained
         # AdamW counts the steps of each tensor by itself, also of one that is empty on this rank.
         terms["step counters"] = FLOAT * sum(len(layout.slots) for layout in layouts)
     return {**terms, "text": setup.text}

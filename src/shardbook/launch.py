@@ -98,7 +98,8 @@ def parser() -> argparse.ArgumentParser:
     result = Parser(
         prog="shardbook.train",
         description="Train a small GPT on the bytes of a book, its parameters, gradients and optimizer state "
-        "sharded over all ranks (ZeRO stage 3), and compare what was sent and stored with the formulas.",
+        "sharded over all ranks as the stage of ZeRO says, and compare what was sent and stored with the "
+        "formulas.",
         epilog=f"Start it with: {LAUNCH} --steps 200",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -140,8 +141,10 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--stage",
         type=int,
+        choices=[0, 1, 2, 3],
         default=3,
-        help="ZeRO stage; 3 shards parameters, gradients and optimizer state",
+        help="what the ranks share out: 0 nothing, 1 the optimizer's state, 2 the gradients too, "
+        "3 the parameters too",
     )
     add(
         "--seed",

@@ -68,9 +68,10 @@ def summary(
         statistics.fmean(of_step)
         for of_step in zip(*(rank.losses for rank in ranks), strict=True)
     ]
-    worst = max(range(setup.world_size), key=lambda rank: forecasts[rank].peak)
+    worst = max(forecasts, key=lambda one: one.peak or 0)
     return {
         "ranks": setup.world_size,
+        "stage": setup.stage,
         "steps": steps,
         "parameters": parameters(setup.config),
         **asdict(setup.config),
@@ -88,7 +89,7 @@ def summary(
         "steady_terms": forecasts[0].steady,
         "peak": [rank.peak for rank in ranks],
         "peak_forecast": [one.peak for one in forecasts],
-        "peak_moment": forecasts[worst].peak_moment,
+        "peak_moment": worst.peak_moment,
     }
 
 
@@ -109,7 +110,7 @@ def table(figures: dict[str, Any]) -> str:
         (
             "bytes sent per rank and step",
             *both(figures, "sent", steps),
-            "12 ΣP (N-1)/N",
+            f"{12 if figures['stage'] == 3 else 8} ΣP (N-1)/N",
         ),
         (
             "steady bytes per rank",
@@ -119,12 +120,12 @@ def table(figures: dict[str, Any]) -> str:
         (
             "peak bytes per rank",
             *both(figures, "peak"),
-            f"in: {figures['peak_moment']}",
+            f"in: {figures['peak_moment']}" if figures["peak_moment"] else "",
         ),
     ]
     heading = (
         f"GPT of {figures['layers']} x {figures['width']}, {figures['parameters']:,} parameters, "
-        f"{figures['ranks']} rank{'s' * (figures['ranks'] > 1)}, {steps} steps"
+        f"{figures['ranks']} rank{'s' * (figures['ranks'] > 1)}, stage {figures['stage']}, {steps} steps"
     )
     lines = [
         f"{name:<30}{left:>14}{right:>14}  {note}".rstrip()
@@ -134,12 +135,10 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def both(figures: dict[str, Any], name: str, steps: int = 1) -> tuple[str, str]:
-    """A counted figure and its forecast, the largest of any rank."""
-    counted, predicted = (
-        max(figures[name]) / steps,
-        max(figures[f"{name}_forecast"]) / steps,
-    )
-    return f"{counted:,.0f}", f"{predicted:,.0f}"
+    """A counted figure and its forecast, the largest of any rank; nothing where there is no forecast."""
+    counted = f"{max(figures[name]) / steps:,.0f}"
+    forecasts = [one for one in figures[f"{name}_forecast"] if one is not None]
+    return counted, f"{max(forecasts) / steps:,.0f}" if forecasts else ""
 
 
 def write(path: Path, text: str) -> None:

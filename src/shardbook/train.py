@@ -65,7 +65,11 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     torch.manual_seed(options.seed)
     with mistakes():
         training, unseen = readers(options, device)
-        model = shard(gpt.GPT(config).to(device), stage=options.stage)
+        # Here the model has shapes and no memory. It [gets its values](construct.py) unit by unit, so no rank
+        # ever holds all of it, unless the stage wants that.
+        with torch.device("meta"):
+            model = gpt.GPT(config)
+        shard(model, stage=options.stage, device=device)
     optimizer = make_optimizer(options, model)
     counted = Counted()
     with (
@@ -95,6 +99,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
         accumulate=options.accumulate,
         optimizer=options.optimizer,
         text=len(training.text) + len(unseen.text),
+        stage=options.stage,
     )
     report(setup, counted, options)
 

@@ -74,6 +74,19 @@ def test_without_torchrun_one_rank_trains_and_sends_nothing(tmp_path: Path) -> N
     check_figures(json.loads(file.read_text(encoding="utf-8")), ranks=1)
 
 
+def test_below_stage_3_only_the_peak_has_no_forecast(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    run = start(*TORCHRUN, "2", "-m", "shardbook.train", *SMALL, "--stage", "1", "--json", str(file))
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(file.read_text(encoding="utf-8"))
+    assert figures["stage"] == 1
+    assert figures["peak_forecast"] == [None, None]
+    check_figures({**figures, "peak_forecast": figures["peak"]}, ranks=2)
+    assert "8 ΣP (N-1)/N" in run.stdout
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("peak bytes per rank")]
+    assert line.split() == ["peak", "bytes", "per", "rank", f"{max(figures['peak']):,}"]
+
+
 def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         train.main(["--help"])
@@ -102,7 +115,7 @@ def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         ("--json nowhere/figures.json", "there is no folder nowhere; make it first"),
         ("--device cuda", "torch sees no CUDA device here; use --device cpu"),
         ("--backend nccl", "use --backend gloo on the CPU"),
-        ("--stage 2", "stage"),
+        ("--stage 4", "argument --stage: invalid choice: 4"),
         ("--batch 100000", "lower batch or context"),
         ("--context 140000", "lower batch or context"),
     ],

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import ranks
 from shardbook import gpt
+from shardbook.collectives import ledger
 from shardbook.corpus import Reader, read, split
 from shardbook.forecast import Forecast, Setup, forecast
 from shardbook.gpt import GPT, Config
@@ -183,6 +184,41 @@ def test_the_leading_terms_are_the_ones_of_the_paper() -> None:
     one: Forecast = forecast(Setup(config, world_size=many, batch=1), rank=0)
     assert sum(one.steady.values()) == pytest.approx(12 * psi / many, rel=1e-3)
     assert one.sent == pytest.approx(3 * 4 * psi * (many - 1) / many, rel=1e-3)
+
+
+# Uneven shapes, so that padding is there, and one micro-batch or three.
+STAGES = [
+    (Config(layers=2, width=20, heads=2, context=10), 3, 1, "adamw"),
+    (Config(layers=1, width=8, heads=1, context=4), 2, 3, "sgd"),
+]
+
+
+def count_at_other_stages() -> list[tuple[str, int, int]]:
+    text, found = read(), []
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    for stage in (0, 1, 2):
+        for config, batch, accumulate, kind in STAGES:
+            gc.collect()
+            reader = Reader(text, context=config.context, batch=batch, rank=rank, world_size=world_size)
+            with torch.device("meta"):
+                model = GPT(config)
+            optimizer = make_optimizer(parse(["--optimizer", kind]), shard(model, stage=stage))
+            step(0, accumulate, model, optimizer, reader)
+            with ledger() as book, Meter() as meter:
+                step(1, accumulate, model, optimizer, reader)
+            one = forecast(Setup(config, world_size, batch, accumulate, kind, len(text), stage), rank)
+            assert one.peak is None
+            found.append((f"sent in stage {stage}, {kind}", book.total, one.sent))
+            found.append((f"steady in stage {stage}, {kind}", meter.now(), sum(one.steady.values())))
+            del model, optimizer
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_sent_and_steady_bytes_are_known_for_the_other_stages_too(world_size: int) -> None:
+    for figures in ranks.run(world_size, count_at_other_stages, timeout=240):
+        for what, counted, predicted in figures:
+            assert counted == predicted, what
 
 
 def test_accumulation_multiplies_what_is_sent() -> None:
