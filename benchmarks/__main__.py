@@ -4,6 +4,9 @@ Every contender trains the same GPT with the same lines, on CPU and gloo, one th
 fresh processes. Single runs of one program differ more than the programs do. So the contenders take turns,
 each of our runs is compared with the others' runs of the same round, and what counts is the median of these
 ratios.
+
+Our lean mode saves memory in three ways: a loss in chunks, an optimizer that steps inside the backward pass,
+and units that are gathered only when they are needed. More rounds, fewer in number, show each by itself.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from benchmarks.contender import CONTENDERS, config_of
+from benchmarks.contender import CORE, LEVERS, Contender, config_of
 from benchmarks.launch import Run, Size, namespace, run
 
 from shardbook.gpt import parameters
 
-OURS = "shardbook"
+OURS, THEIRS = "shardbook", "fsdp2"
 MB = 1e6
+Figures = dict[str, float | str | None]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,11 +51,22 @@ def main(arguments: list[str] | None = None) -> int:
         warm_up=1 if options.quick else 2,
     )
     print(describe(size), flush=True)
-    runs = rounds(2 if options.quick else options.pairs, size)
+    core = rounds(2 if options.quick else options.pairs, CORE, size)
+    levers = rounds(1 if options.quick else options.lever_pairs, LEVERS, size)
     # Four ranks are run for their bytes, which do not vary. Their time says little where cores are fewer.
     four = run(OURS, 4, replace(size, steps=2, warm_up=1))
-    figures = compare(runs, four, size)
-    print(absolute(runs), relative(figures), sep="\n\n")
+    figures: Figures = {
+        **compare(core),
+        **sent(core[OURS], four, size),
+        **stored(core[OURS], size),
+        **alone(levers),
+        **medians({**levers, **core}),
+    }
+    print(absolute(core), relative(figures), between_steps(figures, size), sep="\n\n")
+    print("\nEach lever alone", absolute(levers), alone_as_text(figures), sep="\n\n")
+    # What the figures were measured with is a part of them.
+    figures |= {"bytes_by": "network" if namespace() else "ledger", "cpu": processor()}
+    figures |= {"torch": torch.__version__, "python": platform.python_version()}
     if options.json is not None:
         draft = options.json.with_name(f".{options.json.name}.{os.getpid()}")
         draft.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
@@ -65,13 +80,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=" ".join(about[0].split()),
-        epilog=" ".join(about[1].split()),
+        epilog=" ".join(" ".join(about[1:]).split()),
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     size, add = Size(), parser.add_argument
     add("--pairs", type=positive, default=10, metavar="N", help="rounds; each runs every contender once")
+    add("--lever-pairs", type=positive, default=3, metavar="N", help="rounds for each lever alone")
     add("--steps", type=positive, default=size.steps, metavar="N", help="timed steps of a run")
-    add("--quick", action="store_true", help="two rounds of two steps: shows that it works, not how fast")
+    add("--quick", action="store_true", help="few rounds of two steps: shows that it works, not how fast")
     for name, meaning in [
         ("layers", "blocks of the model"),
         ("width", "width of the model"),
@@ -92,10 +108,10 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def rounds(pairs: int, size: Size) -> dict[str, list[Run]]:
+def rounds(pairs: int, contenders: dict[str, Contender], size: Size) -> dict[str, list[Run]]:
     """Every contender once a round. Each round starts with another one, so none is always the first."""
     runs: dict[str, list[Run]] = defaultdict(list)
-    names = list(CONTENDERS)
+    names = list(contenders)
     for number in range(pairs):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             print(f"round {number + 1} of {pairs}: {name}", file=sys.stderr, flush=True)
@@ -103,38 +119,91 @@ def rounds(pairs: int, size: Size) -> dict[str, list[Run]]:
     return {name: runs[name] for name in names}
 
 
-def compare(runs: dict[str, list[Run]], four: Run, size: Size) -> dict[str, float | str | None]:
-    """The ratios that the project promises something about: medians, with quartiles as `_low` and `_high`.
+def compare(runs: dict[str, list[Run]]) -> Figures:
+    """The ratios that the project promises something about: medians, with quartiles as `_low` and `_high`."""
+    figures: Figures = {}
+    for other in (name for name in runs if not name.startswith(OURS)):
+        figures |= spread(f"step_ratio_{other}", runs[OURS], runs[other], seconds)
+        figures |= spread(f"peak_ratio_{other}", runs[OURS], runs[other], peak)
+    for key, figure in (("step_ratio", seconds), ("peak_ratio", peak)):
+        figures |= spread(f"{key}_{THEIRS}_lean", runs[f"{OURS}_lean"], runs[THEIRS], figure)
+    return figures
 
-    `bytes_ratio_limit` is what a rank sends over what ZeRO-3 cannot do without. `bytes_by` says who counted:
-    the network, with all headers, or our own ledger where a private network is not allowed.
+
+def alone(runs: dict[str, list[Run]]) -> Figures:
+    """What each lever does to our own figures, and how the result compares with the other's."""
+    figures: Figures = {}
+    for name in (name for name in runs if name.startswith(f"{OURS}_")):
+        lever = name.removeprefix(f"{OURS}_")
+        for key, figure in (("step", seconds), ("peak", peak)):
+            figures |= spread(f"lever_{lever}_{key}", runs[name], runs[OURS], figure)
+            figures |= spread(f"lever_{lever}_{key}_over_{THEIRS}", runs[name], runs[THEIRS], figure)
+    # The lever that is not ours alone, and the parts that PyTorch's tutorial chooses.
+    for name in (f"{THEIRS}_chunked", f"{THEIRS}_blocks"):
+        figures |= spread(f"{name}_peak_over_{THEIRS}", runs[name], runs[THEIRS], peak)
+        figures |= spread(f"peak_ratio_{name}", runs[OURS], runs[name], peak)
+        figures |= spread(f"peak_ratio_{name}_lean", runs[f"{OURS}_lean"], runs[name], peak)
+    return figures
+
+
+def sent(two: list[Run], four: Run, size: Size) -> Figures:
+    """What a rank sends over what ZeRO-3 cannot do without.
+
+    `bytes_ratio` counts what the network saw, with all headers, where a private network is allowed.
+    `payload_ratio` is what our own ledger says.
     """
-    figures: dict[str, float | str | None] = {"bytes_by": "network" if namespace() else "ledger"}
-    for other in (name for name in runs if name != OURS):
-        figures |= spread(f"step_ratio_{other}", runs, other, lambda one: one.seconds)
-        figures |= spread(f"peak_ratio_{other}", runs, other, lambda one: one.peak)
-    for ranks, of_ours in ((2, runs[OURS]), (4, [four])):
+    figures: Figures = {}
+    for ranks, runs in ((2, two), (4, [four])):
         limit = 3 * 4 * parameters(config_of(size)) * (ranks - 1) / ranks
-        payload = statistics.median(one.payload or 0 for one in of_ours) / limit
-        wire = [one.wire for one in of_ours if one.wire is not None]
+        payload = statistics.median(one.payload or 0 for one in runs) / limit
+        wire = [one.wire for one in runs if one.wire is not None]
         figures[f"bytes_ratio_limit_n{ranks}"] = statistics.median(wire) / limit if wire else payload
         figures[f"payload_ratio_limit_n{ranks}"] = payload
+    return figures
+
+
+def stored(two: list[Run], size: Size) -> Figures:
+    """The bytes between two steps by name, their sum over 12 bytes a parameter, and what the checks cost."""
+    parts = two[-1].stored or {}
+    figures: Figures = {f"steady_bytes_of_{name.replace(' ', '_')}": count for name, count in parts.items()}
+    limit = 12 * parameters(config_of(size)) / 2
+    checks = statistics.median(one.checks or 0 for one in two)
+    share = statistics.median((one.checks or 0) / one.seconds for one in two)
+    return {
+        **figures,
+        "steady_ratio_limit_n2": sum(parts.values()) / limit,
+        "order_check_seconds": checks,
+        "order_check_share": share,
+    }
+
+
+def medians(runs: dict[str, list[Run]]) -> Figures:
+    """Each contender by itself."""
+    figures: Figures = {}
     for name, of_one in runs.items():
         figures[f"step_seconds_{name}"] = statistics.median(one.seconds for one in of_one)
         figures[f"peak_bytes_{name}"] = statistics.median(one.peak for one in of_one)
         figures[f"steady_bytes_{name}"] = statistics.median(one.steady for one in of_one)
-    return {**figures, "torch": torch.__version__, "python": platform.python_version(), "cpu": processor()}
+    return figures
 
 
-def spread(
-    key: str, runs: dict[str, list[Run]], other: str, figure: Callable[[Run], float]
-) -> dict[str, float | str | None]:
-    """Our figure over the other's, round by round."""
-    ratios = [figure(ours) / figure(theirs) for ours, theirs in zip(runs[OURS], runs[other], strict=True)]
+def spread(key: str, ours: list[Run], theirs: list[Run], figure: Callable[[Run], float]) -> Figures:
+    """One figure over the other, round by round."""
+    ratios = [figure(one) / figure(other) for one, other in zip(ours, theirs, strict=True)]
     low, middle, high = (
         statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     )
     return {key: middle, f"{key}_low": low, f"{key}_high": high}
+
+
+def seconds(run: Run) -> float:
+    """How long a step takes."""
+    return run.seconds
+
+
+def peak(run: Run) -> float:
+    """The most memory that is used at any time."""
+    return run.peak
 
 
 def describe(size: Size) -> str:
@@ -156,29 +225,57 @@ def processor() -> str:
 
 def absolute(runs: dict[str, list[Run]]) -> str:
     """Medians of each contender."""
-    lines = [
-        f"{'2 ranks, medians':<18}{'step, s':>9}{'peak, MB':>10}{'steady, MB':>12}{'sent a rank, MB':>17}"
-    ]
+    title = "2 ranks, medians"
+    width = max(len(name) for name in [*runs, title])
+    lines = [f"{title:<{width}}{'step, s':>9}{'peak, MB':>10}{'steady, MB':>12}{'sent a rank, MB':>17}"]
     for name, of_one in runs.items():
         wire = [one.wire for one in of_one if one.wire is not None]
-        sent = f"{statistics.median(wire) / MB:.1f}" if wire else "-"
-        seconds, peak, steady = (
+        crossed = f"{statistics.median(wire) / MB:.1f}" if wire else "-"
+        step, most, steady = (
             statistics.median(getattr(one, figure) for one in of_one)
             for figure in ("seconds", "peak", "steady")
         )
-        lines.append(f"{name:<18}{seconds:>9.3f}{peak / MB:>10.1f}{steady / MB:>12.1f}{sent:>17}")
+        lines.append(f"{name:<{width}}{step:>9.3f}{most / MB:>10.1f}{steady / MB:>12.1f}{crossed:>17}")
     return "\n".join(lines)
 
 
-def relative(figures: dict[str, float | str | None]) -> str:
+def relative(figures: Figures) -> str:
     """The ratios with their spread."""
-    lines = [f"{'ours over theirs':<26}{'median':>8}{'quartiles':>18}"]
-    for key, value in figures.items():
-        if isinstance(value, float) and "_ratio_" in key and not key.endswith(("_low", "_high")):
-            low, high = figures.get(f"{key}_low"), figures.get(f"{key}_high")
-            between = f"{low:.3f} to {high:.3f}" if low is not None and high is not None else ""
-            lines.append(f"{key:<26}{value:>8.3f}{between:>18}")
+    other = ("_chunked", "_blocks", "_chunked_lean", "_blocks_lean")
+    keys = [key for key in figures if "_ratio_" in key and not key.endswith(other)]
+    return table("ours over theirs", keys, figures)
+
+
+def alone_as_text(figures: Figures) -> str:
+    """The levers with their spread."""
+    other = (f"{THEIRS}_chunked_peak", f"{THEIRS}_blocks_peak", f"peak_ratio_{THEIRS}_")
+    keys = [key for key in figures if key.startswith(("lever_", *other))]
+    mine = [f"peak_ratio_{THEIRS}_lean", f"peak_ratio_{THEIRS}_tuned"]
+    return table("one over the other", [key for key in keys if not key.startswith(tuple(mine))], figures)
+
+
+def table(title: str, keys: list[str], figures: Figures) -> str:
+    """Some figures, one a line, with their quartiles beside them."""
+    keys = [key for key in keys if not key.endswith(("_low", "_high"))]
+    width = max(map(len, [title, *keys]))
+    lines = [f"{title:<{width}}{'median':>8}{'quartiles':>18}"]
+    for key in keys:
+        low, high = figures.get(f"{key}_low"), figures.get(f"{key}_high")
+        between = f"{low:.3f} to {high:.3f}" if low is not None and high is not None else ""
+        lines.append(f"{key:<{width}}{figures[key]:>8.3f}{between:>18}")
     return "\n".join(lines)
+
+
+def between_steps(figures: Figures, size: Size) -> str:
+    """What a rank stores between two steps, and what the checks of the order cost."""
+    prefix = "steady_bytes_of_"
+    parts = {key.removeprefix(prefix): value for key, value in figures.items() if key.startswith(prefix)}
+    lines = [f"{'stored between steps, bytes':<28}{'':>12}"]
+    lines += [f"{name.replace('_', ' '):<28}{value:>12,}" for name, value in parts.items()]
+    lines += [f"{'12 bytes a parameter, halved':<28}{6 * parameters(config_of(size)):>12,}"]
+    cost = 1000 * float(figures["order_check_seconds"] or 0)
+    share = 100 * float(figures["order_check_share"] or 0)
+    return "\n".join([*lines, "", f"checks of the order: {cost:.3f} ms a step, {share:.3f} % of it"])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,10 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from benchmarks.launch import Size
-from torch import nn
+from benchmarks.steady import steady
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from shardbook import gpt, shard
+from shardbook.chunked import ChunkedGPT
 from shardbook.collectives import ledger
+from shardbook.lean import step_in_backward
+from shardbook.order import Order
+
+CHUNKS = 8
 
 
 def ddp(model: gpt.GPT) -> nn.Module:
@@ -30,15 +39,23 @@ def ddp(model: gpt.GPT) -> nn.Module:
 
 
 def fsdp2(model: gpt.GPT) -> nn.Module:
-    """PyTorch's sharding as its documentation applies it: each part by itself, then the rest."""
+    """PyTorch's sharding of the same parts as ours: each part by itself, then the rest."""
     for part in model:
         fully_shard(part)
     fully_shard(model)
     return model
 
 
+def fsdp2_blocks(model: gpt.GPT) -> nn.Module:
+    """PyTorch's sharding as its tutorial applies it: each block by itself, then the rest."""
+    for part in model.blocks:
+        fully_shard(part)
+    fully_shard(model)
+    return model
+
+
 def fsdp2_tuned(model: gpt.GPT) -> nn.Module:
-    """The same with asynchronous gathers and the next part named in both directions."""
+    """The first of the two, with asynchronous gathers and the next part named in both directions."""
     fsdp2(model)
     parts = [part for part in model if isinstance(part, FSDPModule)]
     for part, following in pairwise(parts):
@@ -49,14 +66,35 @@ def fsdp2_tuned(model: gpt.GPT) -> nn.Module:
     return model
 
 
-def shardbook(model: gpt.GPT) -> nn.Module:
-    """This project."""
-    return shard(model)
+@dataclass(frozen=True)
+class Contender:
+    """How a model is made parallel, and what of the training is not the plain way."""
+
+    apply: Callable[[gpt.GPT], nn.Module]
+    chunked: bool = False
+    step_in_backward: bool = False
 
 
-CONTENDERS: dict[str, Callable[[gpt.GPT], nn.Module]] = {
-    one.__name__: one for one in (shardbook, ddp, fsdp2, fsdp2_tuned)
+lazy = partial(shard, prefetch=0)
+# The first five run in every round, the others only to show what each lever does alone.
+CORE: dict[str, Contender] = {
+    "shardbook": Contender(shard),
+    "shardbook_lean": Contender(lazy, chunked=True, step_in_backward=True),
+    "ddp": Contender(ddp),
+    "fsdp2": Contender(fsdp2),
+    "fsdp2_tuned": Contender(fsdp2_tuned),
 }
+LEVERS: dict[str, Contender] = {
+    "fsdp2": CORE["fsdp2"],
+    "fsdp2_blocks": Contender(fsdp2_blocks),
+    "fsdp2_chunked": Contender(fsdp2, chunked=True),
+    "shardbook": CORE["shardbook"],
+    "shardbook_chunked": Contender(shard, chunked=True),
+    "shardbook_step_in_backward": Contender(shard, step_in_backward=True),
+    "shardbook_lazy": Contender(lazy),
+    "shardbook_lean": CORE["shardbook_lean"],
+}
+CONTENDERS = {**CORE, **LEVERS}
 
 
 def main(name: str, size: Size) -> None:
@@ -65,30 +103,40 @@ def main(name: str, size: Size) -> None:
     dist.init_process_group("gloo")
     warm_base()
     base = memory("VmRSS")
-    step = trainer(CONTENDERS[name], size)
+    training = Training(CONTENDERS[name], size)
     for _ in range(size.warm_up):
-        step()
+        training.step()
     dist.barrier()
     forget_peak()
     before = network_bytes()
     seconds = []
-    with ledger() as book:
+    with ledger() as book, order_checks() as checks:
         for _ in range(size.steps):
             started = time.perf_counter()
-            step()
+            training.step()
             seconds.append(time.perf_counter() - started)
     dist.barrier()
     crossed = network_bytes() - before
-    mine = (statistics.median(seconds), memory("VmHWM") - base, memory("VmRSS") - base)
+    peak, resident = memory("VmHWM") - base, memory("VmRSS") - base
+    ours = name.startswith("shardbook")
+    mine = {
+        "seconds": statistics.median(seconds),
+        "peak": peak,
+        "steady": resident,
+        "checks": sum(checks) / size.steps if ours else None,
+        "stored": steady(training.model, training.optimizers) if ours else None,
+    }
     ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, mine)
     if dist.get_rank() == 0:
         report = {
-            "seconds": max(rank[0] for rank in ranks),
-            "peak": max(rank[1] for rank in ranks),
-            "steady": max(rank[2] for rank in ranks),
+            **{key: max(rank[key] for rank in ranks) for key in ("seconds", "peak", "steady")},
             "wire": crossed / size.steps / len(ranks) if os.environ["COUNTED"] else None,
-            "payload": book.total / size.steps if name == "shardbook" else None,
+            "payload": book.total / size.steps if ours else None,
+            "checks": max(rank["checks"] for rank in ranks) if ours else None,
+            "stored": max((rank["stored"] for rank in ranks), key=lambda stored: sum(stored.values()))
+            if ours
+            else None,
         }
         print(json.dumps(report), flush=True)
     dist.barrier()
@@ -96,21 +144,57 @@ def main(name: str, size: Size) -> None:
     os._exit(0)
 
 
-def trainer(apply: Callable[[gpt.GPT], nn.Module], size: Size) -> Callable[[], None]:
-    """Build the model and the optimizer, and return one step of training."""
-    torch.manual_seed(0)
-    model = apply(gpt.GPT(config_of(size)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
-    torch.manual_seed(1 + dist.get_rank())
+class Training:
+    """A model, its optimizers, and one step after the other, each on new data."""
 
-    def step() -> None:
-        shape = (2, size.batch, size.context)
-        inputs, targets = torch.randint(0, size.vocabulary, shape)
-        gpt.loss(model(inputs), targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def __init__(self, contender: Contender, size: Size) -> None:
+        torch.manual_seed(0)
+        config = config_of(size)
+        self.size, self.chunked = size, contender.chunked
+        self.model = contender.apply(ChunkedGPT(config, CHUNKS) if self.chunked else gpt.GPT(config))
+        make_optimizer = partial(torch.optim.AdamW, lr=1e-4, foreach=True)
+        self.late = not contender.step_in_backward
+        self.optimizers: tuple[torch.optim.Optimizer, ...] = (
+            (make_optimizer(self.model.parameters()),)
+            if self.late
+            else step_in_backward(self.model, make_optimizer)
+        )
+        torch.manual_seed(1 + dist.get_rank())
 
-    return step
+    def step(self) -> None:
+        """One step of training."""
+        shape = (2, self.size.batch, self.size.context)
+        inputs, targets = torch.randint(0, self.size.vocabulary, shape)
+        self.error(inputs, targets).backward()
+        if self.late:
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def error(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss, all at once or chunk by chunk."""
+        if self.chunked:
+            value: Tensor = self.model(inputs, targets)
+            return value
+        return gpt.loss(self.model(inputs), targets)
+
+
+@contextmanager
+def order_checks() -> Iterator[list[float]]:
+    """The seconds of every check that an exchange is the agreed one."""
+    seconds: list[float] = []
+    before = Order.before
+
+    def timed(order: Order, *arguments: Any) -> None:
+        started = time.perf_counter()
+        before(order, *arguments)
+        seconds.append(time.perf_counter() - started)
+
+    Order.before = timed  # type: ignore[assignment, method-assign]
+    try:
+        yield seconds
+    finally:
+        Order.before = before  # type: ignore[method-assign]
 
 
 def config_of(size: Size) -> gpt.Config:
@@ -120,12 +204,11 @@ def config_of(size: Size) -> gpt.Config:
 
 def warm_base() -> None:
     """Use once, at a small size, what every contender uses: libraries that load late are nobody's memory."""
-    step = trainer(
-        ddp, Size(layers=1, width=8, heads=1, context=8, vocabulary=8, batch=1, steps=1, warm_up=0)
-    )
+    small = Size(layers=1, width=8, heads=1, context=8, vocabulary=8, batch=1, steps=1, warm_up=0)
+    training = Training(CONTENDERS["ddp"], small)
     for _ in range(2):
-        step()
-    del step
+        training.step()
+    del training
     gc.collect()
 
 

@@ -37,6 +37,8 @@ class Run:
     """What one run showed: the slowest rank's median step, and bytes of the rank with most.
 
     `wire` are the bytes that the network counted, for one rank and one step; `payload` those of our ledger.
+    `checks` are the seconds that a step spends on checking the order of its exchanges, and `stored` what the
+    bytes between two steps are. The last three are known of our own runs only.
     """
 
     seconds: float
@@ -44,6 +46,8 @@ class Run:
     steady: float
     wire: float | None
     payload: float | None
+    checks: float | None
+    stored: dict[str, int] | None
 
 
 def run(name: str, ranks: int, size: Size) -> Run:

@@ -1,12 +1,29 @@
-"""The benchmark is never run as a test, but its command line has to be there."""
+"""The benchmark is never run as a test, but its command line and its arithmetic have to be there."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import ranks
 
 ROOT = Path(__file__).parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.__main__ import alone, compare, sent, stored  # noqa: E402
+from benchmarks.contender import CONTENDERS, CORE, LEVERS, Training, config_of  # noqa: E402
+from benchmarks.launch import Run, Size  # noqa: E402
+from benchmarks.steady import steady  # noqa: E402
+
+from shardbook.gpt import parameters  # noqa: E402
+
+SMALL = Size(layers=2, width=20, heads=2, context=10, vocabulary=30, batch=2, steps=1, warm_up=0)
 
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -17,7 +34,7 @@ def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_benchmark_explains_its_options() -> None:
     run = benchmark("--help")
     assert run.returncode == 0, run.stderr
-    for option in ("--json", "--pairs", "--quick", "--steps", "--vocabulary"):
+    for option in ("--json", "--pairs", "--lever-pairs", "--quick", "--steps", "--vocabulary"):
         assert option in run.stdout
 
 
@@ -25,3 +42,75 @@ def test_a_folder_that_is_missing_is_told_before_anything_runs() -> None:
     run = benchmark("--json", "nowhere/figures.json")
     assert run.returncode == 1
     assert run.stderr == "--json nowhere/figures.json: there is no folder nowhere; make it first\n"
+
+
+def figures_of(seconds: float, peak: float) -> Run:
+    return Run(seconds, peak, peak / 2, wire=1e6, payload=9e5, checks=seconds / 100, stored={"parameters": 5})
+
+
+def test_ratios_are_taken_round_by_round_and_their_median_counts() -> None:
+    # The machine is three times as slow in one round, which says nothing about the programs.
+    slow = (1.0, 3.0, 1.0)
+    runs = {
+        name: [figures_of((index + 1) * factor, 10.0 + index) for factor in slow]
+        for index, name in enumerate(CORE)
+    }
+    runs["shardbook"][2] = figures_of(2.0, 10.0)
+    figures = compare(runs)
+    place = list(CORE).index("fsdp2_tuned")
+    assert figures["step_ratio_fsdp2_tuned"] == pytest.approx(1 / (place + 1))
+    assert figures["step_ratio_fsdp2_tuned_high"] == pytest.approx(1.5 / (place + 1))
+    assert figures["peak_ratio_fsdp2_lean"] == pytest.approx(11 / 13)
+    assert "step_ratio_shardbook_lean" not in figures
+
+
+def test_every_lever_is_compared_with_our_own_defaults_and_with_theirs() -> None:
+    runs = {name: [figures_of(1.0, 10.0 + index)] for index, name in enumerate(LEVERS)}
+    figures = alone(runs)
+    peaks = {name: of_one[0].peak for name, of_one in runs.items()}
+    for lever in ("chunked", "step_in_backward", "lazy", "lean"):
+        ours = peaks[f"shardbook_{lever}"]
+        assert figures[f"lever_{lever}_peak"] == ours / peaks["shardbook"]
+        assert figures[f"lever_{lever}_peak_over_fsdp2"] == ours / peaks["fsdp2"]
+
+
+def test_the_figures_that_were_promised_have_their_names() -> None:
+    runs = {name: [figures_of(1.0, 2.0)] * 2 for name in CORE}
+    one = runs["shardbook"]
+    figures = {**compare(runs), **sent(one, one[0], SMALL), **stored(one, SMALL)}
+    assert {
+        "step_ratio_fsdp2_tuned",
+        "peak_ratio_fsdp2",
+        "peak_ratio_fsdp2_lean",
+        "bytes_ratio_limit_n2",
+        "bytes_ratio_limit_n4",
+        "steady_bytes_of_parameters",
+        "order_check_share",
+    } <= set(figures)
+    assert figures["order_check_share"] == pytest.approx(0.01)
+
+
+def what_is_stored(name: str) -> dict[str, Any]:
+    training = Training(CONTENDERS[name], SMALL)
+    for _ in range(2):
+        training.step()
+    slices = [parameter.nbytes for parameter in training.model.parameters()]
+    named = steady(training.model, training.optimizers)
+    assert named["parameters"] == sum(slices)
+    assert named["moments"] == 2 * sum(slices)
+    assert named["step counters"] == 4 * len(slices)
+    # Nothing of an earlier run is left in this fresh process, so the names explain every byte.
+    assert named["unexplained"] == 0
+    return {**named, "rank": dist.get_rank()}
+
+
+@pytest.mark.parametrize("name", ["shardbook", "shardbook_lean"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_byte_between_two_steps_has_a_name(name: str, world_size: int) -> None:
+    found = ranks.run(world_size, what_is_stored, name, timeout=120)
+    numbers = parameters(config_of(SMALL))
+    assert sum(each["parameters"] for each in found) == 4 * numbers
+    assert sum(each["moments"] for each in found) == 8 * numbers
+    # The shape was chosen so that nothing divides evenly.
+    assert sum(each["alignment"] for each in found) > 0
+    assert sum(each["padding"] for each in found) > 0
