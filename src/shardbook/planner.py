@@ -21,7 +21,7 @@ more kinds that depend on the model. *In flight* are the [units](unit.py) that a
 and the vectors of gradients that are being exchanged. *Activations* are what the forward pass saves for
 the backward pass, and what the loss needs. These kinds do not all reach their largest size at the same
 moment. So their sum is a bound: a step takes at most that much, if the optimizer treats one tensor after
-the other (`foreach=False`). [The forecast](forecast.py) is exact, but knows stage 3 only.
+the other (`foreach=False`). [The forecast](forecast.py) gives the exact peak, but of stage 3 only.
 
 The tests run the library itself with 7.5 billion parameters on 64 ranks and with a trillion on 1024, on
 tensors that have shapes and no values. What is stored between steps and what is sent agree with the table
@@ -31,8 +31,8 @@ to the byte.
 :notation $P_u$: `padded`, the elements of unit $u$ with its padding
 :notation $S_u$: `shard_numel`, a rank's part of them, $P_u / N_d$
 :notation $\Psi$: `numel`, the number of parameters
-:notation $\Psi_r$: `sum(sizes)`, the parameters that rank $r$ trains
-:notation $n$: `len(sizes)`, the number of tensors that the optimizer holds
+:notation $\Psi_r$: `pieces(layout, rank)`, the parameters that rank $r$ trains
+:notation $n$: `layout.slots`, the tensors that the optimizer holds, as many as there are slots
 """
 
 # sidelit: hide
@@ -44,7 +44,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardbook.forecast import FLOAT, Setup, extra_moments, pieces, units_in_flight
+from shardbook.forecast import (
+    FLOAT,
+    Setup,
+    extra_moments,
+    steady_terms,
+    units_in_flight,
+)
 from shardbook.gpt import GPT, Config
 from shardbook.partition import Layout, plan
 
@@ -86,15 +92,8 @@ def own_bytes(
     """
     whole = FLOAT * sum(layout.padded for layout in layouts)
     part = FLOAT * sum(layout.shard_numel for layout in layouts)
-    # An optimizer trains whole tensors at stage 0 and this rank's pieces of them at the others.
-    sizes = [
-        numel
-        for layout in layouts
-        for numel in (
-            pieces(layout, 0) if stage else [slot.numel for slot in layout.slots]
-        )
-    ]
-    state = 2 * FLOAT * sum(sizes) + FLOAT * len(sizes) if optimizer == "adamw" else 0
+    setup = Setup(Config(), layouts[0].world_size, 1, optimizer=optimizer, stage=stage)
+    kept, *state = steady_terms(setup, layouts, rank=0).values()
     # Three vectors of gradients are there at once: one is filled, one is sent, one is received. At stage 3
     # two units are whole besides, one that computes and one on its way. Stages 0 and 1 keep all vectors until
     # the backward pass ends, so only the received one comes on top.
@@ -102,8 +101,8 @@ def own_bytes(
     largest = FLOAT * max(layout.padded for layout in layouts)
     return Own(
         stage=stage,
-        parameters=part if stage == 3 else whole,
-        state=state,
+        parameters=kept,
+        state=sum(state),
         gradients=part if stage >= 2 else whole,
         in_flight=None if extra is None else vectors * largest,
         activations=extra,
