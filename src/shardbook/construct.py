@@ -89,9 +89,7 @@ class Construction:
         init: Init | None = None,
     ) -> None:
         if init is not None and not callable(init):
-            raise TypeError(
-                f"init={init!r} cannot be called; pass a function of a module"
-            )
+            raise TypeError(f"init={init!r} cannot be called; pass a function")
         self.model, self.sites, self.init = model, sites, init
         self.names = {module: name for name, module in model.named_modules()}
         self.tensors = {
@@ -144,7 +142,11 @@ class Construction:
         real.requires_grad_(tensor.requires_grad)
         real.__class__ = type(tensor)
         vars(real).update(vars(tensor))
-        torch.utils.swap_tensors(tensor, real)
+        try:
+            torch.utils.swap_tensors(tensor, real)
+        except RuntimeError as error:
+            name = self.tensors[tensor]
+            raise ValueError(f"{name} cannot be given memory: {error}") from error
         self.fresh.add(tensor)
         return tensor
 
@@ -241,8 +243,8 @@ class Construction:
             return place(mesh.device_type)
         world(mesh)
         # Such as "cpu:gloo,cuda:nccl".
-        pairs = dist.get_backend_config(mesh).split(",")
-        kinds = [pair.partition(":")[0] for pair in pairs]
+        config = dist.get_backend_config(mesh)
+        kinds = [pair.split(":")[0] for pair in config.split(",")]
         return place("cpu" if "cpu" in kinds else kinds[0])
 
 
@@ -292,9 +294,7 @@ def place(device: torch.device | str) -> torch.device:
     try:
         found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"device={device} is not there; choose one that torch sees"
-        ) from error
+        raise ValueError(f"device={device} is not there; choose another") from error
     if found.type == "meta":
         raise ValueError("device=meta has no memory; choose a device that has")
     return found

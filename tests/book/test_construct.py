@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import ranks
 from book.toys import assert_equal, batch, chain, error
@@ -18,7 +20,7 @@ from shardbook import gpt
 from shardbook.construct import Construction, blank_mark
 from shardbook.gpt import GPT, Block, Config
 from shardbook.measure import Meter
-from shardbook.model import shard
+from shardbook.model import Zero3Layer, shard
 from shardbook.schedule import conductor_of
 
 TINY = Config(layers=3, width=16, heads=2, context=12, vocabulary=31)
@@ -215,6 +217,21 @@ def in_part() -> None:
 
 def test_what_is_real_stays_as_it_is() -> None:
     ranks.run(2, in_part)
+
+
+def other_doors() -> None:
+    torch.manual_seed(0)
+    expected = GPT(TINY).state_dict()
+    mesh = init_device_mesh("cpu", (2, 1))
+    for options in ({"mesh": mesh}, {"mesh": mesh.get_group(0), "device": "cpu", "synchronize": False}):
+        torch.manual_seed(0)
+        assert_equal(shard(on_meta(lambda: GPT(TINY)), **options).state_dict(), expected)
+    torch.manual_seed(0)
+    assert_equal(Zero3Layer(on_meta(lambda: GPT(TINY))).module.state_dict(), expected)
+
+
+def test_a_mesh_a_group_and_a_single_layer_take_models_without_memory() -> None:
+    ranks.run(2, other_doors)
 
 
 def groups_and_context() -> None:
@@ -453,6 +470,11 @@ def refusals() -> dict[str, str]:
     with refused(said, "again"):
         shard(on_meta(lambda: Spans(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)), Own())), init=set_all,
               units=lambda name, module: name in ("0", "1"))  # fmt: skip
+    observed = on_meta(chain)
+    observer = weakref.ref(observed[0].weight)
+    with refused(said, "observed"):
+        shard(observed)
+    assert observer() is observed[0].weight
     with refused(said, "one rank"):
         shard(on_meta(chain) if rank == 1 else chain())
     with refused(said, "one rank cannot"):
@@ -470,15 +492,17 @@ def test_what_cannot_be_built_is_refused_in_one_sentence_on_every_rank() -> None
             "spans": "rank 0: the model, a Spans, has a reset_parameters for several units, which are never "
             "whole together; pass init to shard, a function that sets one module",
             "cached": "rank 0: cache of 1, a Cached, is on the meta device; make it a buffer",
-            "no device": "device=nowhere is not there; choose one that torch sees",
+            "no device": "device=nowhere is not there; choose another",
             "meta": "device=meta has no memory; choose a device that has",
-            "no function": "init='zeros' cannot be called; pass a function of a module",
+            "no function": "init='zeros' cannot be called; pass a function",
             "forgotten": "1.scale was given no values; let init or its module's reset_parameters set it in "
             "place",
             "forgotten buffer": "1.steps was given no values; let init or its module's reset_parameters set "
             "it in place",
             "again": "0.weight had its values already when the model was given its own; "
             "let init set what one module holds itself",
+            "observed": "0.weight cannot be given memory: "
+            "Cannot swap t1 because it has weakref associated with it",
             "one rank": "rank 1 differs from rank 0: 0.weight in 0 has device meta instead of cpu; "
             "build the same module on every rank",
             "one rank cannot": "rank 1: 0, a Own, has no reset_parameters to give scale its values; "
