@@ -46,7 +46,7 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 
     The next backward pass outside of the block adds its own and exchanges the sum. An
     optimizer that steps before is [refused](guard.py#before_step). A step that is given
-    up is forgotten, as always, by [`zero_grad`](flat.py#Flat.hold). All ranks must enter
+    up is forgotten, as always, by [`zero_grad`](gradients.py#FlatWithGradients.hold). All ranks must enter
     the block alike.
 
     :param model: a model that was sharded

@@ -5,8 +5,8 @@ r"""# The flat vector
 A unit stores its parameters in flat vectors, one for each kind of parameter. One
 exchange then moves all of them. This chapter holds such a vector in its forms: `full`
 is the whole vector, `whole` are the parameters in their old shapes as views into it,
-and `shard` is what this rank keeps between uses. In the backward pass one more vector
-joins them: `grad_full`, the gradients in the same order.
+and `shard` is what this rank keeps between uses. [The next chapter](gradients.py) adds
+the gradients.
 
 Nothing here communicates. [The unit](unit.py) decides when a vector is filled and
 emptied, and [the stage](replicate.py) decides how much of it a rank keeps.
@@ -20,16 +20,14 @@ emptied, and [the stage](replicate.py) decides how much of it a rank keeps.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shardbook.collectives import PendingGather, PendingReduce, reduce_scatter_mean
+from shardbook.collectives import PendingGather
 from shardbook.partition import Layout, flatten, shares_storage, views
-from shardbook.policy import Policy
 
 __all__ = ["Flat", "has_gradient_hook", "is_sharded", "owner_of", "resize"]
 # sidelit: show
@@ -42,24 +40,15 @@ class Flat:
     [`keep_part`](#Flat.keep_part) then says what stays.
     """
 
-    def __init__(
-        self, layout: Layout, parameters: dict[str, nn.Parameter], policy: Policy
-    ) -> None:
+    def __init__(self, layout: Layout, parameters: dict[str, nn.Parameter]) -> None:
         self.layout = layout
         self.parameters = tuple(parameters[slot.names[0]] for slot in layout.slots)
-        self.collects_in = policy.collects_in(layout.dtype)
-        self.sends_in = policy.sends_in(layout.dtype)
         self.gathering: PendingGather | None = None
-        self.reducing: PendingReduce | None = None
-        self.grad_full: Tensor | None = None
-        self.sending: Tensor | None = None
-        self.arrived: set[int] = set()
-        # Whether gradients wait for a later exchange, and what is shown for them.
-        self.holds = False
-        self.held: dict[int, tuple[Tensor, int, bool]] = {}
-        # How often an optimizer has changed these parameters, and whether the modules
-        # compute with them now.
-        self.steps, self.in_use = 0, False
+        # Whether the modules compute with the whole parameters now, and how often an
+        # optimizer has stepped or values were loaded.
+        self.in_use, self.changes = False, 0
+        # What to ask before anybody trusts the values: whether the ranks still agree.
+        self.trust: Callable[[], None] = nothing
         # For this moment the unit exists twice, in the model and in `full`. A model is
         # sharded unit by unit, so no more than one unit ever does.
         self.device = self.parameters[0].device
@@ -72,14 +61,6 @@ class Flat:
             nn.Parameter(view.data, requires_grad=layout.trainable)
             for view in views(layout, self.full)
         )
-        # The gradient of a whole parameter is taken as soon as autograd has finished
-        # it. The hook belongs to the parameter; one on autograd's own node would die
-        # with that node. The garbage collector does not see hooks. If one referred to
-        # this vector, the two would keep each other, and with them the shards.
-        if layout.trainable:
-            for index, whole in enumerate(self.whole):
-                collect = partial(Flat.collect, weakref.proxy(self), index)
-                whole.register_post_accumulate_grad_hook(collect)
 
     def keep_whole(self) -> None:
         """Keep the whole vector. Each of the model's parameters keeps its shape."""
@@ -113,6 +94,10 @@ class Flat:
         for parameter, kept in zip(self.parameters, self.cut(self.shard), strict=True):
             parameter.data = kept
             setattr(parameter, _OWNER, weakref.ref(self))
+        if self.layout.trainable:
+            for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
+                refuse = partial(refuse_gradient, slot.names[0])
+                parameter.register_hook(refuse)
 
     def cut(self, kept: Tensor) -> list[Tensor]:
         """The parts of a vector laid out like `shard` that belong to the model's parameters."""
@@ -120,129 +105,24 @@ class Flat:
 
     def store(self) -> None:
         """Take the values in `full` for this rank's own, after they were loaded."""
+        self.changes += 1
         if self.sliced:
             self.shard.copy_(self.full[self.place_of_shard])
 
-    def gradients(self) -> Tensor:
-        """`grad_full`, taken from the allocator when the first gradient of a backward pass arrives."""
-        if self.grad_full is None:
-            # Uninitialised memory may hold NaN. The padding takes part in norms and
-            # overflow checks, so it must be zero; the rest is overwritten.
-            self.grad_full = torch.empty(
-                self.layout.padded, dtype=self.collects_in, device=self.device
-            )
-            for start, stop in self.layout.gaps:
-                self.grad_full[start:stop].zero_()
-            self.arrived.clear()
-        return self.grad_full
+    @property
+    def waits(self) -> bool:
+        """Whether gradients were collected and not averaged yet."""
+        return False
 
-    def collect(self, index: int, whole: Tensor) -> None:
-        """Move one finished gradient into `grad_full`, and free it at once.
+    @property
+    def version(self) -> int:
+        """A number that grows whenever somebody changes the model's parameters.
 
-        A parameter can be reached by several backward passes before the reduction. The
-        first one copies, the others add. A sparse gradient, as embeddings can have, is
-        spread out, since the flat vector has a place for every element.
+        PyTorch counts the writes to each tensor, also to an empty one, so all ranks
+        agree. Optimizers that write by kernels of their own are not counted, and so
+        their steps are.
         """
-        assert whole.grad is not None
-        place, gradient = self.place(index), whole.grad.to_dense()
-        self.unhold(index)
-        if index in self.arrived:
-            place.add_(gradient)
-        else:
-            place.copy_(gradient)
-        self.arrived.add(index)
-        whole.grad = None
-        if self.holds:
-            self.hold(index)
-
-    def hold(self, index: int) -> None:
-        """Let `zero_grad` reach a gradient that waits for a later exchange.
-
-        The model's parameter has no gradient yet. It shows a zero that takes no memory.
-        """
-        parameter = self.parameters[index]
-        zero = parameter.new_zeros(()).expand_as(parameter)
-        shown = parameter.grad = zero if parameter.grad is None else parameter.grad
-        self.held[index] = shown, shown._version, shown is zero
-
-    def unhold(self, index: int) -> None:
-        """Drop what waits if `zero_grad` has removed or overwritten what was shown."""
-        if index not in self.held:
-            return
-        parameter = self.parameters[index]
-        shown, version, stands_in = self.held.pop(index)
-        if parameter.grad is None or shown._version != version:
-            self.arrived.discard(index)
-        if stands_in and parameter.grad is shown:
-            parameter.grad = None
-
-    def fill_missing_gradients(self) -> None:
-        """A parameter that the step did not use has the gradient zero, on this rank."""
-        self.gradients()
-        for index in range(len(self.whole)):
-            self.unhold(index)
-            if index not in self.arrived:
-                self.place(index).zero_()
-
-    def place(self, index: int) -> Tensor:
-        """The part of `grad_full` that belongs to parameter `index`, in that parameter's shape."""
-        slot = self.layout.slots[index]
-        return self.gradients()[slot.offset : slot.offset + slot.numel].view(slot.shape)
-
-    def send(self) -> None:
-        """Begin an exchange: put the gradients into the dtype in which they travel.
-
-        From here on a gradient starts a new vector. A layer that is used again right
-        away would otherwise add to the vector that is being sent, and the sum would
-        reach some ranks and not others.
-        """
-        self.fill_missing_gradients()
-        self.sending, self.grad_full = self.gradients().to(self.sends_in), None
-
-    def reduce(self, group: Any) -> None:
-        """Start the exchange of what is to be sent."""
-        assert self.sending is not None
-        self.reducing = reduce_scatter_mean(self.sending, group=group)
-
-    def receive(self, mean: Tensor) -> None:
-        """End an exchange: keep the mean, and give back the vector that was sent.
-
-        A thread of the backend may hold on to that vector for a moment. If we only
-        forgot it, chance would decide when its memory is free. To shrink the storage
-        frees it now.
-        """
-        assert self.sending is not None
-        if not shares_storage(self.sending, mean):
-            resize(self.sending, 0)
-        self.reducing = self.sending = None
-        self.accumulate(mean.to(self.layout.dtype))
-
-    def accumulate(self, mean: Tensor) -> None:
-        """Add the mean to the gradients of the model's parameters.
-
-        To assign instead would keep only the last micro-batch. A user who called
-        `zero_grad` has set the gradient to `None`, and then the mean itself becomes the
-        gradient, without a copy.
-        """
-        for parameter, part in zip(self.parameters, self.cut(mean), strict=True):
-            if parameter.grad is None:
-                parameter.grad = part
-            else:
-                parameter.grad += part
-
-    def add_zero(self) -> None:
-        """Give each parameter without a gradient the gradient zero."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-
-    def forget(self) -> None:
-        """Drop the gradients of a backward pass that failed."""
-        if self.reducing is not None:
-            self.reducing.wait()
-        self.reducing = self.sending = self.grad_full = None
-        for index in list(self.held):
-            self.unhold(index)
+        return self.changes + sum(p._version for p in self.parameters)
 
     def check(self, unit: str) -> None:
         """Refuse to gather a shard that the parameters no longer point into.
@@ -292,7 +172,28 @@ def has_gradient_hook(parameter: Tensor) -> bool:
     Autograd never sees a slice: its gradient is put there after the exchange. So a hook
     on it would wait in vain, and in silence.
     """
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+    hooks = (parameter._backward_hooks or {}).values()
+    others = [h for h in hooks if getattr(h, "func", None) is not refuse_gradient]
+    return bool(others or parameter._post_accumulate_grad_hooks)
+
+
+def nothing() -> None:
+    """There is nothing to ask."""
+
+
+def refuse_gradient(name: str, gradient: Tensor) -> None:
+    """Refuse a gradient that autograd brings to the model's own parameter.
+
+    `model.forward(x)` instead of `model(x)` passes the hooks by. In stage 0 the model
+    would compute all the same, and the gradient would never be averaged.
+
+    :raises RuntimeError: always
+    """
+    raise RuntimeError(
+        f"{name} was used outside of its unit's forward pass, so its gradient is not "
+        "averaged; call model(x) and not model.forward(x), and write a penalty on the "
+        "weights as the optimizer's weight_decay"
+    )
 
 
 def resize(tensor: Tensor, numel: int) -> None:

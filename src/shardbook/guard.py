@@ -46,6 +46,7 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     :raises TypeError: if the optimizer depends on shapes, and the shapes are gone
     :raises RuntimeError: if gradients were collected and not averaged, or a pass was
         interrupted while the parameters were in use
+    :raises Disagreement: if the ranks have [left the common order](order.py)
     """
     name = type(optimizer).__name__
     parameters = (
@@ -58,16 +59,23 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
                 f"{name} depends on a parameter's shape; "
                 "use an elementwise optimizer such as AdamW"
             )
+        flat.trust()
+        if flat.in_use:
+            raise RuntimeError(
+                f"{flat.layout.slots[0].names[0]} is in the middle of a forward or "
+                "backward pass that did not end; call the model once more before the "
+                "optimizer steps"
+            )
         refuse_waiting(flat)
-        flat.steps += 1
+        flat.changes += 1
 
 
 def refuse_waiting(flat: Flat) -> None:
     """Stop whoever would use gradients of which [a part still waits](accumulate.py)."""
-    if flat.grad_full is not None:
+    if flat.waits:
         raise RuntimeError(
             f"the gradient of {flat.layout.slots[0].names[0]} has not been averaged "
-            "yet; run the last backward pass of a step outside of no_sync()"
+            "yet; run a backward pass to its end, outside of no_sync()"
         )
 
 

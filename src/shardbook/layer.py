@@ -24,7 +24,7 @@ memory grow with the number of layers, and that is what sharding is to prevent.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,18 @@ from shardbook.unit import Unit
 
 __all__ = ["Hooks"]
 # sidelit: show
+
+
+@dataclass(eq=False, slots=True)
+class Use:
+    """One pass through a unit.
+
+    :param start: the number of the first node that autograd will make in it
+    :param inputs: the nodes that its inputs come from
+    """
+
+    start: int
+    inputs: set[Any] = field(default_factory=set)
 
 
 class Hooks:
@@ -65,11 +77,10 @@ class Hooks:
         self.expected = 0
         # The use of the unit whose own backward pass has begun and not yet ended, and
         # whether a reduction is still due for it.
-        self.in_backward: object | None = None
+        self.in_backward: Use | None = None
         self.owes = False
-        # The uses whose forward pass has begun, each with the nodes that its inputs
-        # come from. A use is an object that is equal only to itself.
-        self.uses: list[tuple[object, set[Any]]] = []
+        # The uses whose forward pass has begun.
+        self.uses: list[Use] = []
         # A compiler must trace neither an exchange nor the swap of the parameters. It
         # leaves the hooks alone and compiles what is between them.
         before = not_compiled(self.before_forward)
@@ -94,8 +105,8 @@ class Hooks:
         # A pass that was interrupted from the keyboard has not counted down.
         if not self.unit.shown:
             self.uses.clear()
-        use, inputs = object(), set[Any]()
-        self.uses.append((use, inputs))
+        use = Use(torch._C._autograd._get_sequence_nr())
+        self.uses.append(use)
         if len(self.uses) > 1:
             # A part inside of a module that has gathered already.
             return
@@ -107,7 +118,7 @@ class Hooks:
             for value in tensors_in((args, kwargs)):
                 if value.grad_fn is not None:
                     value.register_hook(partial(self.after_backward, use))
-                    inputs.add(value.grad_fn)
+                    use.inputs.add(value.grad_fn)
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Free, and plant the hooks that will announce the backward pass.
@@ -116,18 +127,21 @@ class Hooks:
         activation checkpointing. Its result is wanted right away, by a backward pass
         that has gathered the unit and will free it.
         """
-        use, inputs = self.uses.pop() if self.uses else (object(), set())
+        use = self.uses.pop()
         if self.uses or self.in_backward is not None:
             return output
-        output = tree_map_only(Tensor, partial(self.result, inputs), output)
+        output = tree_map_only(Tensor, partial(self.result, use.inputs), output)
         self.unit.free()
         # A tensor without a node is no result of this module. The hook is one of the
         # node, which outlives the tensor and runs after the hooks of the tensor: where
         # the output is the next unit's input, that unit ends first.
-        results = {value.grad_fn for value in tensors_in(output)} - {None} - inputs
+        results = {value.grad_fn for value in tensors_in(output)} - {None} - use.inputs
         for node in results:
             assert node is not None
-            node.register_prehook(partial(self.before_backward, use, self.unit.steps))
+            begin = partial(
+                self.before_backward, use, node._sequence_nr(), self.unit.version
+            )
+            node.register_prehook(begin)
         # Inside a backward pass, a forward pass repeats one that has been counted, or,
         # under reentrant checkpointing, one that has not.
         recomputed = in_backward()
@@ -149,13 +163,16 @@ class Hooks:
             return value.clone()
         return value.view_as(value) if value.grad_fn in inputs else value
 
-    def before_backward(self, use: object, steps: int, gradients: Any) -> None:
+    def before_backward(
+        self, use: Use, number: int, version: int, gradients: Any
+    ) -> None:
         """Gather again. Of several outputs the first to receive a gradient does it, the
         others find it done.
 
         :param use: the use whose output it was
-        :param steps: how often an optimizer had changed the unit when it computed
-        :raises RuntimeError: if one has changed it since, because the gradient would be
+        :param number: the number of the node that is about to run
+        :param version: the version of the unit's parameters when it computed
+        :raises RuntimeError: if they have been changed since, because the gradient would be
             that of other weights; and under `create_graph=True`, because a second
             derivative would read parameters that were freed after the first
         """
@@ -164,12 +181,12 @@ class Hooks:
                 f"{self.unit.name}: backward(create_graph=True) cannot pass a sharded "
                 "unit; compute second derivatives before sharding"
             )
-        if steps != self.unit.steps:
+        if version != self.unit.version:
             raise RuntimeError(
-                f"{self.unit.name}: an optimizer has stepped between this unit's forward "
-                "pass and its backward pass; call backward first"
+                f"{self.unit.name}: parameters were changed between this unit's forward "
+                "pass and its backward pass; call backward before the optimizer steps"
             )
-        self.conductor.open(self)
+        self.conductor.open(self, number)
         self.in_backward, self.owes = use, True
         self.unit.wait()
         # Autograd has kept what it needs of the parameters. But what is checkpointed
@@ -177,7 +194,17 @@ class Hooks:
         self.unit.show()
         self.conductor.backward_began(self.unit)
 
-    def after_backward(self, use: object, gradient: Tensor) -> None:
+    def older(self, number: int) -> None:
+        """A node of this number is about to run: end this unit if all of its nodes are
+        younger.
+
+        Layers that read the same input end here. Their common input is complete only
+        when the last of them has run, and until then all of them would be whole.
+        """
+        if self.in_backward is not None and self.in_backward.start > number:
+            self.after_backward(self.in_backward)
+
+    def after_backward(self, use: Use, *_: Any) -> None:
         """Free the unit and, unless more backward passes are to come, reduce its gradients.
 
         An input of an earlier use may be complete only now, in the midst of another.

@@ -96,16 +96,23 @@ class Order:
             rank with the same sentence, and from then on in each call. The program has
             to be started again, because an exchange may still wait for its partner.
         """
+        self.check()
         if self.meeting is None:
             return
-        if self.meeting.verdict is not None:
-            raise Disagreement(self.meeting.verdict)
         step = Step(self.kind, self.index, action, unit, parameter)
         known = self.known()
         if step != known:
             self.meeting.agree(self.issued, step, known)
             self.learn(step)
         self.advance(step)
+
+    def check(self) -> None:
+        """Raise again what the ranks have disagreed about, if they have.
+
+        :raises Disagreement: with the same sentence as at first
+        """
+        if self.meeting is not None and self.meeting.verdict is not None:
+            raise Disagreement(self.meeting.verdict)
 
     def end(self) -> None:
         """Call this when a backward pass is over, before an optimizer can step.
@@ -126,6 +133,7 @@ class Order:
         :raises Disagreement: if there is such a rank
         :raises RuntimeError: if the exchange fails, or exceeds the group's time limit
         """
+        self.check()
         if self.meeting is None or not self.blocks:
             return
         for work in works:

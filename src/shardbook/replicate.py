@@ -30,6 +30,7 @@ from torch import Tensor
 
 from shardbook.collectives import all_gather
 from shardbook.flat import Flat
+from shardbook.gradients import FlatWithGradients
 from shardbook.unit import Unit
 
 __all__ = ["Replicated"]
@@ -61,7 +62,7 @@ class Replicated(Unit):
     def expire(self) -> None:
         """There is nothing that could grow old."""
 
-    def kept_mean(self, flat: Flat, piece: Tensor) -> Tensor:
+    def kept_mean(self, flat: FlatWithGradients, piece: Tensor) -> Tensor:
         """The second half of the all-reduce: the pieces of the mean are gathered again.
 
         The vector that was sent is no longer needed, so it receives the mean.

@@ -86,9 +86,15 @@ class Conductor:
     def backward_began(self, unit: Unit) -> None:
         """A unit is whole again and its backward pass begins."""
 
-    def open(self, driver: Driver) -> None:
-        """Note that the current backward pass has reached a unit, and ask to be called at its end."""
+    def open(self, driver: Driver, number: int) -> None:
+        """Note that the current backward pass has reached a unit, and ask to be called at its end.
+
+        :param number: the number of the node that is about to run
+        """
         task = torch._C._current_graph_task_id()
+        for other in self.passes.get(task, ()):
+            if other is not driver:
+                other.older(number)
         if not self.passes:
             self.backward_begins()
         if task not in self.passes:
@@ -252,7 +258,10 @@ class Driver(Protocol):
     unit: Unit
     module: nn.Module
     expected: int
-    in_backward: object | None
+    in_backward: Any
+
+    def older(self, number: int) -> None:
+        """A node of this number is about to run, and only older ones after it."""
 
     def close(self) -> None:
         """Settle the unit at the end of a backward pass."""

@@ -62,6 +62,7 @@ from torch import Tensor
 
 from shardbook.collectives import world
 from shardbook.flat import Flat
+from shardbook.gradients import FlatWithGradients
 from shardbook.groups import Groups
 from shardbook.guard import register_guard
 from shardbook.order import Order
@@ -84,9 +85,6 @@ class State(Enum):
 class Unit(ABC):
     """The parameters of one unit, and the transitions between its states.
 
-    A unit knows neither the forward pass nor the backward pass. [The layer's
-    hooks](layer.py#Hooks) tell it what to do.
-
     :param name: how messages call this unit
     :param sites: where its parameters stand in the model, in the order of the flat
         vector
@@ -96,8 +94,7 @@ class Unit(ABC):
     :param synchronize: whether the values of rank 0 replace those of the other ranks
     """
 
-    # The stage, and whether gradients are exchanged as soon as the unit's own backward
-    # pass has ended, or at the end of the whole backward pass.
+    # Whether gradients are exchanged as soon as the unit's own backward pass has ended.
     stage: ClassVar[int]
     reduces_early: ClassVar[bool]
 
@@ -120,13 +117,14 @@ class Unit(ABC):
         # keeps one vector for each kind.
         named = {site.name: site.parameter for site in self.sites}
         self.flats = tuple(
-            Flat(layout, named, policy)
+            FlatWithGradients(layout, named, policy)
             for layout in plan(named.items(), world_size, groups.copies)
         )
         for flat in self.flats:
             if synchronize:
                 groups.copy_from_first(flat.full)
             self.keep(flat)
+            flat.trust = order.check
         # The unit's exchanges run on two streams of their own, so that they can run
         # beside the computation. On a CPU the same calls exist and do nothing.
         device = self.flats[0].device
@@ -160,7 +158,7 @@ class Unit(ABC):
         """Give back what need not be stored between uses."""
 
     @abstractmethod
-    def kept_mean(self, flat: Flat, piece: Tensor) -> Tensor:
+    def kept_mean(self, flat: FlatWithGradients, piece: Tensor) -> Tensor:
         """What this rank keeps of the mean gradient, given its own piece of it."""
 
     @abstractmethod
@@ -175,14 +173,14 @@ class Unit(ABC):
         )
 
     @property
-    def trainable(self) -> tuple[Flat, ...]:
+    def trainable(self) -> tuple[FlatWithGradients, ...]:
         """The flat vectors of trainable parameters; only they ever have a gradient."""
         return tuple(flat for flat in self.flats if flat.layout.trainable)
 
     @property
-    def steps(self) -> int:
-        """How often optimizers have changed the unit."""
-        return sum(flat.steps for flat in self.flats)
+    def version(self) -> int:
+        """A number that grows whenever the model's own parameters are changed."""
+        return sum(flat.version for flat in self.flats)
 
     def gather(self) -> None:
         """Start to make the unit whole; `SHARDED` becomes `GATHERING`.
@@ -209,6 +207,8 @@ class Unit(ABC):
         """Give the modules the whole parameters to compute with, or the model's own back."""
         if whole is self.shown:
             return
+        if whole and self.state is not State.WHOLE:
+            raise RuntimeError(f"{self.name} is not whole; wait for it first")
         self.shown = whole
         for flat in self.flats:
             flat.in_use = whole
@@ -240,6 +240,8 @@ class Unit(ABC):
         """
         if not self.trainable:
             return
+        if any(flat.reducing is not None for flat in self.trainable):
+            raise RuntimeError(f"{self.name} is being reduced; finish that first")
         self.order.before("reduce", self.name, self.sites[0].name)
         for flat in self.trainable:
             flat.send()
@@ -256,9 +258,9 @@ class Unit(ABC):
         Between `reduce` and this call a rank computes on. That is the time in which the
         exchange is hidden.
         """
-        for flat in self.trainable:
-            if flat.reducing is None:
-                continue
+        due = [flat for flat in self.trainable if flat.reducing is not None]
+        for flat in due:
+            assert flat.reducing is not None
             # The sum takes its memory on the reduce stream. It may get the block of an
             # earlier mean, which the compute stream still reads.
             self.reduce_stream.wait_stream(self.device.current_stream())
@@ -270,7 +272,7 @@ class Unit(ABC):
             # back to that stream's memory. Both must come after the exchange.
             self.device.current_stream().wait_stream(self.reduce_stream)
             flat.receive(mean)
-        for act in self.after_reduce:
+        for act in self.after_reduce if due else ():
             act(self)
 
     def add_zero(self) -> None:

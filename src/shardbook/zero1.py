@@ -34,6 +34,7 @@ from torch import Tensor
 
 from shardbook.collectives import all_gather
 from shardbook.flat import Flat
+from shardbook.gradients import FlatWithGradients
 from shardbook.replicate import Replicated
 from shardbook.sites import Site
 
@@ -115,6 +116,6 @@ class Zero1(Replicated):
         """
         self.fresh = False
 
-    def kept_mean(self, flat: Flat, piece: Tensor) -> Tensor:
+    def kept_mean(self, flat: FlatWithGradients, piece: Tensor) -> Tensor:
         """The first half of the all-reduce is enough."""
         return piece

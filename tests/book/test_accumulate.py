@@ -20,6 +20,8 @@ from book.reference import (
     all_losses,
     assert_same_gradients,
     assert_same_values,
+    assert_train_alike,
+    backwards,
     fill_gradients,
     padded_bytes,
     storages,
@@ -29,38 +31,12 @@ from book.toys import batch, chain, error, optimizer_for
 MICRO = 3
 
 
-def backwards(model: nn.Module, losses: list[Callable[[], Tensor]], *, sync_each: bool) -> None:
-    """The backward passes of some micro-batches, exchanged each by itself or once at the end."""
-    from contextlib import nullcontext
-
-    from shardbook import no_sync
-
-    for loss in losses[:-1]:
-        with nullcontext() if sync_each else no_sync(model):
-            loss().backward()
-    losses[-1]().backward()
-
-
 def accumulates_like_the_reference() -> None:
     from shardbook import shard
 
-    rank = dist.get_rank()
-    for sync_each in (False, True):
-        plain = chain()
+    for once in (True, False):
         models = [shard(chain(), stage=stage) for stage in STAGES]
-        optimizers = [optimizer_for("sgd", model.parameters()) for model in (plain, *models)]
-        for step in range(2):
-            numbers = range(step * MICRO, (step + 1) * MICRO)
-            rounds = [[n] for n in numbers] if sync_each else [[*numbers]]
-            fill_gradients(plain, [all_losses(plain, round_) for round_ in rounds])
-            for model in models:
-                backwards(model, list(all_losses(model, numbers)[rank]), sync_each=sync_each)
-                assert_same_gradients(model, plain)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-        for model in models:
-            assert_same_values(model, plain)
+        assert_train_alike(chain(), models, optimizer="sgd", micro=MICRO, once=once)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -80,7 +56,7 @@ def accumulates_like_ddp() -> None:
     error(ddp, batch(rank, MICRO - 1)).backward()
     for stage in STAGES:
         model = shard(chain(), stage=stage)
-        backwards(model, list(all_losses(model, range(MICRO))[rank]), sync_each=False)
+        backwards(model, range(MICRO))
         assert_same_gradients(model, plain)
 
 
@@ -93,7 +69,7 @@ def no_sync_adds_to_what_was_exchanged_before() -> None:
     for stage in STAGES:
         model = shard(chain(), stage=stage)
         error(model, batch(rank, 0)).backward()
-        backwards(model, list(all_losses(model, [1, 2])[rank]), sync_each=False)
+        backwards(model, [1, 2])
         assert_same_gradients(model, plain)
 
 
@@ -135,12 +111,12 @@ def some_use(use: Callable[[int, int], bool], model: nn.Module, rank: int, numbe
 def compare_optional(use: Callable[[int, int], bool], micro: int, units: Any) -> None:
     from shardbook import shard
 
-    plain, rank = Optional(), dist.get_rank()
+    plain = Optional()
     loss = partial(some_use, use)
     fill_gradients(plain, [all_losses(plain, range(micro), loss)])
     for stage in STAGES:
         model = shard(Optional(), stage=stage, units=units, prefetch=0)
-        backwards(model, list(all_losses(model, range(micro), loss)[rank]), sync_each=False)
+        backwards(model, range(micro), loss)
         assert_same_gradients(model, plain)
         assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -211,7 +187,7 @@ def zero_grad_drops_what_waits() -> None:
             with no_sync(model):
                 error(model, batch(rank, 0)).backward()
             optimizer.zero_grad(set_to_none=set_to_none)
-            backwards(model, list(all_losses(model, [1, 2])[rank]), sync_each=False)
+            backwards(model, [1, 2])
             assert_same_gradients(model, plain)
 
 
@@ -279,7 +255,7 @@ def test_neither_an_optimizer_nor_clipping_may_act_on_gradients_that_wait() -> N
     for said in ranks.run(2, step_too_early):
         assert said == {
             "the gradient of 0.weight has not been averaged yet; "
-            "run the last backward pass of a step outside of no_sync()"
+            "run a backward pass to its end, outside of no_sync()"
         }
 
 
@@ -299,7 +275,7 @@ def sent_for_micro_batches() -> list[dict[str, Any]]:
     from shardbook import shard
     from shardbook.collectives import ledger
 
-    rank, found = dist.get_rank(), []
+    found = []
     for frozen in (False, True):
         for stage in STAGES:
             plain = chain()
@@ -309,10 +285,10 @@ def sent_for_micro_batches() -> list[dict[str, Any]]:
             model = shard(plain, stage=stage)
             sizes = {kind: padded_bytes(model, trainable=kind) for kind in (True, False)}
             found.append({"stage": stage, "trainable": sizes[True], "frozen": sizes[False]})
-            for sync_each in (False, True):
+            for once in (True, False):
                 with ledger() as book:
-                    backwards(model, list(all_losses(model, range(MICRO))[rank]), sync_each=sync_each)
-                found[-1]["each" if sync_each else "once"] = book.sent
+                    backwards(model, range(MICRO), once=once)
+                found[-1]["once" if once else "each"] = book.sent
     return found
 
 
@@ -411,7 +387,7 @@ def a_dtype_on_the_wire() -> list[dict[str, Any]]:
             for stage in STAGES:
                 model = shard(chain().to(dtype), stage=stage, policy=Policy(reduce_dtype=wire))
                 with ledger() as book:
-                    backwards(model, list(all_losses(model, [0, 1])[rank]), sync_each=False)
+                    backwards(model, [0, 1])
                 error(model, batch(rank, 2)).backward()
                 assert all(parameter.grad.dtype is dtype for parameter in model.parameters())
                 assert_same_gradients(model, plain)

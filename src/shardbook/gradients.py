@@ -1,0 +1,188 @@
+r"""# The gradients of a flat vector
+
+> Gradients are put side by side as they arrive, exchanged for their mean, and handed to the optimizer.
+
+Autograd finishes the gradients of a unit one after the other, each in a tensor of its
+own. This chapter collects them in one vector, `grad_full`, laid out like
+[the parameters](flat.py). One exchange then averages all of them. What comes back
+becomes the gradient of the model's own parameters, where an optimizer looks for it.
+
+| moment | `grad_full` | `sending` | `parameters[i].grad` |
+|---|---|---|---|
+| a gradient is finished | takes it | | |
+| `send` | given up | holds the gradients, in the dtype in which they travel | |
+| `receive` | | given up | the mean is added |
+
+:notation $P_u$: `padded`, the length of the vector with its padding
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardbook.collectives import PendingReduce, reduce_scatter_mean
+from shardbook.flat import Flat, resize
+from shardbook.partition import Layout, shares_storage
+from shardbook.policy import Policy
+
+__all__ = ["FlatWithGradients"]
+# sidelit: show
+
+
+class FlatWithGradients(Flat):
+    """A flat vector of parameters, and their gradients."""
+
+    def __init__(
+        self, layout: Layout, parameters: dict[str, nn.Parameter], policy: Policy
+    ) -> None:
+        super().__init__(layout, parameters)
+        self.collects_in = policy.collects_in(layout.dtype)
+        self.sends_in = policy.sends_in(layout.dtype)
+        self.grad_full: Tensor | None = None
+        self.sending: Tensor | None = None
+        self.reducing: PendingReduce | None = None
+        # The parameters whose gradients `grad_full` has taken.
+        self.arrived: set[int] = set()
+        # Whether gradients wait for a later exchange, and what is shown for them.
+        self.holds = False
+        self.held: dict[int, tuple[Tensor, int, bool]] = {}
+        # The gradient of a whole parameter is taken as soon as autograd has finished
+        # it. The hook belongs to the parameter; one on autograd's own node would die
+        # with that node. The garbage collector does not see hooks. If one referred to
+        # this vector, the two would keep each other, and with them the shards.
+        if layout.trainable:
+            for index, whole in enumerate(self.whole):
+                collect = partial(FlatWithGradients.collect, weakref.proxy(self), index)
+                whole.register_post_accumulate_grad_hook(collect)
+
+    @property
+    def waits(self) -> bool:
+        """Whether gradients were collected and not averaged yet."""
+        return self.grad_full is not None
+
+    def gradients(self) -> Tensor:
+        """`grad_full`, taken from the allocator when the first gradient of a backward pass arrives."""
+        if self.grad_full is None:
+            # Uninitialised memory may hold NaN. The padding takes part in norms and
+            # overflow checks, so it must be zero; the rest is overwritten.
+            self.grad_full = torch.empty(
+                self.layout.padded, dtype=self.collects_in, device=self.device
+            )
+            for start, stop in self.layout.gaps:
+                self.grad_full[start:stop].zero_()
+            self.arrived.clear()
+        return self.grad_full
+
+    def collect(self, index: int, whole: Tensor) -> None:
+        """Move one finished gradient into `grad_full`, and free it at once.
+
+        A parameter can be reached by several backward passes before the reduction. The
+        first one copies, the others add. A sparse gradient, as embeddings can have, is
+        spread out, since the flat vector has a place for every element.
+        """
+        assert whole.grad is not None
+        place, gradient = self.place(index), whole.grad.to_dense()
+        self.unhold(index)
+        if index in self.arrived:
+            place.add_(gradient)
+        else:
+            place.copy_(gradient)
+        self.arrived.add(index)
+        whole.grad = None
+        if self.holds:
+            self.hold(index)
+
+    def hold(self, index: int) -> None:
+        """Let `zero_grad` reach a gradient that waits for a later exchange.
+
+        The model's parameter has no gradient yet. It shows a zero that takes no memory.
+        """
+        parameter = self.parameters[index]
+        zero = parameter.new_zeros(()).expand_as(parameter)
+        shown = parameter.grad = zero if parameter.grad is None else parameter.grad
+        self.held[index] = shown, shown._version, shown is zero
+
+    def unhold(self, index: int) -> None:
+        """Drop what waits if `zero_grad` has removed or overwritten what was shown."""
+        if index not in self.held:
+            return
+        parameter = self.parameters[index]
+        shown, version, stands_in = self.held.pop(index)
+        if parameter.grad is None or shown._version != version:
+            self.arrived.discard(index)
+        if stands_in and parameter.grad is shown:
+            parameter.grad = None
+
+    def fill_missing_gradients(self) -> None:
+        """A parameter that the step did not use has the gradient zero, on this rank."""
+        self.gradients()
+        for index in range(len(self.whole)):
+            self.unhold(index)
+            if index not in self.arrived:
+                self.place(index).zero_()
+
+    def place(self, index: int) -> Tensor:
+        """The part of `grad_full` that belongs to parameter `index`, in that parameter's shape."""
+        slot = self.layout.slots[index]
+        return self.gradients()[slot.offset : slot.offset + slot.numel].view(slot.shape)
+
+    def send(self) -> None:
+        """Begin an exchange: put the gradients into the dtype in which they travel.
+
+        From here on a gradient starts a new vector. A layer that is used again right
+        away would otherwise add to the vector that is being sent, and the sum would
+        reach some ranks and not others.
+        """
+        self.fill_missing_gradients()
+        self.sending, self.grad_full = self.gradients().to(self.sends_in), None
+
+    def reduce(self, group: Any) -> None:
+        """Start the exchange of what is to be sent."""
+        assert self.sending is not None
+        self.reducing = reduce_scatter_mean(self.sending, group=group)
+
+    def receive(self, mean: Tensor) -> None:
+        """End an exchange: keep the mean, and give back the vector that was sent.
+
+        A thread of the backend may hold on to that vector for a moment. If we only
+        forgot it, chance would decide when its memory is free. To shrink the storage
+        frees it now.
+        """
+        assert self.sending is not None
+        if not shares_storage(self.sending, mean):
+            resize(self.sending, 0)
+        self.reducing = self.sending = None
+        self.accumulate(mean.to(self.layout.dtype))
+
+    def accumulate(self, mean: Tensor) -> None:
+        """Add the mean to the gradients of the model's parameters.
+
+        To assign instead would keep only the last micro-batch. A user who called
+        `zero_grad` has set the gradient to `None`, and then the mean itself becomes the
+        gradient, without a copy.
+        """
+        for parameter, part in zip(self.parameters, self.cut(mean), strict=True):
+            if parameter.grad is None:
+                parameter.grad = part
+            else:
+                parameter.grad += part
+
+    def add_zero(self) -> None:
+        """Give each parameter without a gradient the gradient zero."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def forget(self) -> None:
+        """Drop the gradients of a backward pass that failed."""
+        if self.reducing is not None:
+            self.reducing.wait()
+        self.reducing = self.sending = self.grad_full = None
+        for index in list(self.held):
+            self.unhold(index)
