@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.collectives import all_gather, world
+from shardbook.flat import is_sharded
 from shardbook.guard import refuse_waiting
 from shardbook.schedule import conductor_of
 
@@ -55,7 +56,8 @@ def clip_grad_norm_(
     :returns: the norm before clipping, FP64, the same on every rank
     :raises RuntimeError: on every rank, if the norm is not finite and
         `error_if_nonfinite` is set; or if gradients wait for their exchange
-    :raises ValueError: if the model is not sharded, or the order is not positive
+    :raises ValueError: if the model is not sharded as a whole, or the order is not
+        positive
     """
     norm = gradient_norm(model, float(norm_type))
     if error_if_nonfinite and not norm.isfinite():
@@ -77,9 +79,8 @@ def clip_grad_value_(model: nn.Module, clip_value: float) -> None:
 
     An element does not care where it is stored, so the ranks need not speak.
 
-    :raises ValueError: if the model is not sharded
+    :raises ValueError: if the model is not sharded as a whole
     """
-    conductor_of(model)
     for gradient in gradients(model):
         gradient.clamp_(-clip_value, clip_value)
 
@@ -118,7 +119,14 @@ def gradient_norm(model: nn.Module, order: float) -> Tensor:
 
 def gradients(model: nn.Module) -> Iterator[Tensor]:
     """This rank's parts of all gradients that there are."""
-    for unit in conductor_of(model).drivers:
+    units = conductor_of(model).drivers
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not is_sharded(parameter):
+            raise ValueError(
+                f"{name} is not sharded, so its gradient is not the mean over the ranks; "
+                "shard the whole model"
+            )
+    for unit in units:
         for flat in unit.trainable:
             refuse_waiting(flat)
             for parameter in flat.parameters:

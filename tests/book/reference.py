@@ -7,6 +7,7 @@ and columns, and a dtype on the wire.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from book.toys import assert_equal, batch, error, plain_gradients, whole_gradients
+from book.toys import assert_equal, batch, error, optimizer_for, plain_gradients, whole_gradients
 
 Losses = Sequence[Callable[[], Tensor]]
 STAGES = (0, 1, 2, 3)
@@ -78,14 +79,76 @@ def ordered_mean(tensors: Sequence[Tensor]) -> Tensor:
     return (total / len(tensors)).to(dtype)
 
 
+Loss = Callable[[nn.Module, int, int], Tensor]
+
+
+def toy_loss(model: nn.Module, rank: int, number: int) -> Tensor:
+    """What a rank computes for the micro-batch with this number."""
+    return error(model, batch(rank, number))
+
+
 def all_losses(
-    model: nn.Module, numbers: Sequence[int], loss: Callable[[nn.Module, int, int], Tensor] | None = None
+    model: nn.Module, numbers: Sequence[int], loss: Loss = toy_loss, members: Sequence[int] | None = None
 ) -> list[Losses]:
     """For each rank, the losses of its micro-batches with these numbers."""
-    loss = loss or (lambda model, rank, number: error(model, batch(rank, number)))
-    return [
-        [partial(loss, model, rank, number) for number in numbers] for rank in range(dist.get_world_size())
-    ]
+    members = range(dist.get_world_size()) if members is None else members
+    return [[partial(loss, model, rank, number) for number in numbers] for rank in members]
+
+
+def backwards(
+    model: nn.Module, numbers: Sequence[int], loss: Loss = toy_loss, *, once: bool = True
+) -> list[float]:
+    """This rank's backward passes of some micro-batches, exchanged once at the end or each by itself."""
+    from shardbook import no_sync
+
+    values = []
+    for number in numbers:
+        with no_sync(model) if once and number != numbers[-1] else nullcontext():
+            value = loss(model, dist.get_rank(), number)
+            value.backward()
+            values.append(value.item())
+    return values
+
+
+def assert_train_alike(
+    plain: nn.Module,
+    models: Sequence[nn.Module],
+    *,
+    loss: Loss = toy_loss,
+    optimizer: str = "adamw",
+    steps: int = 2,
+    micro: int = 1,
+    once: bool = True,
+    members: Sequence[int] | None = None,
+    rows: int = 1,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Sharded models have the losses, the gradients and at the end the values of the reference, bit for bit.
+
+    :param micro: the micro-batches of a step, which are exchanged `once` or each by itself
+    :param members: the ranks that train together, all by default; they stand in `rows` rows
+    """
+    members = range(dist.get_world_size()) if members is None else members
+    place = members.index(dist.get_rank())
+    optimizers = [optimizer_for(optimizer, model.parameters()) for model in (plain, *models)]
+    for step in range(steps):
+        numbers = range(step * micro, (step + 1) * micro)
+        rounds = [numbers] if once else [[number] for number in numbers]
+        losses = fill_gradients(
+            plain,
+            [all_losses(plain, round_, loss, members) for round_ in rounds],
+            rows=rows,
+            dtype=dtype,
+        )
+        for model in models:
+            found = backwards(model, numbers, loss, once=once)
+            assert found == [value for round_ in losses for value in round_[place]]
+            assert_same_gradients(model, plain)
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+    for model in models:
+        assert_same_values(model, plain)
 
 
 def assert_same_gradients(sharded: nn.Module, plain: nn.Module) -> None:

@@ -235,3 +235,27 @@ def test_a_plain_model_is_refused() -> None:
     for clip in (clip_grad_norm_, clip_grad_value_):
         with pytest.raises(ValueError, match=r"this Linear is not sharded; call shard\(model\) first"):
             clip(nn.Linear(1, 1), 1.0)
+
+
+def partly_sharded() -> list[str]:
+    from shardbook import clip_grad_norm_, clip_grad_value_, shard
+
+    said = []
+    for model in (
+        nn.Sequential(shard(nn.Linear(3, 3)), nn.Linear(3, 1)),
+        nn.Sequential(shard(nn.Linear(3, 3)), shard(nn.Linear(3, 1))),
+    ):
+        for clip in (clip_grad_norm_, clip_grad_value_):
+            with pytest.raises(ValueError) as caught:  # noqa: PT011
+                clip(model, 1.0)
+            said.append(str(caught.value))
+    return said
+
+
+def test_a_model_that_is_not_sharded_as_a_whole_is_refused() -> None:
+    for said in ranks.run(2, partly_sharded):
+        plain = (
+            "1.weight is not sharded, so its gradient is not the mean over the ranks; shard the whole model"
+        )
+        apart = "2 parts of this Sequential were sharded apart; call shard once, on the whole model"
+        assert said == [plain, plain, apart, apart]

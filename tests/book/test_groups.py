@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import pytest
@@ -19,33 +17,20 @@ from book.reference import (
     STAGES,
     all_losses,
     assert_same_gradients,
-    assert_same_values,
+    assert_train_alike,
     fill_gradients,
     padded_bytes,
 )
-from book.toys import VOCABULARY, batch, chain, error, optimizer_for
+from book.toys import VOCABULARY, batch, chain, error
 
 
 def train_on(mesh: Any, members: list[int], rows: int) -> None:
     """Train in every stage on a mesh of some ranks; the reference adds along the rows, then down."""
     from shardbook import shard
 
-    place = members.index(dist.get_rank())
-    plain = chain(seed=members[0])
     # Every rank starts elsewhere: the first of the mesh must win.
     models = [shard(chain(seed=dist.get_rank()), stage=stage, mesh=mesh) for stage in STAGES[1:]]
-    optimizers = [optimizer_for("adamw", model.parameters()) for model in (plain, *models)]
-    for step in range(3):
-        losses = [[partial(error, plain, batch(member, step))] for member in members]
-        fill_gradients(plain, [losses], rows=rows)
-        for model in models:
-            error(model, batch(members[place], step)).backward()
-            assert_same_gradients(model, plain)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    for model in models:
-        assert_same_values(model, plain)
+    assert_train_alike(chain(seed=members[0]), models, members=members, rows=rows)
 
 
 def two_pairs() -> None:
@@ -152,17 +137,13 @@ def clipping_on_a_mesh() -> None:
 
 
 def accumulation_on_a_mesh_with_a_narrow_wire() -> None:
-    from shardbook import Policy, no_sync, shard
+    from shardbook import Policy, shard
 
-    plain, rank = chain(), dist.get_rank()
-    fill_gradients(plain, [all_losses(plain, [0, 1])], rows=2, dtype=torch.bfloat16)
-    for stage in STAGES[1:]:
-        mesh = init_device_mesh("cpu", (2, 2))
-        model = shard(chain(), stage=stage, mesh=mesh, policy=Policy(reduce_dtype=torch.bfloat16))
-        with no_sync(model):
-            error(model, batch(rank, 0)).backward()
-        error(model, batch(rank, 1)).backward()
-        assert_same_gradients(model, plain)
+    mesh, wire = init_device_mesh("cpu", (2, 2)), torch.bfloat16
+    models = [
+        shard(chain(), stage=stage, mesh=mesh, policy=Policy(reduce_dtype=wire)) for stage in STAGES[1:]
+    ]
+    assert_train_alike(chain(), models, micro=2, rows=2, dtype=wire)
 
 
 @pytest.mark.parametrize(
@@ -231,19 +212,11 @@ def tied_weights() -> None:
 
     for stage in STAGES:
         for units in UNITS:
-            plain, model = Tied(), shard(Tied(), stage=stage, units=units)
-            optimizers = [optimizer_for("adamw", each.parameters()) for each in (plain, model)]
-            for step in range(2):
-                fill_gradients(plain, [all_losses(plain, [step])])
-                error(model, batch(dist.get_rank(), step)).backward()
-                assert_same_gradients(model, plain)
-                for optimizer in optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad()
+            model = shard(Tied(), stage=stage, units=units)
+            # Both keys are in the state, with one value.
+            assert_train_alike(Tied(), [model])
             assert model.head.weight is model.embedding.weight
             assert model.inner[2].weight is model.inner[0].weight
-            # Both keys are there, with one value.
-            assert_same_values(model, plain)
 
 
 def test_tied_weights_stay_tied_and_train_like_the_reference_in_every_stage() -> None:
@@ -332,17 +305,7 @@ def odd_parameters() -> None:
     # A flat vector stores every parameter row by row, and a matrix product may depend on that.
     plain[0].turned.data = plain[0].turned.data.contiguous()  # type: ignore[index,union-attr,operator]
     models = [shard(build(), stage=stage) for stage in STAGES]
-    optimizers = [optimizer_for("adamw", model.parameters()) for model in (plain, *models)]
-    for step in range(2):
-        fill_gradients(plain, [all_losses(plain, [step], odd_loss)])
-        for model in models:
-            odd_loss(model, dist.get_rank(), step).backward()
-            assert_same_gradients(model, plain)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    for model in models:
-        assert_same_values(model, plain)
+    assert_train_alike(plain, models, loss=odd_loss)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -404,9 +367,8 @@ def random_loss(model: nn.Module, rank: int, number: int) -> Tensor:
 
 def random_models(seed: int, examples: int) -> None:
     """Random blocks, dtypes, frozen and tied parameters, units, stages, wires, and micro-batches."""
-    from shardbook import Policy, no_sync, shard
+    from shardbook import Policy, shard
 
-    rank = dist.get_rank()
     for example in range(seed, seed + examples):
         choose = random.Random(example)
         plain, other = (built(example) for _ in range(2))
@@ -422,19 +384,8 @@ def random_models(seed: int, examples: int) -> None:
         once = choose.random() < 0.5
         try:
             model = shard(other, **settings)
-            optimizers = [optimizer_for("sgd", each.parameters()) for each in (plain, model)]
-            for step in range(2):
-                numbers = [2 * step, 2 * step + 1]
-                rounds = [numbers] if once else [[number] for number in numbers]
-                fill_gradients(plain, [all_losses(plain, r, random_loss) for r in rounds], dtype=wire)
-                with no_sync(model) if once else nullcontext():
-                    random_loss(model, rank, numbers[0]).backward()
-                random_loss(model, rank, numbers[1]).backward()
-                assert_same_gradients(model, plain)
-                for optimizer in optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad()
-            assert_same_values(model, plain)
+            training: dict[str, Any] = {"loss": random_loss, "micro": 2, "once": once, "dtype": wire}
+            assert_train_alike(plain, [model], optimizer="sgd", **training)
         except Exception as error:
             raise AssertionError(f"example {example}: units {units}, {settings}, once {once}") from error
 

@@ -19,6 +19,7 @@ from book.reference import (
     all_losses,
     assert_same_gradients,
     assert_same_values,
+    assert_train_alike,
     fill_gradients,
     padded_bytes,
     storages,
@@ -28,27 +29,12 @@ from book.toys import batch, chain, error, optimizer_for
 STEPS = 3
 
 
-def each_stage_trains_like(kind: str) -> None:
-    """In each step: the losses, the gradients, and at the end the values."""
+def each_stage_trains_like(optimizer: str) -> None:
     from shardbook import shard
 
-    rank = dist.get_rank()
-    plain = chain()
     # Other ranks start elsewhere: rank 0's values must win.
-    models = [shard(chain(seed=rank), stage=stage) for stage in STAGES]
-    optimizers = [optimizer_for(kind, model.parameters()) for model in (plain, *models)]
-    for step in range(STEPS):
-        losses = fill_gradients(plain, [all_losses(plain, [step])])
-        for model in models:
-            loss = error(model, batch(rank, step))
-            loss.backward()
-            assert loss.item() == losses[0][rank][0]
-            assert_same_gradients(model, plain)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    for model in models:
-        assert_same_values(model, plain)
+    models = [shard(chain(seed=dist.get_rank()), stage=stage) for stage in STAGES]
+    assert_train_alike(chain(), models, optimizer=optimizer, steps=STEPS)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
