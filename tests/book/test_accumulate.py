@@ -208,7 +208,34 @@ def zero_grad_in_a_no_sync_step() -> None:
         assert_same_gradients(model, plain)
 
 
+def a_step_that_fails_after_a_micro_batch() -> None:
+    """Whether forward or backward fails: after `zero_grad` the next step is like any other."""
+    from shardbook import no_sync, shard
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError
+
+    plain, rank = chain(), dist.get_rank()
+    fill_gradients(plain, [all_losses(plain, [1, 2])])
+    for stage in STAGES:
+        for where in ("forward", "backward"):
+            model: Any = shard(chain(), stage=stage)
+            with no_sync(model):
+                error(model, batch(rank, 0)).backward()
+            register = model[1][1].register_forward_hook
+            handle = register(
+                fail if where == "forward" else lambda *args: args[2].register_hook(fail) and None
+            )
+            with pytest.raises(ArithmeticError), no_sync(model):
+                error(model, batch(rank, 0)).backward()
+            handle.remove()
+            model.zero_grad()
+            backwards(model, [1, 2])
+            assert_same_gradients(model, plain)
+
+
 CASES = [
+    a_step_that_fails_after_a_micro_batch,
     accumulates_like_ddp,
     no_sync_adds_to_what_was_exchanged_before,
     evaluation_between_two_micro_batches,

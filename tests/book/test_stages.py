@@ -242,6 +242,23 @@ def test_a_step_sends_two_vectors_in_stages_0_to_2_and_three_in_stage_3(world_si
             assert step["sent"] == {"reduce-scatter": vector, "all-gather": gathers * vector}
 
 
+def sent_in_an_evaluation() -> list[float]:
+    from shardbook import shard
+    from shardbook.collectives import ledger
+
+    found = []
+    for stage in STAGES:
+        model = shard(chain(), stage=stage)
+        with torch.no_grad(), ledger() as book:
+            error(model, batch(dist.get_rank(), 0))
+        found.append(book.total / padded_bytes(model))
+    return found
+
+
+def test_an_evaluation_sends_nothing_in_stage_0_and_one_vector_in_the_others() -> None:
+    assert ranks.run(2, sent_in_an_evaluation) == [[0, 0.5, 0.5, 0.5]] * 2
+
+
 LAYERS, WIDTH = 8, 64
 
 
