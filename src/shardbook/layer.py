@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardbook.guard import refuse_copies_of
-from shardbook.schedule import Conductor, in_backward, not_compiled
+from shardbook.schedule import Conductor, in_backward, not_compiled, under_way
 from shardbook.unit import Unit
 
 __all__ = ["Hooks"]
@@ -85,7 +85,8 @@ class Hooks:
         # leaves the hooks alone and compiles what is between them.
         before = not_compiled(self.before_forward)
         after = not_compiled(self.after_forward)
-        for part in (module, *parts):
+        self.parts = (module, *parts)
+        for part in self.parts:
             part.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
             # An exception in `forward` must not leave the unit whole: the next gather
             # would find it there and compute with the weights of an earlier step.
@@ -103,8 +104,9 @@ class Hooks:
         of the module's gradients are there, whether or not each parameter took part.
         """
         # A pass that was interrupted from the keyboard has not counted down.
-        if not self.unit.shown:
+        if self.uses and not under_way(*self.parts):
             self.uses.clear()
+            self.unit.free()
         use = Use(torch._C._autograd._get_sequence_nr())
         self.uses.append(use)
         if len(self.uses) > 1:
@@ -127,6 +129,8 @@ class Hooks:
         activation checkpointing. Its result is wanted right away, by a backward pass
         that has gathered the unit and will free it.
         """
+        if not self.uses:
+            return output
         use = self.uses.pop()
         if self.uses or self.in_backward is not None:
             return output

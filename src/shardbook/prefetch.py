@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from shardbook.order import Order
-from shardbook.schedule import Conductor, in_backward, not_compiled
+from shardbook.schedule import Conductor, in_backward, not_compiled, under_way
 from shardbook.unit import State, Unit
 
 __all__ = ["Chain", "Prefetch", "Route"]
@@ -41,8 +41,9 @@ class Chain(Conductor):
     def __init__(self, order: Order, prefetch: Prefetch) -> None:
         super().__init__(order)
         self.prefetch = prefetch
-        # Whether the model's own forward pass is under way.
-        self.running = False
+        # Whether the model's own forward pass is under way, and how many more of its
+        # own calls are inside of it.
+        self.running, self.inside = False, 0
         # One order for forward passes with gradients, one for those without. They need
         # not be the same: a model may leave units out when it is evaluated.
         self.orders: dict[bool, list[Unit]] = {True: [], False: []}
@@ -59,21 +60,24 @@ class Chain(Conductor):
         model.register_forward_hook(not_compiled(self.model_ends), always_call=True)
         self.conduct(model)
 
-    def model_begins(self, *_: Any) -> None:
+    def model_begins(self, model: nn.Module, *_: Any) -> None:
         """Start from a clean state.
 
         Before a forward pass, units may still be whole from a step that failed.
         """
         if in_backward():
             return
+        if self.running and under_way(model):
+            self.inside += 1
+            return
         self.recover()
-        self.running, self.grad = True, torch.is_grad_enabled()
+        self.running, self.inside, self.grad = True, 0, torch.is_grad_enabled()
         self.route = Route(self.orders[self.grad])
         self.order.begin("forward" if self.grad else "evaluation")
 
     def model_succeeds(self, *_: Any) -> None:
         """Expect the same order next time. An exception leaves none to be expected."""
-        if not in_backward():
+        if not in_backward() and not self.inside:
             missed = next(self.route.ahead(1), None)
             if missed is not None:
                 self.warn(missed, "the pass ended")
@@ -81,7 +85,9 @@ class Chain(Conductor):
 
     def model_ends(self, *_: Any) -> None:
         """Leave a clean state. A unit may have been gathered ahead that did not run."""
-        if not in_backward():
+        if self.inside:
+            self.inside -= 1
+        elif not in_backward():
             self.running = False
             self.release()
 

@@ -22,6 +22,7 @@ order](order.py) makes sure of that.
 # sidelit: hide
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Protocol
@@ -33,7 +34,14 @@ from shardbook.guard import refuse_copies_of
 from shardbook.order import Order
 from shardbook.unit import State, Unit
 
-__all__ = ["Conductor", "Driver", "conductor_of", "in_backward", "not_compiled"]
+__all__ = [
+    "Conductor",
+    "Driver",
+    "conductor_of",
+    "in_backward",
+    "not_compiled",
+    "under_way",
+]
 # sidelit: show
 
 
@@ -213,6 +221,22 @@ class Conductor:
 def in_backward() -> bool:
     """Whether this thread is inside of a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def under_way(*modules: nn.Module) -> bool:
+    """Whether a module is called while an earlier call of one of these goes on.
+
+    A module that calls itself must not start anew, and one whose last call was
+    interrupted must. No flag can tell the two apart, since an interrupt from the
+    keyboard runs no hooks. The stack can: an interrupted call is no longer on it.
+    """
+    frame, calls = sys._getframe(1), 0
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            calls += frame.f_locals["self"] in modules
+        frame = frame.f_back  # type: ignore[assignment]
+    # The call that asks is one of them.
+    return calls > 1
 
 
 def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
