@@ -17,7 +17,8 @@ optimizer.step()
 
 Gradients that are not exchanged are whole: $4\,\Psi_u$ bytes for a unit instead of
 $4\,\Psi_u/N_d$. In stage 3 the parameters are gathered for each micro-batch all the
-same.
+same. Stages 1 and 2 gather them once, for the first: while gradients wait, no optimizer
+may step. Nobody else may change the parameters then, either.
 
 The order of the additions changes, too. To average once is what plain data parallel
 training does, and only then are the results equal to it bit for bit.
@@ -46,8 +47,9 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 
     The next backward pass outside of the block adds its own and exchanges the sum. An
     optimizer that steps before is [refused](guard.py#before_step). A step that is given
-    up is forgotten, as always, by [`zero_grad`](gradients.py#FlatWithGradients.hold). All ranks must enter
-    the block alike.
+    up is forgotten, as always, by
+    [`zero_grad`](gradients.py#FlatWithGradients.hold). All ranks must enter the block
+    alike.
 
     :param model: a model that was sharded
     :raises ValueError: if the model is not sharded
