@@ -21,6 +21,7 @@ from book.reference import (
     fill_gradients,
     padded_bytes,
 )
+from book.test_layer import Odd
 from book.toys import VOCABULARY, batch, chain, error
 
 
@@ -270,23 +271,17 @@ def test_weights_that_are_tied_on_one_rank_only_are_refused_by_name() -> None:
             assert "is tied to nothing, on rank 0 to inner.0.weight" in sentence
 
 
-class Odd(nn.Module):
-    """Parameters of no dimension, of no element, not contiguous, in three dtypes, one of them of integers."""
+class Odder(Odd):
+    """Narrow ones, frozen ones and integers, too."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-        self.empty = nn.Parameter(torch.empty(0, 3))
-        self.turned = nn.Parameter(torch.randn(4, 6).t())
-        self.precise = nn.Parameter(torch.randn(6, dtype=torch.float64))
         self.narrow = nn.Parameter(torch.randn(6).bfloat16())
         self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
         self.counts = nn.Parameter(torch.arange(5), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x @ self.turned.t() * self.scale + self.narrow.float()
-        return y * (self.precise.sum() + self.empty.sum() + self.frozen.sum() + self.counts.sum()).float()
+        return super().forward(x) * self.narrow.float() * (self.frozen.sum() + self.counts.sum())
 
 
 def odd_loss(model: nn.Module, rank: int, number: int) -> Tensor:
@@ -299,7 +294,7 @@ def odd_parameters() -> None:
 
     def build() -> nn.Module:
         # A module without parameters stands between two that have some.
-        return nn.Sequential(Odd(), nn.Identity(), nn.Linear(6, 4))
+        return nn.Sequential(Odder(), nn.Identity(), nn.Linear(6, 4))
 
     plain = build()
     # A flat vector stores every parameter row by row, and a matrix product may depend on that.
