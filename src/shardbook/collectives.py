@@ -44,7 +44,6 @@ for the backward pass, one reduce-scatter for the gradients.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -247,20 +246,18 @@ def broadcast(
         dist.broadcast(_as_bytes(tensor), group=group, group_src=source)
 
 
-def all_reduce(tensor: Tensor, *, group: Any = None, largest: bool = False) -> None:
+def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
     """All-reduce: every rank ends with the sum. ZeRO needs it for single numbers only, such as the loss
     to print or the norm of the gradient. The order of the sum is the backend's, not rank order.
 
     :param tensor: replaced by the result over ranks; contiguous, of a numeric dtype.
-    :param largest: whether to take the largest value instead of the sum.
     """
     rank, world_size = world(group)
     unit = tensor.element_size() if _on_gloo(tensor, group) else None
     sent = all_reduce_bytes(rank, world_size, tensor.nbytes, unit)
     record("all-reduce", world_size, tensor.nbytes, sent)
     if tensor.numel():
-        op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
-        dist.all_reduce(tensor, op=op, group=group)
+        dist.all_reduce(tensor, group=group)
 
 
 def world(group: ProcessGroup | None = None) -> tuple[int, int]:
