@@ -132,14 +132,17 @@ class Hooks:
         if not self.uses:
             return output
         use = self.uses.pop()
+        # The hook of an input must not refer to that input's node. Python's collector
+        # does not see such a circle, and the graph would stay forever.
+        inputs, use.inputs = use.inputs, set()
         if self.uses or self.in_backward is not None:
             return output
-        output = tree_map_only(Tensor, partial(self.result, use.inputs), output)
+        output = tree_map_only(Tensor, partial(self.result, inputs), output)
         self.unit.free()
         # A tensor without a node is no result of this module. The hook is one of the
         # node, which outlives the tensor and runs after the hooks of the tensor: where
         # the output is the next unit's input, that unit ends first.
-        results = {value.grad_fn for value in tensors_in(output)} - {None} - use.inputs
+        results = {value.grad_fn for value in tensors_in(output)} - {None} - inputs
         for node in results:
             assert node is not None
             begin = partial(
