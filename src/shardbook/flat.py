@@ -47,16 +47,16 @@ class Flat:
         # Whether the modules compute with the whole parameters now, and how often an
         # optimizer has stepped or values were loaded.
         self.in_use, self.changes = False, 0
-        # What to ask before anybody trusts the values: whether the ranks still agree.
+        # To be called before an optimizer steps. It raises if the ranks have disagreed.
         self.trust: Callable[[], None] = nothing
         # For this moment the unit exists twice, in the model and in `full`. A model is
         # sharded unit by unit, so no more than one unit ever does.
         self.device = self.parameters[0].device
         self.full = torch.empty(layout.padded, dtype=layout.dtype, device=self.device)
         flatten(layout, [each.detach() for each in self.parameters], self.full)
-        # `.data` cuts the tie to the version counter of `full`. Otherwise each gather,
-        # which writes into `full`, would look to autograd like a forbidden change of
-        # the parameters.
+        # PyTorch counts the writes to a tensor together with those to its views. `.data`
+        # gives each view a count of its own. Otherwise autograd would take each gather,
+        # which writes into `full`, for a forbidden change of the parameters.
         self.whole = tuple(
             nn.Parameter(view.data, requires_grad=layout.trainable)
             for view in views(layout, self.full)
@@ -86,7 +86,9 @@ class Flat:
         """Let the model's own parameters show what is kept of them.
 
         They remain the same objects. So the names, the optimizer's groups, and
-        everything else that refers to them stay as they were.
+        everything else that refers to them stay as they were. With new objects for the
+        slices, `AdamW(model.parameters())` would train something that no unit gathers,
+        and no error would be raised.
 
         :param places: for each parameter the start and stop in `shard`, and the shape
         """
@@ -119,17 +121,18 @@ class Flat:
         """A number that grows whenever somebody changes the model's parameters.
 
         PyTorch counts the writes to each tensor, also to an empty one, so all ranks
-        agree. Optimizers that write by kernels of their own are not counted, and so
-        their steps are.
+        agree. It does not see the writes of a fused optimizer. So each step of an
+        optimizer is counted, too.
         """
         return self.changes + sum(p._version for p in self.parameters)
 
     def check(self, unit: str) -> None:
-        """Refuse to gather a shard that the parameters no longer point into.
+        """Refuse to gather after a change of the parameters that a unit cannot follow.
 
         `model.half()` or `model.to(device)` replaces the data of every parameter. The
         optimizer would then train the replacement, and the other ranks would go on
-        receiving the old values.
+        receiving the old values. A parameter that is frozen later still lies in a
+        vector that collects gradients. And a gradient hook would never be called.
 
         :raises RuntimeError: naming the parameter and what to do
         """
@@ -151,7 +154,8 @@ class Flat:
                 )
 
 
-# A parameter refers to its vector, weakly, so that a model nobody uses goes.
+# A parameter refers to its vector by this name. The reference is weak: in a circle, a
+# model that nobody uses would keep its memory until the garbage collector runs.
 _OWNER = "_shardbook_flat"
 
 
@@ -170,7 +174,7 @@ def has_gradient_hook(parameter: Tensor) -> bool:
     """Whether somebody waits for this parameter's gradient.
 
     Autograd never sees a slice: its gradient is put there after the exchange. So a hook
-    on it would wait in vain, and in silence.
+    on it would never be called, and no error would be raised.
     """
     hooks = (parameter._backward_hooks or {}).values()
     others = [h for h in hooks if getattr(h, "func", None) is not refuse_gradient]
@@ -197,5 +201,7 @@ def refuse_gradient(name: str, gradient: Tensor) -> None:
 
 
 def resize(tensor: Tensor, numel: int) -> None:
-    """Let the storage under `tensor` hold `numel` elements; every view of it sees the new storage."""
+    """Let the storage under `tensor` hold `numel` elements. Every view of it stays a view
+    of that storage, so nothing that refers to the vector has to learn of the change.
+    """
     tensor.untyped_storage().resize_(numel * tensor.element_size())

@@ -26,11 +26,11 @@ parameters:
 |---|---|---|
 | `full` | $P_u = N_d S_u$ | the whole vector |
 | `whole` | $\Psi_u$ together | parameters in their old shapes, views into `full` |
-| `shard` | $S_u$, or $P_u$ in stage 0 | what this rank keeps of it |
-| `parameters` | the same together | the model's own parameters, views into `shard` |
+| `shard` | $S_u$, or $P_u$ where a rank keeps everything | what this rank keeps of it |
+| `parameters` | those of `shard` without padding | the model's own, views into `shard` |
 | `grad_full` | $P_u$ | this rank's gradients, laid out like `full` |
 | `sending` | $P_u$ | the same, on its way to the mean |
-| `parameters[i].grad` | the same as `shard` together | the mean gradient |
+| `parameters[i].grad` | those of `parameters[i]` | the mean gradient |
 
 Two equations connect them. The whole vector is all ranks' parts side by side, and rank
 $r$ receives the $r$-th piece of the mean of all ranks' gradients:
@@ -75,7 +75,9 @@ __all__ = ["State", "Unit"]
 
 
 class State(Enum):
-    """`gather` leads from `SHARDED` to `GATHERING`, `wait` on to `WHOLE`, `free` back."""
+    """The states are about `full`: `gather` leads from `SHARDED` to `GATHERING`, `wait`
+    on to `WHOLE`, and `free` back, also in stages 0 to 2, where its memory stays.
+    """
 
     SHARDED = "only what this rank keeps is there"
     GATHERING = "the parts of the other ranks are on their way into `full`"
@@ -86,15 +88,15 @@ class Unit(ABC):
     """The parameters of one unit, and the transitions between its states.
 
     :param name: how messages call this unit
-    :param sites: where its parameters stand in the model, in the order of the flat
-        vector
-    :param groups: the ranks that share the unit
-    :param policy: the formats in which it works
-    :param order: who makes sure that all ranks issue the same exchanges
+    :param sites: [where its parameters stand](sites.py#Site) in the model, in the order
+        of the flat vector
+    :param groups: [the ranks](groups.py#Groups) that share the unit
+    :param policy: [the formats](policy.py#Policy) in which it works
+    :param order: [who makes sure](order.py#Order) that all ranks issue the same exchanges
     :param synchronize: whether the values of rank 0 replace those of the other ranks
     """
 
-    # Whether gradients are exchanged as soon as the unit's own backward pass has ended.
+    # `reduces_early`: are gradients exchanged as soon as the unit's own backward pass ends?
     stage: ClassVar[int]
     reduces_early: ClassVar[bool]
 
@@ -185,9 +187,8 @@ class Unit(ABC):
     def gather(self) -> None:
         """Start to make the unit whole; `SHARDED` becomes `GATHERING`.
 
-        In any other state there is nothing to start. That makes a prefetch safe:
-        whoever needs the unit calls `gather` too, and does not ask whether somebody
-        else was faster.
+        In any other state there is nothing to start. So whoever needs the unit calls
+        this, whether or not it was gathered ahead.
         """
         if self.state is not State.SHARDED:
             return
@@ -219,9 +220,8 @@ class Unit(ABC):
     def free(self) -> None:
         """Give back what need not be stored between uses; the unit becomes `SHARDED`.
 
-        In every stage the modules get the model's own parameters back. So whoever asks
-        the model for its parameters between two uses, such as an optimizer, gets those
-        that will be trained.
+        In every stage the modules get the model's own parameters back. So an optimizer
+        that asks the model for its parameters gets those that it can train.
         """
         self.show(False)
         if self.state is State.SHARDED:
@@ -255,8 +255,7 @@ class Unit(ABC):
     def finish_reduce(self) -> None:
         """Wait for the mean and add it to the gradients of the model's parameters.
 
-        Between `reduce` and this call a rank computes on. That is the time in which the
-        exchange is hidden.
+        Between `reduce` and this call a rank computes on, and that hides the exchange.
         """
         due = [flat for flat in self.trainable if flat.reducing is not None]
         for flat in due:
@@ -268,8 +267,9 @@ class Unit(ABC):
                 self.order.watch(flat.reducing.works)
                 piece = self.groups.mean_over_replicas(flat.reducing.wait())
                 mean = self.kept_mean(flat, piece)
-            # The optimizer reads the mean on the compute stream, and `sending` goes
-            # back to that stream's memory. Both must come after the exchange.
+            # Without this line the optimizer, which runs on the compute stream, could
+            # read the mean too early, and the memory of `sending` could be used again
+            # while the exchange still reads it.
             self.device.current_stream().wait_stream(self.reduce_stream)
             flat.receive(mean)
         for act in self.after_reduce if due else ():
@@ -294,7 +294,7 @@ def streams(device: torch.device) -> tuple[Any, Any]:
     """The gather stream and the reduce stream of a device, shared by all units.
 
     One stream for each kind of exchange is enough, since the backend carries out one
-    exchange after the other anyway.
+    exchange after the other.
     """
     module = torch.get_device_module(device)
     return module.Stream(), module.Stream()
