@@ -53,9 +53,10 @@ class FlatWithGradients(Flat):
         self.holds = False
         self.held: dict[int, tuple[Tensor, int, bool]] = {}
         # The gradient of a whole parameter is taken as soon as autograd has finished
-        # it. The hook belongs to the parameter; one on autograd's own node would die
-        # with that node. The garbage collector does not see hooks. If one referred to
-        # this vector, the two would keep each other, and with them the shards.
+        # it. The hook belongs to the parameter. A hook on the node that accumulates the
+        # gradient dies with that node, and then no gradient ever arrives. The garbage
+        # collector does not see hooks. If one referred to this vector, the two would
+        # keep each other, and with them the shards.
         if layout.trainable:
             for index, whole in enumerate(self.whole):
                 collect = partial(FlatWithGradients.collect, weakref.proxy(self), index)
@@ -67,7 +68,7 @@ class FlatWithGradients(Flat):
         return self.grad_full is not None
 
     def gradients(self) -> Tensor:
-        """`grad_full`, taken from the allocator when the first gradient of a backward pass arrives."""
+        """`grad_full`, taken from the allocator when the first gradient arrives."""
         if self.grad_full is None:
             # Uninitialised memory may hold NaN. The padding takes part in norms and
             # overflow checks, so it must be zero; the rest is overwritten.
@@ -101,7 +102,9 @@ class FlatWithGradients(Flat):
     def hold(self, index: int) -> None:
         """Let `zero_grad` reach a gradient that waits for a later exchange.
 
-        The model's parameter has no gradient yet. It shows a zero that takes no memory.
+        `zero_grad` knows only the model's own parameters. So a parameter without a
+        gradient shows a zero that takes no memory. If what is shown has been removed or
+        overwritten by the time of the next gradient, the one that waits is dropped.
         """
         parameter = self.parameters[index]
         zero = parameter.new_zeros(()).expand_as(parameter)
@@ -109,7 +112,7 @@ class FlatWithGradients(Flat):
         self.held[index] = shown, shown._version, shown is zero
 
     def unhold(self, index: int) -> None:
-        """Drop what waits if `zero_grad` has removed or overwritten what was shown."""
+        """Stop showing a gradient, and drop what waits if `zero_grad` has been called."""
         if index not in self.held:
             return
         parameter = self.parameters[index]
@@ -120,7 +123,11 @@ class FlatWithGradients(Flat):
             parameter.grad = None
 
     def fill_missing_gradients(self) -> None:
-        """A parameter that the step did not use has the gradient zero, on this rank."""
+        """A parameter that the step did not use on this rank has the gradient zero here.
+
+        Another rank may have used it, so its place takes part in the mean. Without this
+        line the place would hold uninitialised memory.
+        """
         self.gradients()
         for index in range(len(self.whole)):
             self.unhold(index)
@@ -150,9 +157,9 @@ class FlatWithGradients(Flat):
     def receive(self, mean: Tensor) -> None:
         """End an exchange: keep the mean, and give back the vector that was sent.
 
-        A thread of the backend may hold on to that vector for a moment. If we only
-        forgot it, chance would decide when its memory is free. To shrink the storage
-        frees it now.
+        A thread of the backend may refer to that vector a moment longer. If this rank
+        only dropped its own reference, chance would decide when the memory is free. To
+        shrink the storage frees it now. In stage 0 the vector holds the mean, and stays.
         """
         assert self.sending is not None
         if not shares_storage(self.sending, mean):
@@ -180,7 +187,10 @@ class FlatWithGradients(Flat):
                 parameter.grad = torch.zeros_like(parameter)
 
     def forget(self) -> None:
-        """Drop the gradients of a backward pass that failed."""
+        """Drop the gradients of a backward pass that failed.
+
+        An exchange under way still reads them, so it has to end first.
+        """
         if self.reducing is not None:
             self.reducing.wait()
         self.reducing = self.sending = self.grad_full = None

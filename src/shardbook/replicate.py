@@ -41,9 +41,9 @@ class Replicated(Unit):
     """A unit that every rank stores whole."""
 
     stage: ClassVar[int] = 0
-    # Gradients are exchanged when all of them are there. Most data parallel programs
-    # start earlier, to hide the exchange behind the rest of the backward pass;
-    # [stage 2](zero2.py) does so here.
+    # Gradients are exchanged when all of them are there. PyTorch's
+    # `DistributedDataParallel` starts earlier, to hide the exchange behind the rest of
+    # the backward pass; here [stage 2](zero2.py) does so.
     reduces_early: ClassVar[bool] = False
 
     def keep(self, flat: Flat) -> None:
@@ -60,10 +60,10 @@ class Replicated(Unit):
         """There is nothing to give back."""
 
     def expire(self) -> None:
-        """There is nothing that could grow old."""
+        """Every rank takes the same steps, so what it holds is always right."""
 
     def kept_mean(self, flat: FlatWithGradients, piece: Tensor) -> Tensor:
-        """The second half of the all-reduce: the pieces of the mean are gathered again.
+        """The second half of the all-reduce: the pieces of the mean are gathered.
 
         The vector that was sent is no longer needed, so it receives the mean.
         """

@@ -4,7 +4,8 @@ r"""# Stage 1: the optimizer's state is shared out
 
 An optimizer such as AdamW stores two numbers for each parameter, and they are of use
 only to whoever updates that parameter. So each rank updates $1/N_d$ of a unit and stores
-the optimizer's state for that part alone:
+the optimizer's state for that part alone. In FP32 a unit then takes so many bytes, with
+the gradients counted where they are largest, at the end of the backward pass:
 
 | | parameters | gradients | AdamW |
 |---|---|---|---|
@@ -17,8 +18,8 @@ pieces. A rank that updates only its own part needs only its own piece, so the s
 half can be left out. Instead the updated *parameters* are gathered, and they are just
 as many.
 
-An ordinary optimizer does this without being told. The model's parameters, as it sees
-them between two steps, are this rank's slices.
+The optimizer need not know of it. The model's parameters, as it sees them, are this
+rank's slices.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of parameters of a unit
@@ -93,9 +94,9 @@ class Zero1(Replicated):
         """Wait for the parts, once for each time they were gathered."""
         if self.fresh or not self.shared:
             return
-        # The backend exchanges on a stream of its own, too, and the gather stream waits
-        # for that one here. On gloo there are no streams, and this line blocks until
-        # the bytes are there.
+        # The backend exchanges on a stream of its own, and here the gather stream waits
+        # for that one. On gloo there are no streams, and this thread waits here until
+        # the bytes have arrived.
         with self.device.stream(self.gather_stream):
             for flat in self.shared:
                 assert flat.gathering is not None
@@ -107,12 +108,13 @@ class Zero1(Replicated):
         self.fresh = True
 
     def expire(self) -> None:
-        """Gather again before the next use: by then the other ranks may have stepped.
+        """Gather again before the next use, because the other ranks may have stepped.
 
-        A rank cannot see what the others did. So every forward pass of the model starts
-        with parts that are as good as old, and only the backward pass after it relies
-        on what it has gathered. A copy that was kept longer because *this* rank did not
-        step would be wrong on the day when another rank did.
+        A rank cannot see what the others did. If it kept what it has gathered until
+        *it* steps, it would compute with old weights as soon as another rank steps
+        alone. So every forward pass of the model gathers anew, and only the backward
+        pass after it relies on what is there. [Micro-batches](accumulate.py) that are
+        not exchanged are the exception.
         """
         self.fresh = False
 

@@ -12,13 +12,15 @@ pass has ended, while the next unit computes:
 | stage 1 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u / N_d$ |
 | stage 2 | $4\,\Psi_u$ | $4\,\Psi_u / N_d$ | $8\,\Psi_u / N_d$ |
 
-The same bytes are sent, at another time. At any moment at most two units have a whole
-vector of gradients: one that is being computed and one that is on its way. And the
-exchange hides behind the computation.
+The same bytes are sent, at another time. In a chain of units at most two have a whole
+vector of gradients at any moment: one whose gradients are being computed, and one whose
+gradients are on their way. A unit around the chain, which is used at both of its ends,
+keeps its vector during the whole pass. The exchange hides behind the computation.
 
 One thing becomes worse. A program that adds up the gradients of several micro-batches
-has nothing left to add to but its piece, so it exchanges them once for each
-micro-batch. [`no_sync`](accumulate.py#no_sync) gives the choice back.
+keeps only its pieces of the sum, so the gradients of each micro-batch have to be
+exchanged. Under [`no_sync`](accumulate.py#no_sync) they are kept whole and exchanged
+once.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of parameters of a unit

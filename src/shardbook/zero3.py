@@ -4,7 +4,7 @@ r"""# Stage 3: the parameters are shared out
 
 [Stage 2](zero2.py) has shared out everything but the parameters themselves, and with 64
 ranks they are most of what is left. A parameter is used twice in a step, in the forward
-pass of its unit and in the backward pass. In between it takes memory for nothing:
+pass of its unit and in the backward pass. The rest of the time it need not be there:
 
 | | parameters | gradients | AdamW |
 |---|---|---|---|
@@ -17,7 +17,8 @@ backward pass. A rank sends
 
 $$3\,P_u\,\frac{N_d - 1}{N_d}$$
 
-elements for a unit in a step, where the other stages send two thirds of that.
+elements for a unit in a step: two all-gathers and one reduce-scatter. The other stages
+send two thirds of that.
 
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
@@ -66,10 +67,10 @@ class Zero3(Zero2):
     def empty(self) -> None:
         """Give the memory back.
 
-        To forget the vector would free nothing: the autograd graph keeps views of it
-        for the backward pass. To shrink the storage under those views frees it. When
-        the unit is gathered again, the same storage grows again, and the graph's views
-        show the parameters as before.
+        To drop the reference to the vector would free nothing, because the autograd
+        graph keeps views of it for the backward pass. To shrink the storage under those
+        views frees it. When the unit is gathered again, the same storage grows again,
+        and the graph's views show the parameters as before.
         """
         for flat in self.flats:
             resize(flat.full, 0)
