@@ -7,17 +7,22 @@ when it changes state. Four moments decide: before and after the module's forwar
 before and after its backward pass. Each is a hook from outside, so the module's own
 code stays as it is.
 
+Autograd records each operation of a forward pass as a *node*, and numbers the nodes in
+the order in which they are made. In the backward pass, of the nodes that are ready, it
+runs the one with the highest number first. That is how the two ends of a module's
+backward pass are found:
+
 | moment | what the unit does | how we learn of it |
 |---|---|---|
 | before forward | gathers | a forward pre-hook |
 | after forward | frees | a forward hook, which also runs after an exception |
-| before backward | gathers again | a hook on the module's output |
-| after backward | frees, reduces its gradients | a hook on the module's input |
+| before backward | gathers again | a hook on the node of the module's output |
+| after backward | frees, reduces its gradients | a hook on the gradient of the module's input |
 
 The hooks are the same in all stages. They free a unit after its forward pass although
 the backward pass needs it again. In stages 0 to 2 that gives no memory back, and the
-second gather fetches nothing. In [stage 3](zero3.py) to keep the unit would make the
-memory grow with the number of layers, and that is what sharding is to prevent.
+second gather fetches nothing. If [stage 3](zero3.py) kept the unit, the memory would
+grow with the number of layers, and that is what sharding is to prevent.
 """
 
 # sidelit: hide
@@ -79,10 +84,11 @@ class Hooks:
         # whether a reduction is still due for it.
         self.in_backward: Use | None = None
         self.owes = False
-        # The uses whose forward pass has begun.
+        # The uses whose forward pass has begun and not ended. There is more than one
+        # while a part is called inside of the module, or the module calls itself.
         self.uses: list[Use] = []
-        # A compiler must trace neither an exchange nor the swap of the parameters. It
-        # leaves the hooks alone and compiles what is between them.
+        # A compiler must trace neither an exchange nor the swap of the parameters. So
+        # it runs the hooks as they are, and compiles what is between them.
         before = not_compiled(self.before_forward)
         after = not_compiled(self.after_forward)
         self.parts = (module, *parts)
@@ -101,9 +107,10 @@ class Hooks:
         Autograd works through its nodes from the youngest to the oldest. An input's
         node is older than everything the module computes. So when the input's gradient
         is complete and its node about to run, the module's own nodes have run, and all
-        of the module's gradients are there, whether or not each parameter took part.
+        of the module's gradients are there. To wait for a gradient of each parameter
+        instead would be to wait forever where one was not used.
         """
-        # A pass that was interrupted from the keyboard has not counted down.
+        # An interrupt from the keyboard runs no hooks, so its use is still listed.
         if self.uses and not under_way(*self.parts):
             self.uses.clear()
             self.unit.free()
@@ -125,6 +132,10 @@ class Hooks:
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Free, and plant the hooks that will announce the backward pass.
 
+        The last unit is freed, too, although its backward pass comes next. After an
+        evaluation with gradients on no backward pass comes, and a unit that stayed
+        whole would later compute with old weights.
+
         A forward pass inside the unit's own backward pass is a recomputation for
         activation checkpointing. Its result is wanted right away, by a backward pass
         that has gathered the unit and will free it.
@@ -139,9 +150,10 @@ class Hooks:
             return output
         output = tree_map_only(Tensor, partial(self.result, inputs), output)
         self.unit.free()
-        # A tensor without a node is no result of this module. The hook is one of the
-        # node, which outlives the tensor and runs after the hooks of the tensor: where
-        # the output is the next unit's input, that unit ends first.
+        # A tensor without a node has no backward pass to announce. The hook belongs to
+        # the output's node and not to the tensor. The node lives as long as the graph,
+        # and its hooks run after those of the tensor. So where the output is the next
+        # unit's input, that unit ends before this one begins.
         results = {value.grad_fn for value in tensors_in(output)} - {None} - inputs
         for node in results:
             assert node is not None
@@ -163,8 +175,8 @@ class Hooks:
 
         A parameter, or a part of one, leaves as a copy, because its memory is about to
         be given back. An input that is passed through leaves as a view, which has a
-        node of its own. So the unit has a backward pass on this rank, too, if it is
-        passed by here and not elsewhere.
+        node of its own. So the unit has a backward pass also on a rank that returns the
+        input as it came, while other ranks compute with it and exchange its gradients.
         """
         if self.unit.owns(value):
             return value.clone()
@@ -214,7 +226,8 @@ class Hooks:
     def after_backward(self, use: Use, *_: Any) -> None:
         """Free the unit and, unless more backward passes are to come, reduce its gradients.
 
-        An input of an earlier use may be complete only now, in the midst of another.
+        The gradient of another use's input may be complete only now. It says nothing
+        about the use that is under way.
         """
         if self.in_backward is not use:
             return
@@ -230,12 +243,11 @@ class Hooks:
         self.conductor.reduce(self.unit)
 
     def close(self) -> None:
-        """Do at the end of a whole backward pass what `after_backward` was not called
-        for.
+        """Do at the end of the whole backward pass what `after_backward` has not done.
 
-        That is so for the first layer, whose input needs no gradient, and for a layer
-        one of whose forward passes has no part in the loss. The number of expected
-        passes starts again from zero.
+        It is not called for the first layer, whose input needs no gradient. And it
+        expects one more pass for a layer one of whose forward passes has no part in the
+        loss. So the number of expected passes starts again from zero.
 
         Whether a reduction is due must not depend on the gradients that arrived. On a
         rank where the layer took a way around its parameters none did, and the other

@@ -17,10 +17,10 @@ vector of gradients at any moment: one whose gradients are being computed, and o
 gradients are on their way. A unit around the chain, which is used at both of its ends,
 keeps its vector during the whole pass. The exchange hides behind the computation.
 
-One thing becomes worse. A program that adds up the gradients of several micro-batches
-keeps only its pieces of the sum, so the gradients of each micro-batch have to be
-exchanged. Under [`no_sync`](accumulate.py#no_sync) they are kept whole and exchanged
-once.
+A program that adds up the gradients of several micro-batches has a choice. It can
+exchange those of each micro-batch, and store only its pieces of the sum. Or it can keep
+them whole under [`no_sync`](accumulate.py#no_sync) and exchange them once, and then this
+stage saves nothing.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of parameters of a unit
