@@ -1,11 +1,12 @@
 r"""# Where parameters stand
 
-> The attributes of modules that are exchanged while a unit computes.
+> The attributes of modules that name the whole parameters while a unit computes.
 
 A model finds its parameters by attribute: `self.weight`. An optimizer finds them by
 object. Sharding needs the two to differ for a while: the optimizer keeps the object
 that it trains, and the attribute names the whole parameter while the module computes.
-This chapter holds such a place, and finds all places of a model.
+Such an attribute is called a *site* here. This chapter finds all sites of a model, and
+decides to which unit each belongs.
 """
 
 # sidelit: hide
@@ -23,9 +24,9 @@ class Site:
     """One place where a parameter stands in the model: an attribute of a module.
 
     The optimizer must see the slices, and the computation must see the whole
-    parameters. So the attribute names the one or the other, and both stay leaves of
-    their own. If one object served both, its shape would change under the gradient that
-    it carries from one micro-batch to the next.
+    parameters. So the attribute names the one or the other, and both are leaf tensors
+    of their own. [`Unit.show`](unit.py#Unit.show) changes it. If one object served both,
+    its shape would change while it carries a gradient from one micro-batch to the next.
 
     :param name: the parameter's name in the model, as `named_parameters` gives it
     :param module: the module that owns the attribute
@@ -65,8 +66,9 @@ def sites_by_unit(
     """The sites of a model, each with the unit that it belongs to.
 
     A parameter belongs to the innermost unit around it. A tied parameter stands in
-    several places and belongs to the innermost unit around all of them. In two units it
-    would be gathered and reduced by both, and the copies would drift apart.
+    several places and belongs to the innermost unit around all of them. That may be the
+    *root*, the unit that is the model itself. In two units it would be gathered and
+    reduced by both, and the two copies would be trained differently.
 
     :param modules: the modules that are units, by name; `""` is the model itself
     """
@@ -83,10 +85,12 @@ def sites_by_unit(
 
 
 def parts_of(model: nn.Module, sites: Sequence[Site]) -> list[nn.Module]:
-    """The modules below a model that hold some of its own parameters.
+    """The modules below a model inside of which some of its own parameters stand.
 
     A program may call them by themselves: `generate()` of an encoder-decoder model calls
-    `model.encoder(...)`.
+    `model.encoder(...)`. Without hooks of its own the encoder would compute with slices.
+
+    :param sites: the sites of the unit that the model itself is
     """
     paths = [site.name.split(".")[:-1] for site in sites]
     around = {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
