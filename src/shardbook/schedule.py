@@ -5,18 +5,18 @@ r"""# The order of the exchanges
 A rank that asks for a unit when it needs it is idle until the unit is there. In a model
 the order of the units is known. So each unit can be gathered one step early, while the
 unit before it still computes, and its gradients can be exchanged while the next unit
-computes its own:
+computes its own. In stage 3, with two units:
 
-| | 1 | 2 | 3 | 4 | 5 | 6 |
-|---|---|---|---|---|---|---|
-| compute | | forward A | forward B | backward B | backward A | |
-| gather | A | B | B | A | | |
-| reduce | | | | | B | A |
+| | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
+|---|---|---|---|---|---|---|---|
+| compute | | forward A | forward B | | backward B | backward A | |
+| gather | A | B | | B | A | | |
+| reduce | | | | | | B | A |
 
-This chapter keeps what the units of one model share: what is in flight, [what comes
-next](prefetch.py), and where a backward pass ends. Every rank runs the same program, so
-every rank issues its exchanges in the same order, and they meet. [The
-order](order.py) makes sure of that.
+A *conductor* keeps what the units of one model share: the exchange in flight and the
+backward passes under way. Its kind in [the next chapter](prefetch.py) also knows which
+unit comes next. All ranks run the same program, so they issue their exchanges in the
+same order, and the exchanges meet. [The order](order.py) makes sure of that.
 """
 
 # sidelit: hide
@@ -76,7 +76,10 @@ class Conductor:
         self.drivers[driver.unit] = driver
 
     def forward_begins(self, unit: Unit) -> None:
-        """A unit is called by itself: that is a pass of its own."""
+        """A unit is called by itself: that is a pass of its own.
+
+        [As in a pass of the model](#Conductor.recover), what it gathered may be old.
+        """
         if in_backward():
             return
         if self.passes:
@@ -97,7 +100,8 @@ class Conductor:
     def open(self, driver: Driver, number: int) -> None:
         """Note that the current backward pass has reached a unit, and ask to be called at its end.
 
-        :param number: the number of the node that is about to run
+        :param number: the number of the node that is about to run; units that have only
+            younger nodes [have ended](layer.py#Hooks.older)
         """
         task = torch._C._current_graph_task_id()
         for other in self.passes.get(task, ()):
@@ -137,8 +141,8 @@ class Conductor:
     def exchange(self, unit: Unit) -> None:
         """Reduce a unit's gradients after the exchange before it has been completed.
 
-        So at most one exchange is in flight, and at most two units have a vector of
-        gradients: one that is being exchanged and one that is being filled.
+        So the gradients of at most one unit are on their way. Without this limit a rank
+        that computes faster than it exchanges would hold the gradients of all units.
         """
         self.complete()
         unit.reduce()
@@ -155,9 +159,9 @@ class Conductor:
     def backward_ended(self, task: int) -> None:
         """Settle every unit that this backward pass has reached.
 
-        When the call to `backward` returns, all gradients are in the model's parameters
-        and the optimizer may step. The order is that in which the pass reached the
-        units, which is the same on every rank.
+        When the call to `backward` returns, the optimizer may step, unless gradients
+        [are kept](accumulate.py). The order is that in which the pass reached the units,
+        which is the same on every rank.
         """
         for driver in self.passes.pop(task):
             driver.close()
@@ -228,7 +232,7 @@ def under_way(*modules: nn.Module) -> bool:
 
     A module that calls itself must not start anew, and one whose last call was
     interrupted must. No flag can tell the two apart, since an interrupt from the
-    keyboard runs no hooks. The stack can: an interrupted call is no longer on it.
+    keyboard runs no hooks. The stack of calls can: an interrupted one is not on it.
     """
     frame, calls = sys._getframe(1), 0
     while frame is not None:
@@ -242,7 +246,7 @@ def under_way(*modules: nn.Module) -> bool:
 def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
     """A hook that `torch.compile` runs as it is.
 
-    A compiler that is told to leave nothing uncompiled stops with the reason.
+    With `fullgraph=True`, which leaves nothing uncompiled, it stops with the reason.
     """
     quiet: Callable[..., Any] = torch.compiler.disable(
         hook,
