@@ -5,10 +5,11 @@ r"""# What comes next
 Nobody tells the library in which order the units of a model run. The model's code
 decides that, and it may name its units in another order, run one of them twice, or skip
 one. So the first forward pass is watched and the order written down. From the second
-pass on, the record says what comes next.
+pass on, the record of the pass before says what comes next. If the order has changed,
+the results are still right, and the new order is the record for the pass after.
 
-A backward pass needs no record of its own. Autograd works through the last forward pass
-from its end to its beginning, so the unit that ended last comes first.
+A backward pass needs no record of its own. Autograd works through the forward pass from
+its end to its beginning, so the unit whose forward pass ended last comes first.
 """
 
 # sidelit: hide
@@ -103,8 +104,8 @@ class Chain(Conductor):
         for what came earlier.
 
         A unit that runs outside of the model's forward pass says nothing about the
-        next. It may be called by itself, and a unit gathered ahead would wait there
-        until an optimizer has changed the weights. Or its activations are computed
+        next. It may be called by itself, and then a unit gathered ahead could be used
+        only after an optimizer has changed the weights. Or its activations are computed
         again in the backward pass, where the next unit has just been freed.
         """
         if not self.running or in_backward():
@@ -121,11 +122,13 @@ class Chain(Conductor):
     def forward_ended(self, unit: Unit) -> None:
         """Write down the order in which the backward pass will run, from its end."""
         self.ended.append(unit)
-        # A program may never go backward, although it could.
+        # After an evaluation with gradients on, no backward pass empties the list.
         del self.ended[: -MOST * len(self.drivers)]
 
     def backward_begins(self) -> None:
-        """The forward passes since the last backward pass are undone from their end."""
+        """Expect the units of the forward passes since the last backward pass, the last
+        one first.
+        """
         super().backward_begins()
         self.running = False
         self.back, self.ended = Route(self.ended[::-1]), []
@@ -133,8 +136,8 @@ class Chain(Conductor):
     def backward_began(self, unit: Unit) -> None:
         """Gather the units whose backward passes run next.
 
-        A unit that expects no backward pass is left alone. Frozen first layers are such
-        units, since no gradient reaches them.
+        A unit that expects no backward pass any more is not gathered ahead. It would
+        only be gathered in vain.
         """
         self.back.reach(unit)
         following = [
@@ -182,7 +185,8 @@ class Prefetch:
     """How far ahead units are gathered.
 
     One unit ahead is enough to hide an exchange behind a computation that takes as
-    long. Each further one costs the memory of one more unit.
+    long. Each further one costs the memory of one more unit. Without a bound all units
+    would be gathered at once, and sharding would save nothing.
 
     :param depth: the number of units; 0 gathers each unit when it is needed
     :param limit: the most bytes that may be gathered ahead at any time; `None` for no
