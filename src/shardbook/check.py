@@ -58,8 +58,8 @@ class Description:
 def describe(parameters: Sequence[tuple[str, str, Tensor]]) -> list[Description]:
     """The descriptions of parameters and buffers.
 
-    A tied weight is stored once. If it is tied on one rank only, names and shapes still
-    agree, but the vectors have different lengths.
+    A tied parameter is stored once. If it is tied on one rank only, names and shapes
+    still agree, but the vectors have different lengths.
     """
     first: dict[int, str] = {}
     return [
@@ -106,8 +106,8 @@ def agree(
         if objection is not None:
             raise Disagreement(objection)
         return
-    # A rank with an objection still takes part in this exchange. Had it raised before,
-    # the others would wait here until their time is up.
+    # A rank with an objection still takes part in this exchange. If it raised before,
+    # the others would wait here until their time limit.
     mine = [] if objection else describe(parameters)
     answers: list[Any] = [None] * world_size
     dist.all_gather_object(answers, (objection, settings, mine), group=group)

@@ -6,21 +6,21 @@ r"""# A round through the store
 the moments in which a rank does not find its next step there. It then has to ask all
 other ranks, without any of the exchanges that it is about to check.
 
-What the ranks have besides is the *store*: keys and values in one place, by which they
-found each other at the start. In each round three keys are used, preceded by the number
-of the round:
+So it asks through the store, a table of keys and values that one process keeps for all.
+Each round has keys of its own, which begin with the number of the round:
 
 | key | value | who writes it |
 |---|---|---|
 | `first` | the rank that came first, and what it is about to do | the first to come |
 | `came` | how many have come with the same wish | each of them |
-| `decided` | how the round ends | whoever knows it first |
+| `decided` | how the round ends | the first rank that knows it |
+| `read` | how many have read that the ranks disagree | each of them |
 
 A round ends in one of four ways. The last rank comes, and all have the same wish. A
-rank comes with another wish. A rank that does not come looks in and sees that it has
-already gone another way. Or the time is over. Several ranks may find an end at the same
-moment, so `decided` is written only if it is empty, and everyone takes what stands
-there.
+rank comes with another wish. A rank that does not come looks into the store and sees
+that it has already gone another way. Or the time limit is over. Several ranks may find
+an end at the same moment, so `decided` is written only if it is empty, and every rank
+takes the value that is there.
 """
 
 # sidelit: hide
@@ -81,8 +81,8 @@ class Meeting:
         try:
             answer = self.answer(mine)
         except BaseException as error:
-            # This rank was counted. If it came to the same round again, it would be
-            # counted twice, and the others would take it for two ranks.
+            # This rank was interrupted and may have been counted. If it came to the
+            # same round again, the others would take it for two ranks.
             name = type(error).__name__
             self.verdict = f"{mine}, but did not wait for the other ranks ({name})"
             with suppress(RuntimeError):

@@ -2,9 +2,11 @@ r"""# Do the ranks keep the order?
 
 > Before a rank starts an exchange, it makes sure that all ranks are about to start the same one.
 
-An exchange carries no name. The first one that rank 0 starts meets the first one that
-rank 1 starts, whatever they are for. Take two blocks of equal size. Rank 0 gathers
-block 2, and rank 1, which skipped it, gathers block 3:
+[The first check](check.py) compares models. Ranks with equal models can still run them
+differently, because a branch depends on the data. And an exchange carries no name. The
+first one that rank 0 starts meets the first one that rank 1 starts, whatever they are
+for. Take two blocks of equal size. Rank 0 gathers block 2, and rank 1, which skipped
+it, gathers block 3:
 
 | | rank 0 | rank 1 | what rank 0 receives as block 2 |
 |---|---|---|---|
@@ -25,7 +27,8 @@ leave it opens another round. If all ranks come to that round with the same wish
 order has changed and they go on. If one comes with another wish, they all raise the
 same sentence. And a rank that keeps to the known order does not come at all. It starts
 its exchange, waits for the others, looks into the store meanwhile, and finds the open
-round there.
+round there. It then raises that sentence, too. Only gloo lets a rank look while it
+waits; elsewhere its exchange fails at the time limit.
 
 Nothing wrong has been exchanged then. The exchange that was started has no partner, and
 the rank that deviates has started none.
@@ -60,7 +63,7 @@ class Order:
     :param device: where the exchanged tensors live
     """
 
-    # How long a rank waits for an exchange before it looks into the store.
+    # How long a rank waits for an exchange before it looks into the store again.
     glance = timedelta(seconds=1)
 
     def __init__(
@@ -160,15 +163,15 @@ class Order:
     def known(self) -> Step | None:
         """What comes next, as far as the ranks know.
 
-        A *place* is the number of steps since a pass began, and the kind of that pass.
-        Either the pass goes on from there or another one begins, never both: a rank
-        could do the one, another rank the other, and each would find its step in the
-        table.
+        A *place* is the kind of the pass under way, and the number of steps since it
+        began. The table holds for each place either how the pass goes on or which pass
+        begins next, never both. With both, a rank could do the one and another rank the
+        other, and each would find its step in the table.
 
-        Which pass begins may depend on more than the last one. With gradients
+        Which pass begins next may depend on more than the last one. With gradients
         accumulated over four batches, the first three forward passes are followed by
-        another backward pass than the fourth. So for that question the passes since the
-        last reduction are counted.
+        another kind of backward pass than the fourth. So for that question the number
+        of passes since the last reduction belongs to the place.
         """
         return self.table.get(self.place) or self.table.get((*self.place, self.passes))
 
@@ -186,8 +189,8 @@ class Order:
         self.issued += step.action != "end"
         self.place = (step.kind, self.index)
         if step.number == 0:
-            # A program that only evaluates reduces nothing. Without a limit each of its
-            # passes would be new.
+            # A program that only evaluates reduces nothing. Without a limit to the
+            # count each of its passes would be new, and would need rounds.
             self.passes = min(self.passes + 1, 64)
         if step.action == "reduce":
             self.passes = 0
