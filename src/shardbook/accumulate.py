@@ -3,9 +3,10 @@ r"""# Several micro-batches
 > Gradients can be added up before they are exchanged, for the price of storing them whole.
 
 A batch that does not fit into memory is cut into micro-batches, whose gradients add up
-to one step. Without further words each backward pass exchanges its own gradients, and a
-rank keeps its piece of the mean. That sends as much for each micro-batch as for a whole
-step. The alternative is to add up on each rank first, and to exchange once:
+to one step. By default each backward pass exchanges its own gradients, and the mean is
+[added](gradients.py#FlatWithGradients.accumulate) to that of the micro-batches before.
+That sends as many gradients for each micro-batch as for a whole step. The alternative
+is to add up on each rank first, and to exchange once:
 
 ```python
 for inputs, targets in micro_batches[:-1]:
@@ -20,8 +21,8 @@ $4\,\Psi_u/N_d$. In stage 3 the parameters are gathered for each micro-batch all
 same. Stages 1 and 2 gather them once, for the first: while gradients wait, no optimizer
 may step. Nobody else may change the parameters then, either.
 
-The order of the additions changes, too. To average once is what plain data parallel
-training does, and only then are the results equal to it bit for bit.
+The order of the additions changes, too. `DistributedDataParallel` under its own
+`no_sync` averages once, and only then are the results equal to it bit for bit.
 
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
@@ -46,10 +47,9 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     """Backward passes in this block keep their gradients on this rank, whole.
 
     The next backward pass outside of the block adds its own and exchanges the sum. An
-    optimizer that steps before is [refused](guard.py#before_step). A step that is given
-    up is forgotten, as always, by
-    [`zero_grad`](gradients.py#FlatWithGradients.hold). All ranks must enter the block
-    alike.
+    optimizer that steps before is [refused](guard.py#before_step). As in an unsharded
+    program, [`zero_grad`](gradients.py#FlatWithGradients.hold) drops what has been
+    added up. Either all ranks enter the block or none.
 
     :param model: a model that was sharded
     :raises ValueError: if the model is not sharded

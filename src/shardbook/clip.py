@@ -2,9 +2,9 @@ r"""# Clipping
 
 > The norm of a gradient is one number for the whole model, however it is shared out.
 
-A batch with an unusual text in it can have a gradient a hundred times as large as
-others, and one step along it can undo hours of training. So the gradient is scaled down
-if its norm is too large. Its direction stays.
+One unusual batch can have a much larger gradient than others, and a step along it can
+move the parameters to where the loss is higher. So the gradient is scaled down if its
+norm is too large. Its direction stays.
 
 A rank sees only its part of the gradient, and its norm is the norm of that part. If
 each rank clipped by its own number, the parts would be scaled differently and the

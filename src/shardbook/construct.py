@@ -24,7 +24,7 @@ the unit itself three times: its parameters, the flat vector that they are copie
 and the part that is kept. The root is cut last, and then $R_u$ is zero.
 
 The values are those of an ordinary construction with the same seed on the same kind of
-device, whatever the units are. For PyTorch's layers end their constructor with
+device, whatever the units are. PyTorch's layers end their constructor with
 `reset_parameters`, and that is called here, in the order in which constructors run. A
 tied parameter is set by each module that has it, and the last one counts.
 
@@ -182,8 +182,8 @@ class Construction:
     def check(self, name: str, unit: nn.Module) -> None:
         """Refuse to cut a unit that has got memory and no values.
 
-        Fresh memory is often zero. A model that starts from it trains badly without a
-        word.
+        Fresh memory is often zero. A model that starts from it trains badly, and no
+        error is raised.
 
         :raises ValueError: naming the parameter or buffer
         """

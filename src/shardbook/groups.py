@@ -3,16 +3,16 @@ r"""# Who shares with whom
 > A model can be shared by all ranks, or shared by some and repeated by others.
 
 Eight ranks on one machine exchange vectors faster than eight machines do. A unit is
-gathered twice in a step, so the ranks that share it should sit close together. A mesh
+gathered twice in a step, so the ranks that share it should be on one machine. A mesh
 of two dimensions says so: the ranks of one row share one copy of the model, and the
-ranks of one column hold the same part of different copies.
+ranks of one column hold the same part of different copies. Here each row is a machine:
 
 | | shard 0 | shard 1 |
 |---|---|---|
 | **replica 0** | rank 0 | rank 1 |
 | **replica 1** | rank 2 | rank 3 |
 
-A gradient is averaged along the row first, which leaves each rank its part of it, and
+A gradient is averaged along the row first, which leaves each rank $1/N_d$ of it, and
 then along the column. Only that part travels between the machines.
 
 :notation $N_d$: `world_size`, the number of ranks that share one copy

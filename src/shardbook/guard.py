@@ -41,7 +41,9 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     Adafactor factors matrices, and a slice has no rows. L-BFGS takes inner products
     over all parameters, LAMB and LARS take the norm of each, and a rank has only a part
     of them. None would raise by itself. Gradients that wait for their exchange would
-    miss the step.
+    miss the step. And in the middle of a pass the slices and the whole parameters
+    would differ afterwards. The count of steps is for
+    [the backward pass](flat.py#Flat.version), which must not find other weights.
 
     :raises TypeError: if the optimizer depends on shapes, and the shapes are gone
     :raises RuntimeError: if gradients were collected and not averaged, or a pass was
@@ -85,8 +87,8 @@ _SHAPE_DEPENDENT = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "so
 def refuse_copies_of(module: nn.Module) -> None:
     """Let `deepcopy` and `torch.save` of a module fail in one sentence.
 
-    A copy's parameters would belong to no unit, and it would train alone. Both look for
-    this method on the object itself.
+    A copy's parameters would belong to no unit, and it would train on one rank alone.
+    Both look for this method on the object itself.
     """
     vars(module).update(__reduce_ex__=refuse_copy)
 

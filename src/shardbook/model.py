@@ -2,7 +2,7 @@ r"""# Sharding a model
 
 > One call shards a whole model and leaves its training loop as it was.
 
-[Hooks](layer.py#Hooks) drive one unit, and [a chain](schedule.py#Chain) puts units into
+[Hooks](layer.py#Hooks) drive one unit, and [a chain](prefetch.py#Chain) puts units into
 an order. This chapter applies both, from outside, to a model that knows nothing of
 them. It chooses the units, checks that all ranks chose the same, and attaches the
 hooks.
@@ -18,8 +18,9 @@ for batch in batches:
 ```
 
 Nothing else changes in the training loop. The model has the same class, the same
-`forward`, and the same parameter names. While it computes, a rank holds at most three
-units whole: the one in use, the one that is being gathered, and the root.
+`forward`, and the same parameter names. While it computes, a rank in stage 3 holds at
+most three units whole: the one in use, the one that is gathered ahead, and the root,
+which holds the parameters that stand in no other unit.
 
 Three habits of an unsharded program need care. Parameter groups that depend on a
 parameter's shape, such as weight decay for matrices only, are made before sharding,
@@ -99,9 +100,9 @@ def shard(
         gradients too (2), the parameters too (3)
     :param units: which modules are gathered as one: a class, several classes, or a
         function of a module's name and the module. Parameters outside of them, and tied
-        parameters that stand in several of them, form one more unit, the root. `None`
-        makes each child of an `nn.Sequential` a unit, and any other model a single
-        unit.
+        parameters that no one of them contains, form one more unit, the root. A module
+        without parameters, such as a dropout, is no unit. `None` makes each child of an
+        `nn.Sequential` a unit, and any other model a single unit.
     :param mesh: a process group; a `DeviceMesh` of one dimension, or of two, of which
         the first repeats the model and the second shards it; `None` means all ranks
     :param policy: the formats in which the model works; `None` leaves everything in the
@@ -164,7 +165,7 @@ def shard(
         if sites[name]
     }
     for name in filter(made.__contains__, modules):
-        # The root's parts may be called by themselves, such as an encoder.
+        # A program may call the root's parts, such as an encoder, by themselves.
         parts = () if name else parts_of(model, sites[name])
         Hooks(made[name], modules[name], chain, parts)
         keep_state_dict_whole(made[name], modules[name])
@@ -265,7 +266,9 @@ def objections(
 def copy_buffers(model: nn.Module, groups: Groups) -> None:
     """Let the buffers, such as the running mean of a batch norm, start from rank 0.
 
-    Afterwards each rank updates its own.
+    Afterwards each rank updates its own, and no exchange makes them equal. So the
+    running mean of a rank is that of its own data, as it would be in
+    `DistributedDataParallel(broadcast_buffers=False)`.
     """
     for buffer in model.buffers():
         values = buffer.contiguous()

@@ -10,6 +10,10 @@ lose nothing on the way.
 ```python
 shard(model, policy=Policy(reduce_dtype=torch.bfloat16))
 ```
+
+The format of the exchange is not that of the sum. The ranks' values are
+[added](collectives.py#reduce_scatter_mean) in FP32 at least: in FP16, $40000 + 40000$
+is infinite, although the mean is not.
 """
 
 # sidelit: hide
@@ -47,8 +51,8 @@ class Policy:
     def collects_in(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which the gradients of `dtype` parameters add up before they are sent.
 
-        The wider of the two, so that a narrow format on the wire does not spoil the sum
-        over micro-batches, and a wide one takes each gradient as it comes.
+        It is the wider of the two. So a narrow format of the exchange costs no digits of
+        the sum over micro-batches, and a wide one keeps more digits of that sum.
         """
         return torch.promote_types(dtype, self.sends_in(dtype))
 

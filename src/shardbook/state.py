@@ -2,11 +2,13 @@ r"""# Saving and loading a sharded model
 
 > `state_dict` gives every rank the whole parameters, and `load_state_dict` takes them.
 
-A file of shards is of no use to a program with another number of ranks, or with none.
-So the `state_dict` of a sharded model looks like that of the plain one: the same keys,
-the same shapes. Each module saves its own parameters, and a module asks its hooks
-before and after. Before, the unit is gathered. After, what was saved is copied and the
-unit is freed, so only one unit beside the copies is whole at a time.
+A model saves its parameters one by one, and a sharded model has only slices of them. A
+file of slices is of no use to a program with another number of ranks, or to one that
+does not shard. So the `state_dict` of a sharded model looks like that of the plain one:
+the same keys, the same shapes. PyTorch calls hooks before and after a module saves what
+is inside of it. Before, the unit is gathered. After, what was saved is copied and the
+unit is freed. So in stage 3, beside the copies, only one unit and the root are whole at
+a time.
 
 Both calls are collective. Every rank has to make them, even if only one writes the
 file.
@@ -43,8 +45,9 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
         unit.wait()
         unit.show()
 
-    # The saved tensors are views into the full vector, which is about to be emptied.
-    # Without the copy every value in the dictionary would be gone.
+    # The saved tensors are views into `full`, which stage 3 empties right after, and
+    # into which the other stages go on writing. Without the copy the values in the
+    # dictionary would be gone, or change with the next step.
     def copy_and_free(
         _: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any
     ) -> None:
