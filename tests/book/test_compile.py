@@ -192,6 +192,34 @@ def test_a_model_that_is_compiled_as_a_whole_runs_its_hooks_as_they_are(backend:
     ranks.run(2, trains_as_uncompiled, MODEL, (3,), {"backend": backend}, timeout=200)
 
 
+def what_compiled_units_keep() -> tuple[list[bool], list[int]]:
+    """Whether what is kept for the backward pass of blocks, in the shape of a weight, is a unit's own memory;
+    and the bytes of that memory between forward and backward.
+    """
+    from shardbook.schedule import conductor_of
+
+    let_the_compiler_look()
+    model, call = compile_blocks(3, {"backend": "aot_eager"})
+    units = list(conductor_of(model).drivers)
+    shapes = {parameter.shape for parameter in Block().parameters() if parameter.ndim == 2}
+    kept: list[bool] = []
+
+    def look(tensor: Tensor) -> Tensor:
+        if tensor.shape in shapes or tensor.shape[::-1] in shapes:
+            kept.append(any(unit.owns(tensor) for unit in units))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
+        error(call, batch(0, 0))
+    return kept, [flat.full.untyped_storage().nbytes() for unit in units for flat in unit.flats]
+
+
+def test_a_compiled_unit_keeps_no_weights_for_its_backward_pass() -> None:
+    for kept, stored in ranks.run(2, what_compiled_units_keep):
+        assert kept == [True] * 6
+        assert stored == [0] * 4
+
+
 def refused(way: Way) -> str:
     """The compiler's words, and the proof that the model is none the worse."""
     let_the_compiler_look()
