@@ -41,9 +41,9 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     Adafactor factors matrices, and a slice has no rows. L-BFGS takes inner products
     over all parameters, LAMB and LARS take the norm of each, and a rank has only a part
     of them. None would raise by itself. Gradients that wait for their exchange would
-    miss the step. And in the middle of a pass the slices and the whole parameters
-    would differ afterwards. The count of steps is for
-    [the backward pass](flat.py#Flat.version), which must not find other weights.
+    miss the step, and after an interrupted pass gradients are missing. The steps are
+    counted because a backward pass [must not find other
+    weights](layer.py#Hooks.before_backward) than its forward pass had.
 
     :raises TypeError: if the optimizer depends on shapes, and the shapes are gone
     :raises RuntimeError: if gradients were collected and not averaged, or a pass was

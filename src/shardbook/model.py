@@ -19,8 +19,8 @@ for batch in batches:
 
 Nothing else changes in the training loop. The model has the same class, the same
 `forward`, and the same parameter names. While it computes, a rank in stage 3 holds at
-most three units whole: the one in use, the one that is gathered ahead, and the root,
-which holds the parameters that stand in no other unit.
+most three units whole unless it is told to gather more ahead: the one in use, the one
+that is gathered ahead, and the root, which holds the parameters of no other unit.
 
 Three habits of an unsharded program need care. Parameter groups that depend on a
 parameter's shape, such as weight decay for matrices only, are made before sharding,

@@ -127,8 +127,8 @@ class Unit(ABC):
                 groups.copy_from_first(flat.full)
             self.keep(flat)
             flat.trust = order.check
-        # The unit's exchanges run on two streams of their own, so that they can run
-        # beside the computation. On a CPU the same calls exist and do nothing.
+        # The unit's exchanges run on two streams of their own, beside the *compute
+        # stream* of the model. On a CPU the same calls exist and do nothing.
         device = self.flats[0].device
         self.device = torch.get_device_module(device)
         self.gather_stream, self.reduce_stream = streams(device)
