@@ -1,6 +1,6 @@
 r"""# Clipping
 
-> The norm of a gradient is one number for the whole model, however it is shared out.
+> The norm of a gradient is one number for the whole model, however it is sharded.
 
 One unusual batch can have a much larger gradient than others, and a step along it can
 move the parameters to where the loss is higher. So the gradient is scaled down if its
@@ -77,7 +77,7 @@ def clip_grad_norm_(
 def clip_grad_value_(model: nn.Module, clip_value: float) -> None:
     """Limit each element of the gradients to the range from `-clip_value` to `clip_value`.
 
-    An element does not care where it is stored, so the ranks need not speak.
+    Each element is limited by itself, so the ranks exchange nothing.
 
     :raises ValueError: if the model is not sharded as a whole
     """
@@ -88,8 +88,8 @@ def clip_grad_value_(model: nn.Module, clip_value: float) -> None:
 def gradient_norm(model: nn.Module, order: float) -> Tensor:
     """The norm of the whole model's gradient.
 
-    The terms are summed in FP64. So the result depends on how the model is shared out
-    only in digits that FP32 does not have.
+    The terms are summed in FP64. So the result depends on how the model is sharded only
+    in digits that FP32 does not have.
     """
     if not order > 0:
         raise ValueError(f"norm_type={order} is not a norm; choose a positive number")

@@ -2,7 +2,7 @@ r"""# Building a model unit by unit
 
 > A model is built without memory, and gets values one unit at a time.
 
-Before a model can be shared out it has to exist. An ordinary construction makes all of
+Before a model can be sharded it has to exist. An ordinary construction makes all of
 it on every rank: $4\,\Psi$ bytes, where sharding will leave $4\,\Psi/N_d$. On 64 ranks
 a model that could be trained can then not even be built. So it is built on the *meta*
 device, where a tensor has a shape and no memory:
@@ -116,7 +116,7 @@ class Construction:
         for module in dict.fromkeys(parts_first):
             fill = self.filler(module)
             if on_meta(module):
-                # A recurrent layer keeps notes on its parameters, and renews them here.
+                # A recurrent layer keeps a list of its parameters, and renews it here.
                 module._apply(self.make_real, recurse=False)
             if fill is not None:
                 self.fill(module, fill)

@@ -1,6 +1,6 @@
 r"""# A round through the store
 
-> Ranks that meet with the same wish go on together, and ranks that do not part with the same words.
+> Ranks with the same wish go on together. If their wishes differ, all of them raise the same sentence.
 
 [The order](order.py) is known to every rank after the first step. This chapter is about
 the moments in which a rank does not find its next step there. It then has to ask all

@@ -96,13 +96,14 @@ def shard(
     parameters in their old shapes.
 
     :param model: any module
-    :param stage: what is shared out: nothing (0), the optimizer's state (1), the
-        gradients too (2), the parameters too (3)
+    :param stage: what is split over the ranks: nothing (0), the optimizer's state (1),
+        the gradients too (2), the parameters too (3)
     :param units: which modules are gathered as one: a class, several classes, or a
-        function of a module's name and the module. Parameters outside of them, and tied
-        parameters that no one of them contains, form one more unit, the root. A module
-        without parameters, such as a dropout, is no unit. `None` makes each child of an
-        `nn.Sequential` a unit, and any other model a single unit.
+        function of a module's name and the module. Parameters outside of them form one
+        more unit, the root, together with tied parameters whose places no single one of
+        them contains. A module without parameters, such as a dropout, is no unit.
+        `None` makes each child of an `nn.Sequential` a unit, and any other model a
+        single unit.
     :param mesh: a process group; a `DeviceMesh` of one dimension, or of two, of which
         the first repeats the model and the second shards it; `None` means all ranks
     :param policy: the formats in which the model works; `None` leaves everything in the

@@ -29,8 +29,8 @@ __all__ = ["keep_state_dict_whole"]
 
 
 def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
-    """Let `module.state_dict()` and `module.load_state_dict()` speak of whole
-    parameters.
+    """Let `module.state_dict()` give whole parameters, and `module.load_state_dict()`
+    take them.
 
     :param unit: the unit whose parameters are below `module`
     :param module: the module that drives the unit

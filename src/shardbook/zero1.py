@@ -1,4 +1,4 @@
-r"""# Stage 1: the optimizer's state is shared out
+r"""# Stage 1: the optimizer's state is split
 
 > Each rank trains its own part of the parameters, and gets the rest from the others.
 
@@ -60,8 +60,8 @@ class Zero1(Replicated):
         """The optimizer gets views into `full`, so its step updates this rank's part of
         `full` in place, and no parameter is stored twice.
 
-        A frozen parameter has no optimizer state that could be shared out. It stays
-        whole and is never exchanged.
+        A frozen parameter has no optimizer state that could be split. It stays whole
+        and is never exchanged.
         """
         if flat.layout.trainable:
             flat.keep_part(self.rank, apart=False)

@@ -1,4 +1,4 @@
-r"""# Stage 2: the gradients are shared out
+r"""# Stage 2: the gradients are split
 
 > A gradient leaves as soon as it is complete, and only this rank's piece of the mean stays.
 

@@ -1,8 +1,8 @@
-r"""# Stage 3: the parameters are shared out
+r"""# Stage 3: the parameters are split
 
 > A unit exists in full only while it is used.
 
-[Stage 2](zero2.py) has shared out everything but the parameters themselves, and with 64
+[Stage 2](zero2.py) has split everything but the parameters themselves, and with 64
 ranks they are most of what is left. A parameter is used twice in a step, in the forward
 pass of its unit and in the backward pass. The rest of the time it need not be there:
 
@@ -48,7 +48,7 @@ class Zero3(Zero2):
     def keep(self, flat: Flat) -> None:
         """The shard becomes a vector of its own, because `full` is emptied.
 
-        Frozen parameters are shared out, too: they take as much memory as others.
+        Frozen parameters are split, too, since they take as much memory as others.
         """
         flat.keep_part(self.rank, apart=True)
         resize(flat.full, 0)
