@@ -47,8 +47,8 @@ __all__ = ["Meeting", "Step", "Wish"]
 class Meeting:
     """The rounds that ranks hold through the store. Ranks that come to a round leave it together.
 
-    A round costs each rank a handful of messages of some hundred bytes, however many
-    ranks there are.
+    A round costs each rank a few messages of some hundred bytes, however many ranks
+    there are, and more short ones while it waits.
 
     :param store: keys that no other meeting uses, the same ones on all its ranks
     :param rank: this process, numbered among all processes

@@ -2,11 +2,11 @@ r"""# A unit
 
 > Some layers whose parameters are exchanged together.
 
-A *unit* is a group of parameters that are gathered together and freed together: one
-transformer block, say. Each of the $N_d$ ranks keeps a part of the unit. Before the
-unit computes, every rank must hold it whole. After its backward pass, the gradients of
-all ranks are averaged. How much a rank keeps in between, and when the average is taken,
-is what the four stages of [ZeRO](bib:rajbhandari2020zero) differ in:
+A *unit* is a group of parameters that are gathered together and freed together, such as
+those of one transformer block. Before the unit computes, each of the $N_d$ ranks must
+hold it whole. After its backward pass, the gradients of all ranks are averaged. How
+much a rank keeps in between, and when the average is taken, is what the four stages of
+[ZeRO](bib:rajbhandari2020zero) differ in:
 
 | stage | a rank keeps its part of | chapter |
 |---|---|---|
