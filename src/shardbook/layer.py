@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardbook.guard import refuse_copies_of
-from shardbook.schedule import Conductor, in_backward, not_compiled, under_way
+from shardbook.schedule import Conductor, calls_under_way, in_backward, not_compiled
 from shardbook.unit import Unit
 
 __all__ = ["Hooks"]
@@ -62,7 +62,8 @@ class Hooks:
 
     :param unit: the unit to drive
     :param module: the module whose passes drive it
-    :param conductor: whom to tell, so that the units of a model work together
+    :param conductor: [whom to tell](schedule.py#Conductor), so that the units of a model
+        work together
     :param parts: modules inside of `module` that hold parameters of the unit and may be
         called by themselves
     """
@@ -111,7 +112,7 @@ class Hooks:
         instead would be to wait forever where one was not used.
         """
         # An interrupt from the keyboard runs no hooks, so its use is still listed.
-        if self.uses and not under_way(*self.parts):
+        if self.uses and calls_under_way(*self.parts) < 2:
             self.uses.clear()
             self.unit.free()
         use = Use(torch._C._autograd._get_sequence_nr())
@@ -162,7 +163,8 @@ class Hooks:
             )
             node.register_prehook(begin)
         # Inside a backward pass, a forward pass repeats one that has been counted, or,
-        # under reentrant checkpointing, one that has not.
+        # under reentrant checkpointing, one that has not. In the second case stages 2
+        # and 3 exchange the gradients of each repetition by themselves.
         recomputed = in_backward()
         if results and not (recomputed and self.expected):
             self.expected += 1
@@ -225,6 +227,10 @@ class Hooks:
 
     def after_backward(self, use: Use, *_: Any) -> None:
         """Free the unit and, unless more backward passes are to come, reduce its gradients.
+
+        A second backward pass through the same graph is not expected, and reduces what
+        it brings by itself.
+
 
         The gradient of another use's input may be complete only now. It says nothing
         about the use that is under way.

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from shardbook.order import Order
-from shardbook.schedule import Conductor, in_backward, not_compiled, under_way
+from shardbook.schedule import Conductor, calls_under_way, in_backward, not_compiled
 from shardbook.unit import State, Unit
 
 __all__ = ["Chain", "Prefetch", "Route"]
@@ -59,6 +59,7 @@ class Chain(Conductor):
         model.register_forward_pre_hook(not_compiled(self.model_begins), prepend=True)
         model.register_forward_hook(not_compiled(self.model_succeeds))
         model.register_forward_hook(not_compiled(self.model_ends), always_call=True)
+        self.model = model
         self.conduct(model)
 
     def model_begins(self, model: nn.Module, *_: Any) -> None:
@@ -68,7 +69,7 @@ class Chain(Conductor):
         """
         if in_backward():
             return
-        if self.running and under_way(model):
+        if self.running and calls_under_way(model) > 1:
             self.inside += 1
             return
         self.recover()
@@ -94,6 +95,9 @@ class Chain(Conductor):
 
     def forward_begins(self, unit: Unit) -> None:
         """Within the model's forward pass a unit begins no pass of its own."""
+        # An interrupt from the keyboard runs no hooks, so the pass may be over.
+        if self.running and not calls_under_way(self.model):
+            self.running = False
         if not self.running:
             super().forward_begins(unit)
 
@@ -114,8 +118,8 @@ class Chain(Conductor):
         following = list(self.route.ahead(self.prefetch.depth))
         if expected is not None:
             self.warn(expected, f"{unit.name} ran")
-            for other in set(self.drivers) - {*following}:
-                if other.state is State.GATHERING:
+            for other in self.drivers:
+                if other.state is State.GATHERING and other not in following:
                     other.free()
         self.prefetch.start(following, self.drivers)
 
@@ -157,7 +161,7 @@ class Chain(Conductor):
         if not self.warned and self.prefetch.depth and expected.stage:
             self.warned = True
             warnings.warn(
-                f"the units run in another order than in the forward pass before: after "
+                f"the units run in another order than in the last forward pass: after "
                 f"{self.route.seen[-2].name if len(self.route.seen) > 1 else 'the start'} "
                 f"{expected.name} was expected, but {instead}; a unit that was "
                 "gathered in vain costs time, so prefetch=0 may be faster",

@@ -37,10 +37,10 @@ from shardbook.unit import State, Unit
 __all__ = [
     "Conductor",
     "Driver",
+    "calls_under_way",
     "conductor_of",
     "in_backward",
     "not_compiled",
-    "under_way",
 ]
 # sidelit: show
 
@@ -227,8 +227,8 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def under_way(*modules: nn.Module) -> bool:
-    """Whether a module is called while an earlier call of one of these goes on.
+def calls_under_way(*modules: nn.Module) -> int:
+    """How many calls of these modules go on right now.
 
     A module that calls itself must not start anew, and one whose last call was
     interrupted must. No flag can tell the two apart, since an interrupt from the
@@ -239,8 +239,7 @@ def under_way(*modules: nn.Module) -> bool:
         if frame.f_code is nn.Module._call_impl.__code__:
             calls += frame.f_locals["self"] in modules
         frame = frame.f_back  # type: ignore[assignment]
-    # The call that asks is one of them.
-    return calls > 1
+    return calls
 
 
 def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
