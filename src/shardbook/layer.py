@@ -164,7 +164,7 @@ class Hooks:
             node.register_prehook(begin)
         # Inside a backward pass, a forward pass repeats one that has been counted, or,
         # under reentrant checkpointing, one that has not. In the second case stages 2
-        # and 3 exchange the gradients of each repetition by themselves.
+        # and 3 exchange the gradients of each repetition separately.
         recomputed = in_backward()
         if results and not (recomputed and self.expected):
             self.expected += 1
@@ -228,9 +228,8 @@ class Hooks:
     def after_backward(self, use: Use, *_: Any) -> None:
         """Free the unit and, unless more backward passes are to come, reduce its gradients.
 
-        A second backward pass through the same graph is not expected, and reduces what
-        it brings by itself.
-
+        A second backward pass through the same graph was not counted in advance. Its
+        gradients are reduced separately.
 
         The gradient of another use's input may be complete only now. It says nothing
         about the use that is under way.
