@@ -24,6 +24,9 @@ for the backward pass would mean to compute them twice, one more product of the 
 matrix for each chunk. What has to be kept from the forward to the backward pass is the
 gradient of the head's input and that of its matrix.
 
+The class below is of the book's GPT. [The function](#chunked_loss) works in the
+`forward` of any module that holds such a matrix, because there the matrix is whole.
+
 Sums over positions are now sums of the chunks' sums, so the last bits differ from those
 of the plain loss. A sharded model with a chunked loss still equals the unsharded model
 with the same chunked loss, bit for bit.
@@ -72,9 +75,9 @@ class ChunkedGPT(GPT):
         """The mean loss, or without targets the logits, as whoever writes text needs
         them.
 
-        `nn.Sequential` hands on one value. The head needs two, so this class runs the
-        chain by itself. Each layer is called as a module, because [hooks](layer.py#Hooks)
-        on that call gather the layer.
+        `nn.Sequential` passes one value from layer to layer. The head needs two, so this
+        class runs the chain by itself. Each layer is called as a module, because
+        [hooks](layer.py#Hooks) on that call gather the layer.
         """
         *layers, head = self
         x_BTC = tokens_BT

@@ -2,13 +2,13 @@ r"""# Collectives
 
 > Four ways for ranks to exchange tensors, and what each of them costs in bytes.
 
-Sharding buys memory with messages. A rank that keeps a quarter of the parameters fetches the other three
-quarters each time it computes with them. Whether the trade pays is a question of bytes, so this chapter
+Sharding saves memory and costs messages. A rank that keeps a quarter of the parameters fetches the other
+three quarters each time it computes with them. Whether that pays is a question of bytes, so this chapter
 counts bytes before the next ones save any.
 
 A **collective** is an operation that every rank of a process group calls: the same calls, in the same order,
-with tensors of the same size. ZeRO needs four. In the table, $N_d$ ranks work on a vector of $B$ bytes; a
-piece is $1/N_d$ of it.
+with tensors of the same size. Four of them matter here. In the table, $N_d$ ranks work on a vector of $B$
+bytes; a piece is $1/N_d$ of it.
 
 | collective | before | after | bytes sent by one rank |
 |---|---|---|---|
@@ -28,11 +28,11 @@ more steps the finished pieces travel round the circle: that was an all-gather, 
 ranks is 24 MB in both pictures. The busiest rank sends 12 MB in the first and 6 MB in the second.
 
 **An all-reduce is a reduce-scatter and then an all-gather.** Ordinary data parallel training runs the two
-halves without a pause. ZeRO pauses in the middle: each rank holds one finished piece of the gradient, updates
-that piece of the parameters, and only then do the ranks gather the result. The [ZeRO
-paper](bib:rajbhandari2020zero) counts, for $\Psi$ parameters and many ranks, about $2\Psi$ elements a step in
-both cases. When the parameters are sharded too, it counts $3\Psi$: one all-gather for the forward pass, one
-for the backward pass, one reduce-scatter for the gradients.
+halves without a pause, and so does [stage 0](replicate.py) of this book. ZeRO pauses in the middle: each rank
+holds one finished piece of the gradient, updates that piece of the parameters, and only then do the ranks
+gather the result. The [ZeRO paper](bib:rajbhandari2020zero) counts, for $\Psi$ parameters and many ranks,
+about $2\Psi$ elements a step in both cases. When the parameters are sharded too, it counts $3\Psi$: one
+all-gather for the forward pass, one for the backward pass, one reduce-scatter for the gradients.
 
 :notation $N_d$: `world_size`, the number of ranks in the process group
 :notation $r$: `rank`, the number of one rank, from 0 to $N_d - 1$
@@ -247,8 +247,9 @@ def broadcast(
 
 
 def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
-    """All-reduce: every rank ends with the sum. ZeRO needs it for single numbers only, such as the loss
-    to print or the norm of the gradient. The order of the sum is the backend's, not rank order.
+    """All-reduce: every rank ends with the sum. The order of the sum is the backend's, not rank order. So
+    the stages train without it, and average [in rank order](groups.py#all_reduce_mean). It serves for single
+    numbers, such as a loss to print.
 
     :param tensor: replaced by the result over ranks; contiguous, of a numeric dtype.
     """

@@ -2,8 +2,8 @@ r"""# What a step will cost
 
 > The bytes a rank sends and the bytes it stores follow from shapes alone, before anything runs.
 
-A formula that nobody compares with reality is a hope. This chapter predicts three figures for each rank, and
-[the training script](train.py) prints them beside what it has counted.
+A formula is worth as much as its comparison with a count. This chapter predicts three figures for each rank,
+and [the training script](train.py) prints them beside what it has counted.
 
 - **Bytes sent** in a step. In stage 3 each unit crosses the network three times for each micro-batch:
   gathered for the forward pass, gathered for the backward pass, reduced afterwards. In the other stages it
@@ -17,10 +17,11 @@ $$\text{sent}_3 = 3 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d} \qquad
 \text{sent}_{0,1,2} = 2 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d}$$
 
 The first two are exact for any FP32 model without frozen parameters whose units each run once in a forward
-pass. The last is known for stage 3 only, and exact for [this GPT](gpt.py) on a CPU: the tests compare it,
-byte for byte, over many shapes. On a GPU attention saves other tensors for its backward pass, so there the
-figure is an estimate. None of the three contains the temporaries inside one operation, the buffers inside the
-communication backend, or what an allocator adds to round a size up.
+pass, if each micro-batch exchanges its gradients. The last is known for stage 3 only, and exact for [this
+GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many shapes. On a GPU attention saves other
+tensors for its backward pass, so there the figure is an estimate. None of the three contains the temporaries
+inside one operation, the buffers inside the communication backend, or what an allocator adds to round a size
+up.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $P_u$: `padded`, the elements of unit $u$ with its padding

@@ -168,8 +168,8 @@ class Head(nn.Module):
     """The last layer turns each position's vector into one score for each token.
 
     Its matrix has the shape of the token embedding's, and many models use one matrix for both. Here the two
-    stay apart, since a matrix shared by the first and the last layer would have to be gathered for both ends
-    of the chain.
+    stay apart. A matrix of the first and the last layer would [belong to the whole
+    chain](sites.py#sites_by_unit), and each rank would hold all of it from the first layer to the last.
     """
 
     def __init__(self, config: Config) -> None:

@@ -4,8 +4,8 @@ r"""# Options and ranks
 
 `torchrun` starts one process for each rank and tells it by environment variables who it is: `RANK` of
 `WORLD_SIZE`, and where the others can be met. This chapter reads the options and these variables before
-anything else happens. What is wrong is said in one sentence and once: the same sentence from each of 64 ranks
-helps nobody.
+anything else happens. What is wrong is said in one sentence, and by one rank: 64 copies of it would hide
+whatever else is printed.
 """
 
 # sidelit: hide

@@ -2,10 +2,11 @@ r"""# Stepping inside the backward pass
 
 > A gradient that is used at once need not be kept until the others are there.
 
-At the end of a backward pass a rank holds its part of all gradients, $4\,\Psi/N_d$ bytes.
-The optimizer reads each of them once. An elementwise optimizer, such as AdamW, does not
-ask about any other parameter while it does so. So each unit can have an optimizer of its
-own that steps as soon as the unit's mean gradient has arrived, and then forgets it:
+At the end of a backward pass a rank holds its part of all gradients: in stages 1 to 3
+these are $4\,\Psi/N_d$ bytes. The optimizer reads each of them once. An elementwise
+optimizer, such as AdamW, does not ask about any other parameter while it does so. So
+each unit can have an optimizer of its own that steps as soon as the unit's mean
+gradient has arrived, and then forgets it:
 
 ```python
 model = shard(GPT(config))
@@ -19,10 +20,13 @@ optimizer that works on all its parameters at a time also takes temporaries for 
 them at a time. Now that is one unit as well. The order of the steps does not matter, so
 the parameters become the same, bit for bit.
 
+That is the gain in stages 2 and 3. In stages 0 and 1 a rank holds the whole gradients of
+all units when the backward pass ends, so little is gained there.
+
 This needs gradients that are final when they arrive. What looks at all of them before
-the step is not possible here: clipping by the global norm, or a decision to skip the
-step. [Micro-batches](accumulate.py) have to be added up under `no_sync`, because each
-exchange is followed by a step.
+the step is not possible here: clipping by the global norm finds no gradient, and
+nothing can decide to skip the step. [Micro-batches](accumulate.py) have to be added up
+under `no_sync`, because each exchange is followed by a step.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi$: `numel`, the number of parameters of the model

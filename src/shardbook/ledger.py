@@ -2,14 +2,15 @@ r"""# The byte ledger
 
 > What each rank sends, written down call by call, and held against the operating system's own counters.
 
-The formulas of [the last chapter](collectives.py) say what a collective has to move. A library may move more:
-gloo's reduce-scatter sends twice what its name promises, and its result is right all the same. Nothing but a
-count shows it.
+The formulas of [the collectives](collectives.py) say what a collective has to move. A library may move more:
+gloo's reduce-scatter sends twice what its name promises, and its result is right all the same. Only a count
+shows it.
 
 The ledger counts **payload that this process hands to the network**. Message headers are left out: 48 bytes a
-message on gloo. Two tests hold the figures against the kernel. In a network namespace where nothing else
-talks, the bytes of the loopback device must equal the sum of all ranks' ledgers. And for each rank alone, the
-bytes that the kernel sent on that process's sockets must equal that rank's own ledger.
+message on gloo. So are the few short questions that ranks [ask each other](order.py) through the store, most
+of them in the first step. Two tests hold the figures against the kernel. In a network namespace where nothing
+else talks, the bytes of the loopback device must equal the sum of all ranks' ledgers. And for each rank
+alone, the bytes that the kernel sent on that process's sockets must equal that rank's own ledger.
 
 :notation $N_d$: `world_size`, the number of ranks in the process group
 :notation $r$: `rank`, the number of one rank, from 0 to $N_d - 1$

@@ -4,8 +4,8 @@ r"""# Counting what is stored
 
 Memory is easy to misjudge. The allocator's own figures contain what it keeps in reserve, the system's figures
 contain the interpreter, and both miss which tensor it was. This meter counts *storages*, the blocks of memory
-under the tensors. Two views of one storage count once, and a storage that was shrunk to nothing counts
-nothing, as a [unit's vector](flat.py) between its uses.
+under the tensors. Two views of one storage count once. A storage that was shrunk to nothing counts
+nothing, such as [a unit's vector](flat.py) between its uses.
 
 ```python
 with Meter() as meter:

@@ -28,7 +28,8 @@ A range ends before its second number. The cut at 48 leaves 16 values of `1.weig
 rank 1. The elements between the parameters, and those from 88 to 96, are **padding**: 28 elements beside
 68 values. Padding does not grow with the values. In fp32 it is fewer than 16 elements for each parameter
 and fewer than $16 N_d$ at the end. For a transformer block with 12 parameters on 8 ranks that is fewer
-than 320 elements, beside some millions of values.
+than 320 elements, beside some millions of values. Where the model is [repeated](groups.py), the end takes
+as many times more as there are copies.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of values in one flat vector, without its padding
@@ -44,7 +45,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ALIGN_BYTES", "Layout", "Slot", "flatten", "plan", "shares_storage", "views"]
+__all__ = [
+    "ALIGN_BYTES",
+    "Layout",
+    "Slot",
+    "flatten",
+    "plan",
+    "shares_storage",
+    "views",
+]
 # sidelit: show
 
 # Every parameter, and every rank's piece, starts at a multiple of 64 bytes, as torch's own CPU tensors
@@ -239,7 +248,8 @@ def _lay_out(
         )
         end = offset + parameter.numel()
     # The end is rounded up to a multiple of $16 N_d$ elements in fp32, not of $N_d$: then every rank's
-    # piece is aligned too, and not only the first.
+    # piece is aligned too, and not only the first. Each copy of the model averages a part of
+    # a piece, and that part is aligned as well.
     return Layout(
         dtype=group[0].dtype,
         trainable=group[0].requires_grad,

@@ -1,6 +1,6 @@
 r"""# The planner
 
-> What a rank will store follows from shapes alone, before anybody waits for a machine.
+> What a rank will store follows from shapes alone, before anything runs.
 
 [The first chapter](memory.py) counts as the ZeRO paper does. This one counts the bytes that this library
 stores, by kind. It works in FP32, so a parameter takes 4 bytes, its gradient 4, and AdamW's two moments 8.
@@ -17,11 +17,12 @@ optimizer sees only the parameters themselves: all $\Psi$ of them, or the $\Psi_
 AdamW also counts the steps of each of the $n$ tensors, in 4 bytes.
 
 **Between steps** a rank stores parameters and optimizer state. **In a step** gradients join them, and two
-more kinds that depend on the model. *In flight* are the [units](unit.py) that are whole for the moment,
-and the vectors of gradients that are being exchanged. *Activations* are what the forward pass saves for
-the backward pass, and what the loss needs. These kinds do not all reach their largest size at the same
-moment. So their sum is a bound: a step takes at most that much, if the optimizer treats one tensor after
-the other (`foreach=False`). [The forecast](forecast.py) gives the exact peak, but of stage 3 only.
+more kinds that depend on the model. *In flight* are the [units](unit.py) that are whole for the moment, and
+the vectors of gradients that are being exchanged. *Activations* are what the forward pass saves for the
+backward pass, and what the loss needs. These kinds do not all reach their largest size at the same moment. So
+their sum is a bound: a step takes at most that much, if one unit is gathered ahead and the optimizer treats
+one tensor after the other (`foreach=False`). [The forecast](forecast.py) gives the exact peak, but of stage 3
+only.
 
 The tests run the library itself with 7.5 billion parameters on 64 ranks and with a trillion on 1024, on
 tensors that have shapes and no values. What is stored between steps and what is sent agree with the table

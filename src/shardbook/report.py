@@ -1,6 +1,6 @@
 r"""# What a run prints
 
-> A line that moves while the model learns, and a table that sets what was counted beside what was predicted.
+> While the model trains, one line shows how far it is; at the end a table compares counts with predictions.
 
 Only rank 0 prints. The ranks exchange what they have counted after the ledger is closed, so that the report
 adds nothing to the bytes it reports.

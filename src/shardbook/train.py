@@ -1,6 +1,6 @@
 r"""# Training a sharded model
 
-> One command starts the ranks, trains, and holds what it counted against what was predicted.
+> One command starts the ranks, trains, and compares what it counted with what was predicted.
 
 ```sh
 torchrun --standalone --nproc-per-node 2 -m shardbook.train --steps 200
@@ -9,7 +9,8 @@ torchrun --standalone --nproc-per-node 2 -m shardbook.train --steps 200
 Each of the two processes is a rank. Both build the same [GPT](gpt.py), shard it with [one
 call](model.py#shard), and read [different windows](corpus.py#Reader) of the text. Nothing in the training
 loop shows that the model is sharded. At the end rank 0 prints a table: the loss, the speed, and the bytes
-that were sent and stored. Each figure in bytes stands beside [its forecast](forecast.py).
+that were sent and stored. Beside each figure in bytes stands [its forecast](forecast.py); the peak has one
+in stage 3 only.
 
 Without `torchrun` the same program trains on one rank. World size 1 is no special case in this book: the same
 lines run, and the collectives send nothing.
@@ -114,7 +115,8 @@ def step(
     """One step of the optimizer, from one or several micro-batches; returns the mean loss of this rank.
 
     These lines would train an unsharded model just as well. Gradients add up over micro-batches, so each loss
-    is divided by their number. Over ranks the gradients are averaged already.
+    is divided by their number. Over ranks the gradients are averaged already, after each micro-batch, and the
+    forecast counts that. [Under `no_sync`](accumulate.py) they would be sent once and be whole meanwhile.
     """
     total = 0.0
     for micro in range(accumulate):
@@ -133,9 +135,9 @@ def step(
 def evaluate(model: nn.Module, unseen: corpus.Reader) -> float:
     """The mean loss of this rank's share of the text that the model was not trained on.
 
-    Without gradients, too, each unit is gathered and freed in turn, and a gather needs all ranks. So every
-    rank has to run the model equally often, or the others wait forever. The reader gives each rank the same
-    number of batches.
+    An evaluation gathers the units, too, and a gather needs all ranks. So every rank has to run the model
+    equally often, or [training stops](order.py) with a sentence that says so. The reader gives each rank the
+    same number of batches.
     """
     losses = [
         gpt.loss(model(inputs), targets).item()
@@ -149,8 +151,9 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """An ordinary optimizer over the model's own parameters.
 
-    Each parameter is a 1-D slice of a shard by now, often an empty one, and an elementwise optimizer does not
-    mind. `foreach=False` treats one slice after the other and so needs temporaries for a single one.
+    Unless the stage is 0, each parameter is a 1-D slice of a shard by now, often an empty one. To an
+    elementwise optimizer that makes no difference. `foreach=False` treats one slice after the other and so
+    needs temporaries for a single one.
     """
     if options.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=options.lr, foreach=False)
