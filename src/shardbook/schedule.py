@@ -228,11 +228,11 @@ def in_backward() -> bool:
 
 
 def calls_under_way(*modules: nn.Module) -> int:
-    """How many calls of these modules go on right now.
+    """How many calls of these modules have begun and not ended, by the stack of calls.
 
     A module that calls itself must not start anew, and one whose last call was
     interrupted must. No flag can tell the two apart, since an interrupt from the
-    keyboard runs no hooks. The stack of calls can: an interrupted one is not on it.
+    keyboard runs no hooks. The stack can: an interrupted call is not on it.
     """
     frame, calls = sys._getframe(1), 0
     while frame is not None:
