@@ -14,9 +14,9 @@ computes its own. In stage 3, with two units:
 | reduce | | | | | | B | A |
 
 A *conductor* keeps what the units of one model share: the exchange in flight and the
-backward passes under way. Its kind in [the next chapter](prefetch.py) also knows which
-unit comes next. All ranks run the same program, so they issue their exchanges in the
-same order, and the exchanges meet. [The order](order.py) makes sure of that.
+backward passes under way. [A chain](prefetch.py#Chain) is a conductor that also knows
+which unit comes next. All ranks run the same program, so they issue their exchanges in
+the same order, and the exchanges meet. [The order](order.py) makes sure of that.
 """
 
 # sidelit: hide
