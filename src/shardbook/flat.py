@@ -4,9 +4,9 @@ r"""# The flat vector
 
 A unit stores its parameters in flat vectors, one for each kind of parameter. One
 exchange then moves all of them. This chapter holds such a vector in its forms: `full`
-is the whole vector, `whole` are the parameters in their old shapes as views into it,
-and `shard` is what this rank keeps between uses. [The next chapter](gradients.py) adds
-the gradients.
+is the whole vector of $P_u$ elements, `whole` are the parameters in their old shapes as
+views into it, and `shard` is what this rank keeps between uses, often the $S_u$
+elements of its own part. [The next chapter](gradients.py) adds the gradients.
 
 Nothing here communicates. [The unit](unit.py) decides when a vector is filled and
 emptied, and [the stage](replicate.py) decides how much of it a rank keeps.
@@ -96,6 +96,7 @@ class Flat:
         for parameter, kept in zip(self.parameters, self.cut(self.shard), strict=True):
             parameter.data = kept
             setattr(parameter, _OWNER, weakref.ref(self))
+        # Autograd must bring its gradients to `whole`, where they are collected.
         if self.layout.trainable:
             for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
                 refuse = partial(refuse_gradient, slot.names[0])

@@ -3,9 +3,11 @@ r"""# The gradients of a flat vector
 > Gradients are put side by side as they arrive, exchanged for their mean, and handed to the optimizer.
 
 Autograd finishes the gradients of a unit one after the other, each in a tensor of its
-own. This chapter collects them in one vector, `grad_full`, laid out like
-[the parameters](flat.py). One exchange then averages all of them. What comes back
-becomes the gradient of the model's own parameters, where an optimizer looks for it.
+own. To exchange each by itself would cost one message per parameter, and most messages
+would be small. This chapter collects them in one vector of $P_u$ elements, `grad_full`,
+laid out like [the parameters](flat.py). One exchange then averages all of them. What
+comes back becomes the gradient of the model's own parameters, where an optimizer looks
+for it.
 
 | moment | `grad_full` | `sending` | `parameters[i].grad` |
 |---|---|---|---|
@@ -70,8 +72,9 @@ class FlatWithGradients(Flat):
     def gradients(self) -> Tensor:
         """`grad_full`, taken from the allocator when the first gradient arrives."""
         if self.grad_full is None:
-            # Uninitialised memory may hold NaN. The padding takes part in norms and
-            # overflow checks, so it must be zero; the rest is overwritten.
+            # Uninitialised memory may hold NaN. The padding is sent with the rest, and
+            # whoever takes a norm of the vector or looks for an overflow in it would
+            # find that NaN. The other places are overwritten.
             self.grad_full = torch.empty(
                 self.layout.padded, dtype=self.collects_in, device=self.device
             )

@@ -3,10 +3,10 @@ r"""# Do the ranks keep the order?
 > Before a rank starts an exchange, it makes sure that all ranks are about to start the same one.
 
 [The first check](check.py) compares models. Ranks with equal models can still run them
-differently, because a branch depends on the data. And an exchange carries no name. The
-first one that rank 0 starts meets the first one that rank 1 starts, whatever they are
-for. Take two blocks of equal size. Rank 0 gathers block 2, and rank 1, which skipped
-it, gathers block 3:
+differently, for example where a branch of the model depends on the data. And an
+exchange carries no name. The first one that rank 0 starts meets the first one that rank
+1 starts, whatever they are for. Take two blocks of equal size. Rank 0 gathers block 2,
+and rank 1, which skipped it, gathers block 3:
 
 | | rank 0 | rank 1 | what rank 0 receives as block 2 |
 |---|---|---|---|
