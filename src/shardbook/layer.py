@@ -47,7 +47,7 @@ __all__ = ["Hooks"]
 
 @dataclass(eq=False, slots=True)
 class Use:
-    """One pass through a unit.
+    """One forward pass through a unit, and the backward pass that belongs to it.
 
     :param start: the number of the first node that autograd will make in it
     :param inputs: the nodes that its inputs come from
