@@ -65,7 +65,9 @@ class Flat:
     def keep_whole(self) -> None:
         """Keep the whole vector. Each of the model's parameters keeps its shape."""
         self.shard, self.sliced = self.full, False
-        self.show((s.offset, s.offset + s.numel, s.shape) for s in self.layout.slots)
+        self.point_at(
+            (s.offset, s.offset + s.numel, s.shape) for s in self.layout.slots
+        )
 
     def keep_part(self, rank: int, *, apart: bool) -> None:
         """Keep the part of one rank. Each of the model's parameters becomes the 1-D
@@ -80,9 +82,9 @@ class Flat:
         if apart:
             self.shard = self.shard.clone()
         pieces = (self.layout.piece(slot, rank) for slot in self.layout.slots)
-        self.show((start, stop, (stop - start,)) for start, stop in pieces)
+        self.point_at((start, stop, (stop - start,)) for start, stop in pieces)
 
-    def show(self, places: Iterable[tuple[int, int, Sequence[int]]]) -> None:
+    def point_at(self, places: Iterable[tuple[int, int, Sequence[int]]]) -> None:
         """Let the model's own parameters show what is kept of them.
 
         They remain the same objects. So the names, the optimizer's groups, and

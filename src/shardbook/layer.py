@@ -141,6 +141,7 @@ class Hooks:
         activation checkpointing. Its result is wanted right away, by a backward pass
         that has gathered the unit and will free it.
         """
+        # Somebody else's hook may have raised before ours ran.
         if not self.uses:
             return output
         use = self.uses.pop()

@@ -134,7 +134,6 @@ class Chain(Conductor):
         one first.
         """
         super().backward_begins()
-        self.running = False
         self.back, self.ended = Route(self.ended[::-1]), []
 
     def backward_began(self, unit: Unit) -> None:
@@ -257,7 +256,7 @@ class Route:
         ahead = self.expected[self.place :]
         if unit in ahead:
             self.place += ahead.index(unit) + 1
-        return None if unit is wanted else wanted
+        return None if unit == wanted else wanted
 
     def ahead(self, depth: int) -> Iterator[Unit]:
         """The units that are expected next."""

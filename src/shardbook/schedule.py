@@ -237,7 +237,8 @@ def calls_under_way(*modules: nn.Module) -> int:
     frame, calls = sys._getframe(1), 0
     while frame is not None:
         if frame.f_code is nn.Module._call_impl.__code__:
-            calls += frame.f_locals["self"] in modules
+            here = frame.f_locals["self"]
+            calls += any(here is module for module in modules)
         frame = frame.f_back  # type: ignore[assignment]
     return calls
 

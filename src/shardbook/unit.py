@@ -79,7 +79,7 @@ class State(Enum):
     on to `WHOLE`, and `free` back, also in stages 0 to 2, where its memory stays.
     """
 
-    SHARDED = "only what this rank keeps is there"
+    SHARDED = "only what this rank keeps may be relied on"
     GATHERING = "the parts of the other ranks are on their way into `full`"
     WHOLE = "`full` is complete, and may be computed with"
 

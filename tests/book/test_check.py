@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -88,11 +89,8 @@ def test_a_single_layer_checks_too() -> None:
         assert "1.2.weight in the root has shape (9, 13) instead of (8, 13)" in said
 
 
-def test_the_examples_in_the_text() -> None:
-    import shardbook.check
-    import shardbook.model
-
-    for module in (shardbook.check, shardbook.model):
-        results = doctest.testmod(module)
-        assert results.attempted > 0
-        assert results.failed == 0
+@pytest.mark.parametrize("chapter", ["check", "construct", "model", "prefetch", "sites"])
+def test_the_examples_in_the_text(chapter: str) -> None:
+    results = doctest.testmod(importlib.import_module(f"shardbook.{chapter}"))
+    assert results.attempted > 0
+    assert results.failed == 0
