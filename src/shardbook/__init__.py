@@ -8,7 +8,7 @@ Each module of this package is a chapter.
 ranks send each other](collectives.py), [how it is counted](ledger.py), [how parameters
 become one vector](partition.py).
 
-**ZeRO**: [what a unit does](unit.py), [how its vector is shared out](flat.py), [how its
+**ZeRO**: [what a unit does](unit.py), [how its vector is split](flat.py), [how its
 gradients are collected](gradients.py); the stages [0](replicate.py), [1](zero1.py),
 [2](zero2.py) and [3](zero3.py); [when a unit acts](layer.py), [where its parameters
 stand](sites.py), [how units take turns](schedule.py), [what comes next](prefetch.py);

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from shardbook.collectives import all_gather, world
 from shardbook.flat import is_sharded
 from shardbook.guard import refuse_waiting
+from shardbook.lean import steps_in_backward
 from shardbook.schedule import conductor_of
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
@@ -110,9 +111,15 @@ def gradient_norm(model: nn.Module, order: float) -> Tensor:
     if units[0].stage:
         group = units[0].groups.shards
         of_all_ranks = total.new_empty(world(group)[1])
+        # A rank that does not clip must not leave the others waiting.
+        checked, first = units[0].order, units[0].sites[0].name
+        checked.begin("clipping")
+        checked.before("gather", "the norm of the gradients", first)
         # An all-reduce would not do for the largest value: between a number and NaN
         # some backends choose the number, and one rank's NaN would be lost.
-        all_gather(of_all_ranks, total.view(1), group=group).wait()
+        gathering = all_gather(of_all_ranks, total.view(1), group=group)
+        checked.watch(gathering.works)
+        gathering.wait()
         total = combine(of_all_ranks)
     return total.pow(1 / exponent)
 
@@ -120,6 +127,11 @@ def gradient_norm(model: nn.Module, order: float) -> Tensor:
 def gradients(model: nn.Module) -> Iterator[Tensor]:
     """This rank's parts of all gradients that there are."""
     units = conductor_of(model).drivers
+    if steps_in_backward(model):
+        raise RuntimeError(
+            "this model steps in its backward pass, so there are no gradients to clip; "
+            "use an optimizer that steps afterwards"
+        )
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not is_sharded(parameter):
             raise ValueError(

@@ -83,6 +83,11 @@ def groups_of(mesh: Any) -> Groups:
     :raises ValueError: if the mesh has more than two dimensions, or its ranks stand in
         another order than PyTorch numbers them
     """
+    if not isinstance(mesh, DeviceMesh | dist.ProcessGroup | None):
+        raise TypeError(
+            f"mesh={mesh!r} is neither a DeviceMesh nor a process group; "
+            "pass one of them, or None for all ranks"
+        )
     if not isinstance(mesh, DeviceMesh):
         return Groups(shards=mesh, everyone=mesh)
     if mesh.ndim == 1:

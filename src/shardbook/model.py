@@ -41,7 +41,7 @@ weights until the backward pass, and these copies are whole.
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -66,7 +66,7 @@ from shardbook.zero3 import Zero3
 __all__ = ["STAGES", "Zero3Layer", "Zero3Sequential", "shard"]
 
 M = TypeVar("M", bound=nn.Module)
-Classes = type[nn.Module] | tuple[type[nn.Module], ...]
+Classes = type[nn.Module] | Sequence[type[nn.Module]]
 Predicate = Callable[[str, nn.Module], bool]
 Select = Classes | Predicate
 # sidelit: show
@@ -120,13 +120,15 @@ def shard(
     :returns: the same object
     :raises ValueError: if ranks disagree about the model or it cannot be sharded (then
         on every rank), and for an unknown stage or a mesh of more dimensions
-    :raises TypeError: if the policy is no `Policy`
+    :raises TypeError: if an argument is of another kind than those above
     :raises RuntimeError: if there is no process group yet
 
     Source: [ZeRO](bib:rajbhandari2020zero), stages 1 to 3.
     """
     if type(stage) is not int or stage not in STAGES:
         raise ValueError(f"stage={stage!r} is not a stage; choose 0, 1, 2 or 3")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"pass the model itself, not a {type(model).__name__}")
     policy = Policy() if policy is None else policy
     if not isinstance(policy, Policy):
         raise TypeError(
@@ -225,7 +227,15 @@ def select(model: nn.Module, units: Select | None) -> dict[str, nn.Module]:
             dict(model.named_children()) if isinstance(model, nn.Sequential) else {}
         )
         return {"": model, **children}
-    chosen = is_instance_of(units) if isinstance(units, type | tuple) else units
+    if isinstance(units, type | tuple | list):
+        chosen = is_instance_of(units)
+    elif callable(units):
+        chosen = units
+    else:
+        raise TypeError(
+            f"units={units!r} chooses no modules; pass a class, several classes, "
+            "or a function of a module's name and the module"
+        )
     found = {
         name: module
         for name, module in model.named_modules()
@@ -236,7 +246,8 @@ def select(model: nn.Module, units: Select | None) -> dict[str, nn.Module]:
 
 def is_instance_of(classes: Classes) -> Predicate:
     """The function that selects the instances of some classes."""
-    return lambda name, module: isinstance(module, classes)
+    chosen = classes if isinstance(classes, type) else tuple(classes)
+    return lambda name, module: isinstance(module, chosen)
 
 
 def called(name: str) -> str:

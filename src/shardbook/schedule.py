@@ -86,7 +86,7 @@ class Conductor:
             self.recover()
         elif unit.state is State.SHARDED and not self.kept:
             unit.expire()
-        self.order.begin(f"separate {unit.name}")
+        self.order.begin(f"separate {unit.name.removeprefix('the ')}")
 
     def forward_began(self, unit: Unit) -> None:
         """A unit is whole and about to compute. [A chain](prefetch.py#Chain) prefetches here."""
@@ -263,7 +263,10 @@ def conductor_of(model: nn.Module) -> Conductor:
     """Who conducts the units of a sharded model.
 
     :raises ValueError: if the model is not sharded, or its parts were sharded apart
+    :raises TypeError: if it is no module
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"pass the model itself, not a {type(model).__name__}")
     found = [vars(module).get(_CONDUCTOR) for module in model.modules()]
     conductors = [one for one in found if isinstance(one, Conductor)]
     name = type(model).__name__

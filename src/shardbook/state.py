@@ -41,7 +41,7 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
     def gather(*_: Any) -> None:
         unit.free()
         unit.expire()
-        unit.order.begin(f"{unit.name} state_dict")
+        unit.order.begin(f"{unit.name.removeprefix('the ')} state_dict")
         unit.wait()
         unit.show()
 
