@@ -56,7 +56,9 @@ def clip_grad_norm_(
     :param error_if_nonfinite: raise if the norm is infinite or not a number
     :returns: the norm before clipping, FP64, the same on every rank
     :raises RuntimeError: on every rank, if the norm is not finite and
-        `error_if_nonfinite` is set; or if gradients wait for their exchange
+        `error_if_nonfinite` is set; or if gradients wait for their exchange, or were
+        used up [in the backward pass](lean.py)
+    :raises Disagreement: on every rank, if one of them does not clip
     :raises ValueError: if the model is not sharded as a whole, or the order is not
         positive
     """
@@ -81,6 +83,7 @@ def clip_grad_value_(model: nn.Module, clip_value: float) -> None:
     Each element is limited by itself, so the ranks exchange nothing.
 
     :raises ValueError: if the model is not sharded as a whole
+    :raises RuntimeError: if gradients wait for their exchange, or were used up
     """
     for gradient in gradients(model):
         gradient.clamp_(-clip_value, clip_value)

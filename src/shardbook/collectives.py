@@ -50,7 +50,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from shardbook.exchange import exchange
 from shardbook.ledger import all_reduce_bytes, broadcast_copies, ledger, record
+from shardbook.partition import shares_storage
 
 __all__ = [
     "PendingGather",
@@ -166,17 +168,16 @@ def reduce_scatter_mean(
         flat = flat.to(_wide(dtype))
     sent = (world_size - 1) * flat.nbytes // world_size
     record("reduce-scatter", world_size, flat.nbytes, sent)
-    # On gloo an **all-to-all** moves the pieces and each rank adds them itself: from every rank it receives
-    # the piece that it owns. gloo's own reduce-scatter runs a whole all-reduce and throws most of the result
-    # away, so it sends $2\frac{N_d-1}{N_d}B$ bytes, twice as many. The all-to-all also moves 16-bit values as
-    # they are, and leaves the order of the sum to us.
-    rows = world_size if on_gloo else 1
-    received = flat.new_empty(rows, flat.numel() // world_size)
-    move = dist.all_to_all_single if on_gloo else dist.reduce_scatter_single
-    works = []
+    # gloo's own reduce-scatter sends twice as many bytes as [an exchange of the pieces](exchange.py). That
+    # also moves 16-bit values as they are, and leaves the order of the sum to us.
+    if on_gloo:
+        works, rows = exchange(flat, group)
+        return PendingReduce(works, rows, flat, world_size, dtype)
+    result, works = flat.new_empty(flat.numel() // world_size), []
     if flat.numel():
-        works.append(move(received.view(-1), flat, group=group, async_op=True))
-    return PendingReduce(works, received, flat, world_size, dtype)
+        work = dist.reduce_scatter_single(result, flat, group=group, async_op=True)
+        works.append(work)
+    return PendingReduce(works, [result], flat, world_size, dtype)
 
 
 @dataclass(slots=True)
@@ -186,7 +187,7 @@ class PendingReduce:
     """
 
     works: list[Work]
-    received: Tensor | None  # one row per rank, or one row that is summed already
+    rows: list[Tensor]  # one for each rank, or one that is summed already
     sent: Tensor | None
     world_size: int
     dtype: torch.dtype
@@ -199,21 +200,22 @@ class PendingReduce:
         :returns: this rank's piece of the mean.
         :raises RuntimeError: when called a second time.
         """
-        if self.received is None:
-            raise RuntimeError(
-                "a reduce-scatter gives its result once; keep the tensor"
-            )
+        if self.sent is None:
+            once = "a reduce-scatter gives its result once; keep the tensor"
+            raise RuntimeError(once)
         for work in self.works:
             work.wait()
-        first, *others = self.received
+        first, *others = self.rows
         # The sum gets memory of its own: a view of the first row would keep all $N_d$ rows alive.
-        total: Tensor = first.to(_wide(self.dtype), copy=bool(others))
+        copy = bool(others) or shares_storage(first, self.sent)
+        total: Tensor = first.to(_wide(self.dtype), copy=copy)
         for row in others:
             total += row
-        if others:
-            # The backend may still refer to the rows. Shrunk, they are free all the same.
-            self.received.untyped_storage().resize_(0)
-        self.works, self.received, self.sent = [], None, None
+        # The backend may still refer to the rows. Shrunk, they are free all the same.
+        for row in self.rows:
+            if copy and not shares_storage(row, self.sent):
+                row.untyped_storage().resize_(0)
+        self.works, self.rows, self.sent = [], [], None
         total /= self.world_size
         return total.to(self.dtype)
 

@@ -40,7 +40,7 @@ shard(model, units=LlamaDecoderLayer, init=model._init_weights)
 :notation $\Psi_u$: `numel`, the number of parameters of a unit
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 :notation $S_u$: `shard_numel`, the length of one rank's part of it
-:notation $R_u$: the parameters of the root that are real when unit $u$ is cut
+:notation $R_u$: the number of parameters of the root that are real when unit $u$ is cut
 """
 
 # sidelit: hide

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.collectives import PendingGather
+from shardbook.pages import ask_for_large_pages
 from shardbook.partition import Layout, flatten, shares_storage, views
 
 __all__ = ["Flat", "has_gradient_hook", "is_sharded", "owner_of", "resize"]
@@ -208,3 +209,4 @@ def resize(tensor: Tensor, numel: int) -> None:
     of that storage, so nothing that refers to the vector has to learn of the change.
     """
     tensor.untyped_storage().resize_(numel * tensor.element_size())
+    ask_for_large_pages(tensor)

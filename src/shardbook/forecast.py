@@ -144,7 +144,7 @@ def extra_moments(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, i
     saved = 16 * d + 4 + config.heads
     # The tokens and their targets, the positions, the loss and the gradient it starts with.
     inputs = INTEGER * (2 * tokens + config.context) + 2 * FLOAT
-    flight = [units_in_flight(setup, layouts, k) for k in range(last + 1)]
+    flight = [units_in_flight(setup, layouts, k, rank) for k in range(last + 1)]
     # Where the loss is computed no unit is whole. Three tensors of the logits' size meet: the
     # log-probabilities, their gradient, and the logits' gradient.
     logits = tokens * vocabulary
@@ -154,19 +154,29 @@ def extra_moments(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, i
         + 3 * logits
     }
     # While the matrix of the head gets its gradient, either the logits' gradient is still there, or already
-    # the vector that collects the unit's gradients.
+    # the vector that collects the unit's gradients. It is the head's first gradient to be stored, so the unit
+    # before is not yet [on its way](layer.py#Hooks.look_ahead).
     collected = layouts[last].padded
     numbers["backward of the head"] = (
         flight[last]
+        - layouts[last - 1].padded
         + tokens * (config.layers * saved + 2 * d + 2)
         + vocabulary * d
         + max(tokens * d + logits - collected, 0)
     )
     for k in range(1, last):
         # The gradient that comes in, and then either the one inside the GELU, four times as wide, or that of
-        # the second matrix's weights.
-        inside = tokens * d + max(4 * tokens * d, 4 * d * d + d)
+        # the second matrix's weights. That of its bias has been stored, and the unit before is on its way.
+        inside = tokens * d + max(4 * tokens * d, 4 * d * d)
         numbers[f"backward of block {k - 1}"] = flight[k] + tokens * k * saved + inside
+        # When this block has ended and is free again, the exchange of the layer after is completed, and the
+        # mean takes memory of its own.
+        numbers[f"end of block {k - 1}"] = (
+            flight[k]
+            - layouts[k].padded
+            + layouts[k + 1].shard_numel
+            + tokens * ((k - 1) * saved + d)
+        )
     # By now the positions are gone, and each was as large as two floats.
     numbers["backward of the embedding"] = (
         flight[0] + tokens * d + vocabulary * d - 2 * config.context
@@ -180,16 +190,20 @@ def extra_moments(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, i
     return moments
 
 
-def units_in_flight(setup: Setup, layouts: list[Layout], k: int) -> int:
+def units_in_flight(setup: Setup, layouts: list[Layout], k: int, rank: int = 0) -> int:
     """The elements that the units hold beyond their shards, in the middle of unit `k`'s backward pass.
 
     This unit is whole, and the one before is being gathered. One vector collects the unit's gradients. The
-    vector of the unit after is being exchanged, which takes a second one to receive into. The units after
-    that have their shard of the gradients.
+    vector of the unit after is being exchanged, which takes memory for [what is received](exchange.py). The
+    units after that have their shard of the gradients.
     """
     full = [layout.padded for layout in layouts]
     gathered = sum(full[max(0, k - 1) : k + 1])
-    exchanged = 2 * sum(full[k + 1 : k + 2])
+    received = setup.world_size - (rank in (0, setup.world_size - 1))
+    exchanged = sum(
+        layout.padded + received * layout.shard_numel
+        for layout in layouts[k + 1 : k + 2]
+    )
     finished = sum(layout.shard_numel for layout in layouts[k + 2 :])
     return (
         gathered

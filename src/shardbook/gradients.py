@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from shardbook.collectives import PendingReduce, reduce_scatter_mean
 from shardbook.flat import Flat, resize
+from shardbook.pages import ask_for_large_pages
 from shardbook.partition import Layout, shares_storage
 from shardbook.policy import Policy
 
@@ -78,6 +79,7 @@ class FlatWithGradients(Flat):
             self.grad_full = torch.empty(
                 self.layout.padded, dtype=self.collects_in, device=self.device
             )
+            ask_for_large_pages(self.grad_full)
             for start, stop in self.layout.gaps:
                 self.grad_full[start:stop].zero_()
             self.arrived.clear()
@@ -143,7 +145,7 @@ class FlatWithGradients(Flat):
         return self.gradients()[slot.offset : slot.offset + slot.numel].view(slot.shape)
 
     def send(self) -> None:
-        """Begin an exchange: put the gradients into the dtype in which they travel.
+        """Prepare an exchange: put the gradients into the dtype in which they travel.
 
         From here on a gradient starts a new vector. A layer that is used again right
         away would otherwise add to the vector that is being sent, and the sum would

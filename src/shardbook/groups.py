@@ -2,8 +2,8 @@ r"""# Who shares with whom
 
 > A model can be shared by all ranks, or shared by some and repeated by others.
 
-Eight ranks on one machine exchange vectors faster than eight machines do. A unit is
-gathered twice in a step, so the ranks that share it should be on one machine. A mesh
+Eight ranks on one machine exchange vectors faster than eight machines do. In stage 3
+a unit is gathered twice in a step, so its ranks should be on one machine. A mesh
 of two dimensions says so: the ranks of one row share one copy of the model, and the
 ranks of one column hold the same part of different copies. Here each row is a machine:
 
@@ -82,6 +82,7 @@ def groups_of(mesh: Any) -> Groups:
         repeats the model and the second shards it, as in PyTorch's `fully_shard`.
     :raises ValueError: if the mesh has more than two dimensions, or its ranks stand in
         another order than PyTorch numbers them
+    :raises TypeError: if it is neither a mesh nor a group
     """
     if not isinstance(mesh, DeviceMesh | dist.ProcessGroup | None):
         raise TypeError(

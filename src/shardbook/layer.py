@@ -28,6 +28,7 @@ grow with the number of layers, and that is what sharding is to prevent.
 # sidelit: hide
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -92,6 +93,13 @@ class Hooks:
         # it runs the hooks as they are, and compiles what is between them.
         before = not_compiled(self.before_forward)
         after = not_compiled(self.after_forward)
+        # Whether the units that come next in the backward pass are still to be gathered.
+        # The hooks refer to this object weakly, as [those of the
+        # gradients](gradients.py#FlatWithGradients) do.
+        self.due = False
+        look_ahead = partial(Hooks.look_ahead, weakref.proxy(self))
+        for whole in (whole for flat in unit.trainable for whole in flat.whole):
+            whole.register_post_accumulate_grad_hook(look_ahead)
         self.parts = (module, *parts)
         for part in self.parts:
             part.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
@@ -153,16 +161,14 @@ class Hooks:
         output = tree_map_only(Tensor, partial(self.result, inputs), output)
         self.unit.free()
         # A tensor without a node has no backward pass to announce. The hook belongs to
-        # the output's node and not to the tensor. The node lives as long as the graph,
-        # and its hooks run after those of the tensor. So where the output is the next
-        # unit's input, that unit ends before this one begins.
+        # the output's node, and runs after those of the tensor. So where the output is
+        # the next unit's input, that unit ends before this one begins.
         results = {value.grad_fn for value in tensors_in(output)} - {None} - inputs
+        version = self.unit.version
         for node in results:
             assert node is not None
-            begin = partial(
-                self.before_backward, use, node._sequence_nr(), self.unit.version
-            )
-            node.register_prehook(begin)
+            number = node._sequence_nr()
+            node.register_prehook(partial(self.before_backward, use, number, version))
         # Inside a backward pass, a forward pass repeats one that has been counted, or,
         # under reentrant checkpointing, one that has not. In the second case stages 2
         # and 3 exchange the gradients of each repetition separately.
@@ -194,7 +200,7 @@ class Hooks:
         :param use: the use whose output it was
         :param number: the number of the node that is about to run
         :param version: the version of the unit's parameters when it computed
-        :raises RuntimeError: if they have been changed since, because the gradient would be
+        :raises RuntimeError: if the parameters changed since, because the gradient would be
             that of other weights; and under `create_graph=True`, because a second
             derivative would read parameters that were freed after the first
         """
@@ -214,7 +220,7 @@ class Hooks:
         # Autograd has kept what it needs of the parameters. But what is checkpointed
         # inside of the module is computed again, from the modules' own attributes.
         self.unit.show()
-        self.conductor.backward_began(self.unit)
+        self.due = True
 
     def older(self, number: int) -> None:
         """A node of this number is about to run: end this unit if all of its nodes are
@@ -238,6 +244,7 @@ class Hooks:
         if self.in_backward is not use:
             return
         self.in_backward = None
+        self.look_ahead()
         self.unit.free()
         self.expected = max(0, self.expected - 1)
         if self.expected == 0:
@@ -247,6 +254,17 @@ class Hooks:
         """Hand the gradients over for reduction."""
         self.owes = False
         self.conductor.reduce(self.unit)
+
+    def look_ahead(self, *_: Tensor) -> None:
+        """Let the next units be gathered, once a first gradient of this one is stored.
+
+        Before that, gradients of parameters and of outputs stand beside each other, and
+        for a large last layer this is the moment of the highest memory. A unit that gets
+        no gradient asks when it ends.
+        """
+        if self.due:
+            self.due = False
+            self.conductor.backward_began(self.unit)
 
     def close(self) -> None:
         """Do at the end of the whole backward pass what `after_backward` has not done.
@@ -259,7 +277,7 @@ class Hooks:
         rank where the layer took a way around its parameters none did, and the other
         ranks would wait for it.
         """
-        self.in_backward = None
+        self.in_backward, self.due = None, False
         self.unit.free()
         self.expected = 0
         if self.owes:

@@ -15,7 +15,7 @@ train it with Adam in mixed precision takes 120 GB, before a single activation i
 | together | 16 | 120 GB |
 
 The optimizer keeps a copy in FP32 because one step changes a weight very little. In 16 bits most of these
-changes would be rounded away. The last three rows together are the *optimizer state*, $K$ bytes for each
+changes would be rounded away. The three rows of the optimizer are the *optimizer state*, $K$ bytes for each
 parameter: here 12.
 
 **The naive picture.** In plain data parallel training each rank stores all of this and reads its own part of

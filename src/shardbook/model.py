@@ -114,7 +114,7 @@ def shard(
         hold the same values
     :param device: where a model on the meta device [gets its
         values](construct.py#Construction); `None` means where it is real already, else
-        a GPU if the ranks can exchange nothing else, else the CPU
+        the kind of the mesh, else a GPU if the ranks have no other, else the CPU
     :param init: gives one module of such a model its values; `None` means each module's
         own `reset_parameters`
     :returns: the same object

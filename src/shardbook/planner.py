@@ -3,7 +3,7 @@ r"""# The planner
 > What a rank will store follows from shapes alone, before anything runs.
 
 [The first chapter](memory.py) counts as the ZeRO paper does. This one counts the bytes that this library
-stores, by kind. It works in FP32, so a parameter takes 4 bytes, its gradient 4, and AdamW's two moments 8.
+stores, by kind. In FP32 a parameter takes 4 bytes, its gradient 4, and AdamW's two moments 8.
 
 | stage | parameters | gradients | AdamW | sent in a step |
 |---|---|---|---|---|
@@ -95,9 +95,9 @@ def own_bytes(
     part = FLOAT * sum(layout.shard_numel for layout in layouts)
     setup = Setup(Config(), layouts[0].world_size, 1, optimizer=optimizer, stage=stage)
     kept, *state = steady_terms(setup, layouts, rank=0).values()
-    # Three vectors of gradients are there at once: one is filled, one is sent, one is received. At stage 3
-    # two units are whole besides, one that computes and one on its way. Stages 0 and 1 keep all vectors until
-    # the backward pass ends, so only the received one comes on top.
+    # From stage 2 on three vectors of gradients are there at once: one is filled, one sent, one received. At
+    # stage 3 two units are whole besides, one that computes and one on its way. Stages 0 and 1 keep all
+    # vectors until the backward pass ends, so only the received one comes on top.
     vectors = (1, 1, 3, 5)[stage]
     largest = FLOAT * max(layout.padded for layout in layouts)
     return Own(

@@ -1,6 +1,6 @@
 r"""# What comes next
 
-> The order of a model's units is recorded once, and then each unit is gathered before it is needed.
+> The order of a model's units is recorded, and in the next pass each unit is gathered before it is needed.
 
 Nobody tells the library in which order the units of a model run. The model's code
 decides that, and it may name its units in another order, run one of them twice, or skip
@@ -78,7 +78,7 @@ class Chain(Conductor):
         self.order.begin("forward" if self.grad else "evaluation")
 
     def model_succeeds(self, *_: Any) -> None:
-        """Expect the same order next time. An exception leaves none to be expected."""
+        """Expect the same order next time. A pass that failed leaves the record as it was."""
         if not in_backward() and not self.inside:
             missed = next(self.route.ahead(1), None)
             if missed is not None:

@@ -40,8 +40,8 @@ __all__ = ["Zero2"]
 class Zero2(Zero1):
     """A unit of whose gradients each rank keeps a part.
 
-    All that changes is the moment. [The conductor](schedule.py#Conductor.reduce) asks
-    for it.
+    All that changes is the moment. [The conductor](schedule.py#Conductor.reduce) reads
+    it here.
 
     Source: [ZeRO](bib:rajbhandari2020zero), stage 2 ($P_{os+g}$).
     """

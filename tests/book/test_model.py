@@ -89,23 +89,23 @@ UNKNOWN = """
     gather 0, wait 0, forward 0
     gather 1, wait 1, forward 1
     gather 2, wait 2, forward 2
-    gather 2, wait 2, gather 1, backward 2, reduce 0
-    wait 1, gather 0, backward 1, reduce 1
+    gather 2, wait 2, backward 2, gather 1, reduce 0
+    wait 1, backward 1, gather 0, reduce 1
     wait 0, backward 0, reduce 2
 """
 ONE_AHEAD = """
     gather 0, wait 0, gather 1, forward 0
     wait 1, gather 2, forward 1
     wait 2, forward 2
-    gather 2, wait 2, gather 1, backward 2, reduce 0
-    wait 1, gather 0, backward 1, reduce 1
+    gather 2, wait 2, backward 2, gather 1, reduce 0
+    wait 1, backward 1, gather 0, reduce 1
     wait 0, backward 0, reduce 2
 """
 TWO_AHEAD = """
     gather 0, wait 0, gather 1, gather 2, forward 0
     wait 1, forward 1
     wait 2, forward 2
-    gather 2, wait 2, gather 1, gather 0, backward 2, reduce 0
+    gather 2, wait 2, backward 2, gather 1, gather 0, reduce 0
     wait 1, backward 1, reduce 1
     wait 0, backward 0, reduce 2
 """

@@ -1,0 +1,71 @@
+"""Large pages are asked for where that can help, and nothing else changes."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from shardbook import pages
+
+Call = tuple[int, int, int]
+LARGE = 3 * 2**20
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    calls: list[Call] = []
+
+    def advise(start: int, length: int, what: int) -> int:
+        calls.append((start, length, what))
+        return 0
+
+    def advice() -> Callable[[int, int, int], int]:
+        return advise
+
+    monkeypatch.setattr(pages, "advice", advice)
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
+    return calls
+
+
+def test_the_request_covers_the_whole_pages_of_the_storage(asked: list[Call]) -> None:
+    tensor = torch.empty(LARGE)
+    pages.ask_for_large_pages(tensor[100:200])
+    ((start, length, what),) = asked
+    first = tensor.data_ptr()
+    assert start % mmap.PAGESIZE == 0
+    assert first <= start < first + mmap.PAGESIZE
+    assert start + length == first + tensor.nbytes
+    assert what == 14
+
+
+def test_nothing_is_asked_for_what_is_small_or_has_no_memory(asked: list[Call]) -> None:
+    pages.ask_for_large_pages(torch.empty(1000))
+    pages.ask_for_large_pages(torch.empty(LARGE, device="meta"))
+    with FakeTensorMode():
+        pages.ask_for_large_pages(torch.empty(LARGE))
+    assert asked == []
+
+
+def test_the_system_s_answer_changes_no_value() -> None:
+    tensor = torch.arange(LARGE)
+    pages.ask_for_large_pages(tensor)
+    assert torch.equal(tensor, torch.arange(LARGE))
+    # A storage that was emptied and has grown again is asked for like a new one.
+    tensor.untyped_storage().resize_(0)
+    tensor.untyped_storage().resize_(8 * LARGE)
+    pages.ask_for_large_pages(tensor)
+    assert torch.equal(tensor.fill_(7), torch.full((LARGE,), 7))
+
+
+def test_a_system_without_large_pages_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    pages.advice.cache_clear()
+    try:
+        assert pages.advice() is None
+        pages.ask_for_large_pages(torch.empty(LARGE))
+    finally:
+        pages.advice.cache_clear()
