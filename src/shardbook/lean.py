@@ -24,8 +24,8 @@ That is the gain in stages 2 and 3. In stages 0 and 1 a rank holds the whole gra
 all units when the backward pass ends, so little is gained there.
 
 This needs gradients that are final when they arrive. What looks at all of them before
-the step is not possible here: clipping by the global norm finds no gradient, and
-nothing can decide to skip the step. [Micro-batches](accumulate.py) have to be added up
+the step is not possible here: clipping by the global norm is refused, and nothing can
+decide to skip the step. [Micro-batches](accumulate.py) have to be added up
 under `no_sync`, because each exchange is followed by a step.
 
 :notation $N_d$: `world_size`, the number of ranks
