@@ -6,9 +6,7 @@ A unit's vectors are taken before each use and given back after it. To the opera
 system, memory that a program has just taken is a promise. Only when the program first
 writes to a *page*, usually 4 KiB, does the system stop it, look for a free page, clear
 it, and let it go on. A vector of 12.6 MB has 3,078 pages, so each use of it is stopped
-3,078 times. On the GPT of the benchmark, whose 34 million parameters are gathered twice
-in a step, nearly half of all stops were in these vectors, and more than a tenth of the
-processor's time went into them.
+3,078 times.
 
 Linux can also hand out pages of 2 MiB, and many distributions do so for memory whose
 owner asks for them. This chapter asks. Where the system does not offer large pages, on

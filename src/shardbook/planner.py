@@ -138,14 +138,15 @@ def activations(config: Config, batch: int, checkpointing: bool) -> int:
 def moments(config: Config, batch: int) -> tuple[int, int, int, int]:
     """The bytes at the loss, and while the head, a block and the embedding run backward.
 
-    The forecast includes what the units hold at these moments. Here that is taken away again.
+    The forecast includes what the units hold at these moments. Here that is taken away again. At the head's
+    moment the unit before it is not yet whole.
     """
     layouts, setup = layouts_of(config, 1), Setup(config, 1, batch)
     numbers = extra_moments(setup, layouts, 0)
     held = [FLOAT * units_in_flight(setup, layouts, k) for k in range(len(layouts))]
     return (
         numbers["loss"],
-        numbers["backward of the head"] - held[-1],
+        numbers["backward of the head"] - held[-1] + FLOAT * layouts[-2].padded,
         numbers["backward of block 0"] - held[1],
         numbers["backward of the embedding"] - held[0],
     )

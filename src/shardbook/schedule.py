@@ -95,7 +95,7 @@ class Conductor:
         """A unit has computed something that a backward pass may reach."""
 
     def backward_began(self, unit: Unit) -> None:
-        """A unit is whole again and its backward pass begins."""
+        """A unit has stored its first gradient, or has ended without one."""
 
     def open(self, driver: Driver, number: int) -> None:
         """Note that the current backward pass has reached a unit, and ask to be called at its end.
