@@ -97,8 +97,8 @@ def own_bytes(
     kept, *state = steady_terms(setup, layouts, rank=0).values()
     # From stage 2 on three vectors of gradients are there at once: one is filled, one sent, one received. At
     # stage 3 two units are whole besides, one that computes and one on its way. Stages 0 and 1 keep all
-    # vectors until the backward pass ends, so only the received one comes on top.
-    vectors = (1, 1, 3, 5)[stage]
+    # vectors until the backward pass ends, so only the received one comes on top, and at stage 0 the mean.
+    vectors = (2, 1, 3, 5)[stage]
     largest = FLOAT * max(layout.padded for layout in layouts)
     return Own(
         stage=stage,

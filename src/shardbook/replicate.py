@@ -69,4 +69,6 @@ class Replicated(Unit):
         """
         assert flat.sending is not None
         all_gather(flat.sending, piece, group=self.groups.shards).wait()
-        return flat.sending
+        # A thread of the backend may hold on to that vector for a moment. With memory of
+        # its own the gradient is free as soon as `zero_grad` forgets it.
+        return flat.sending.clone()
