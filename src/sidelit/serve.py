@@ -27,7 +27,7 @@ from sidelit.errors import SidelitError, refused
 
 SCRIPT = "/-/reload.js"
 WAIT = "/-/wait"
-PAUSE = 0.3
+PAUSE = 0.2
 
 _FAILED = """<!doctype html><html lang="en"><meta charset="utf-8"><title>The build failed</title>
 <h1>The build failed</h1><pre>{error}</pre><script src="{script}" data-state="{state}"></script></html>
@@ -90,12 +90,18 @@ class Watch:
 
     def __init__(self, roots: Callable[[], Iterable[Path]]) -> None:
         self._roots = roots
-        self._seen = self._look()
+        self._seen = self._told = self._look()
 
     def changed(self) -> bool:
-        """Whether anything is different from the last time somebody asked."""
+        """Whether something was saved since this was last true, and nothing since somebody last asked.
+
+        What still changes from one look to the next may be half written.
+        """
         before, self._seen = self._seen, self._look()
-        return before != self._seen
+        if before != self._seen or self._told == self._seen:
+            return False
+        self._told = self._seen
+        return True
 
     def _look(self) -> dict[str, tuple[int, int]]:
         found = {}

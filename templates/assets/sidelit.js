@@ -60,6 +60,7 @@
   // ---- Where the reader is: the section an address named, until the reader scrolls on; then the one at the top.
   const places = [...document.querySelectorAll("main section[id], main :is(h2, h3)[id], main tr[id], main .works > [id]")];
   let named = null;
+  let address = null;
 
   // An address that somebody cut in the middle of a `%` code is no reason to stop.
   const decoded = (text) => {
@@ -74,6 +75,8 @@
     return box.bottom > bar.offsetHeight && box.top < innerHeight;
   };
   const nameTarget = () => {
+    if (location.hash === address) return;
+    address = location.hash;
     const id = decoded(location.hash.slice(1));
     const target = id ? document.getElementById(id) : null;
     named = target && (target.closest("main section[id], tr[id]") ?? target);
@@ -156,6 +159,14 @@
   document.fonts.ready.then(reachable);
   addEventListener("load", reachable);
   addEventListener("hashchange", () => { nameTarget(); soon(); });
+  // A hand can be ahead of the next frame: a link to another language is looked at again when it is used.
+  for (const kind of ["pointerdown", "click"]) {
+    addEventListener(kind, (event) => {
+      if (!event.target.closest(".langs a")) return;
+      nameTarget();
+      follow();
+    }, { capture: true });
+  }
   for (const kind of ["wheel", "touchmove"]) addEventListener(kind, () => { named = null; }, { passive: true });
   addEventListener("keydown", (event) => {
     if (["PageDown", "PageUp", "Home", "End", "ArrowDown", "ArrowUp", " "].includes(event.key)) named = null;

@@ -71,5 +71,8 @@ def edit(path: Path, old: str, new: str) -> int:
     """Exchange a text that a file holds once; return the line on which the new text starts."""
     text = path.read_text(encoding="utf-8")
     assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {path}"
-    path.write_text(text.replace(old, new), encoding="utf-8")
+    # As editors save: who reads at that moment finds the old file or the new one, never half of it.
+    half = path.parent.parent / f".{path.name}"
+    half.write_text(text.replace(old, new), encoding="utf-8")
+    half.replace(path)
     return text[: text.index(old)].count("\n") + 1

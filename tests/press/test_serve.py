@@ -16,6 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 from press.project import edit, run, sidelit
+from sidelit.serve import Watch
 
 
 class Server:
@@ -94,6 +95,20 @@ def test_a_save_is_shown_and_a_failure_leaves_the_old_page(sample: Path, server:
     edit(sample / "src/sample/ring.py", "LIMIT = = 8", "LIMIT = 9")
     assert server.after("3")["site"] == "3"
     assert '<span class="mi">9</span>' in server.get("ring.html")
+
+
+def test_a_file_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
+    """An editor that empties a file and then fills it must not get a message about the empty one."""
+    file = tmp_path / "ring.py"
+    file.write_text("LIMIT = 8\n", encoding="utf-8")
+    watch = Watch(lambda: [tmp_path])
+    assert not watch.changed()
+    file.write_text("", encoding="utf-8")
+    assert not watch.changed()
+    file.write_text("LIMIT = 9\n", encoding="utf-8")
+    assert not watch.changed()
+    assert watch.changed()
+    assert not watch.changed()
 
 
 def test_a_new_page_in_the_configuration_is_served(sample: Path, server: Server) -> None:
