@@ -1,0 +1,160 @@
+r"""# The state of the random numbers
+
+> A recomputation that draws other random numbers computes another function.
+
+Activation checkpointing runs a part of the forward pass twice: once for its result, and
+again in the backward pass for the values that the gradient needs. Dropout draws a mask
+each time it runs. If the two masks differ, the gradient belongs to another function
+than the loss does. No error is raised, and the training only gets worse.
+
+So the state of the generators is captured before the first run and restored for the
+second. After the second run the generators get back the state they had before it, as if
+nothing had been drawn. Otherwise a program would draw other numbers after a backward
+pass with checkpoints than after one without, and the same seed would train two
+different models.
+
+## Which generators?
+
+Each device has a generator of its own, and nobody knows beforehand which of them a
+function will use. This chapter goes by what the function is given:
+
+| where the function draws | repeated? |
+|---|---|
+| on the CPU, whose state is always captured | yes |
+| on the device of a tensor among its arguments | yes |
+| on a device that holds parameters or buffers of a module among them | yes |
+| on a `torch.device` or from a `torch.Generator` among them | yes |
+| on another device, to which it moves a tensor by itself | no |
+| from a `torch.Generator` that it finds elsewhere, as in an attribute | no |
+| from Python's `random` or from NumPy | no |
+
+To capture all devices instead would be neither enough nor safe. It would not be enough
+because of the last two rows. It would not be safe because autograd runs the backward
+passes of different devices in different threads: a recomputation on one device would
+rewind the generator from which a recomputation on another device is drawing.
+
+So if a function draws on a device that its arguments do not show, show it. One more
+argument will do, which the function ignores:
+
+```python
+y = checkpoint(lambda x, _: f(x), x, torch.device("cuda:1"))
+```
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["RNGState", "Source", "capture"]
+# sidelit: show
+
+# Where random numbers come from: a generator of its own, or the one that a device has.
+Source = torch.Generator | torch.device
+
+
+def capture(*args: Any) -> RNGState:
+    """The present state of the CPU's generator and of those that the arguments show.
+
+    :param args: what a function is given, and the function itself if it is a module:
+        tensors, devices, generators and modules, also inside of tuples, lists,
+        dictionaries and other pytrees; anything else shows nothing
+
+    >>> state = capture()
+    >>> first = torch.rand(3)
+    >>> with state.restored():
+    ...     again = torch.rand(3)
+    >>> torch.equal(first, again)
+    True
+    """
+    # A function often draws several times, and from several sources. One that is shown
+    # more than once is read once.
+    sources = dict.fromkeys([torch.default_generator, *sources_in(args)])
+    return RNGState({source: read(source) for source in sources})
+
+
+@dataclass(frozen=True, slots=True)
+class RNGState:
+    """The states of some generators at one moment.
+
+    :param states: for each source the bytes from which it goes on, `uint8` on the CPU;
+        without any, [restoring](#RNGState.restored) does nothing
+    """
+
+    states: dict[Source, Tensor] = field(default_factory=dict)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Inside of the block the generators go on from here; after it, from where they
+        were before the block, also if it raises.
+        """
+        surrounding = {source: read(source) for source in self.states}
+        try:
+            for source, state in self.states.items():
+                write(source, state)
+            yield
+        finally:
+            for source, state in surrounding.items():
+                write(source, state)
+
+
+def sources_in(args: Any) -> Iterator[Source]:
+    """The generators that some arguments show, besides the CPU's."""
+    for value in tree_leaves(args):
+        # Of a method, the object it is bound to can be a module.
+        owner = getattr(value, "__self__", value)
+        if isinstance(value, torch.Generator):
+            yield value
+        elif isinstance(value, torch.device):
+            yield from sources_on(value)
+        elif isinstance(value, Tensor):
+            yield from sources_on(value.device)
+        elif isinstance(owner, nn.Module):
+            held = chain(owner.parameters(), owner.buffers())
+            for device in {tensor.device for tensor in held}:
+                yield from sources_on(device)
+
+
+def sources_on(device: torch.device) -> Iterator[torch.device]:
+    """The device itself, if there is a state of its own to read.
+
+    The CPU's is captured in any case, and on `meta` nothing is drawn. A device that has
+    not been initialised is left out, because to read its state would initialise it. So
+    a program whose very first use of a device is inside of a checkpoint has to
+    initialise it before, as with `torch.cuda.init()`.
+    """
+    if device.type in ("cpu", "meta"):
+        return
+    initialised = getattr(torch.get_device_module(device), "is_initialized", None)
+    if initialised is not None and not initialised():
+        return
+    # "cuda" without a number means another device as soon as the current one changes. A
+    # tensor knows the number.
+    yield torch.empty(0, device=device).device if device.index is None else device
+
+
+def read(source: Source) -> Tensor:
+    if isinstance(source, torch.Generator):
+        return source.get_state()
+    state: Tensor = torch.get_device_module(source).get_rng_state(*which(source))
+    return state
+
+
+def write(source: Source, state: Tensor) -> None:
+    if isinstance(source, torch.Generator):
+        source.set_state(state)
+    else:
+        torch.get_device_module(source).set_rng_state(state, *which(source))
+
+
+def which(device: torch.device) -> tuple[torch.device, ...]:
+    """How a device is named to its module. Apple's has only one, and takes no name."""
+    return () if device.type == "mps" else (device,)
