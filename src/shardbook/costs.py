@@ -1,0 +1,240 @@
+r"""# What a layer costs
+
+> What autograd saves is counted in bytes, and what it takes to compute it again in FLOPs.
+
+The forward pass leaves something behind. Each operation saves the tensors from which its
+gradient will be computed, and they stay until the backward pass has used them. These
+tensors are the *activations*. Activation checkpointing throws some of them away and
+computes them again when they are needed. To choose which, both sides of the trade have
+to be counted: bytes on one side, computation on the other.
+
+Neither is in a layer's documentation. Some operations save their input, some their
+output, some both, some a mask. So this chapter asks autograd and counts:
+
+>>> from torch import nn
+>>> chain = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8), nn.Tanh())
+>>> x = torch.zeros(4, 8)
+>>> measured = measure(chain, x)
+>>> for layer in measured.layers:
+...     print(layer.cost, layer.output, layer.saves_input, layer.saves_output)
+2048 512 True False
+0 512 True False
+2048 128 True False
+0 128 False True
+
+A linear layer and a GELU save what they read. A tanh saves what it returns, because its
+derivative is $1 - \tanh^2$. Where the output of one is the input of the next, one tensor
+serves both, and it is counted once.
+
+:notation $f_i$: `Layer.cost`, the FLOPs of the forward pass of layer $i$
+:notation $b_i$: `Layer.output`, the bytes of what layer $i$ returns
+:notation $s_i$: `Layer.inner`, the bytes that layer $i$ saves beside its input and output
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from shardbook.rng import capture
+
+__all__ = ["Chain", "FlopCounter", "Layer", "SavedBytes", "flops_of", "measure"]
+# sidelit: show
+
+
+class SavedBytes:
+    """Within this block, count what autograd saves.
+
+    ```python
+    with SavedBytes(model.parameters()) as saved:
+        error = loss(model(x), y)
+    print(saved.bytes)
+    ```
+
+    :param known: tensors that exist anyway, such as parameters; they are not counted
+    :param counter: a counter of FLOPs; `flops` is then what it showed at the last tensor
+    """
+
+    def __init__(
+        self, known: Iterable[Tensor] = (), counter: FlopCounter | None = None
+    ) -> None:
+        self.hooks = saved_tensors_hooks(self.pack, lambda tensor: tensor)
+        self.known = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+        # Two saved tensors may be views of one block of memory, as the queries, keys and
+        # values of an attention are. So storages are counted, not tensors. The
+        # references are weak: to count a storage must not keep it alive.
+        self.storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self.counter = counter
+        self.flops: int | None = None
+
+    def __enter__(self) -> SavedBytes:
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.hooks.__exit__(*error)
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Autograd calls this with each tensor that it is about to save.
+
+        To hand back the tensor itself would close a circle where an operation saves its
+        output: the output knows its operation, and the operation what it saved. The
+        memory would stay until the garbage collector ran. So an alias is handed back.
+        """
+        storage = tensor.untyped_storage()
+        if storage not in self.known:
+            self.storages.add(storage)
+        if self.counter is not None:
+            self.flops = self.counter.get_total_flops()
+        return tensor.detach()
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that are still there. After the backward pass there are none."""
+        return sum(storage.nbytes() for storage in self.storages)
+
+
+class FlopCounter(FlopCounterMode):
+    """Within this block, count the floating point operations of what runs.
+
+    Two for each multiplication and addition in a matrix product, a convolution or an
+    attention. PyTorch's counter knows the formulas, and counts elementwise operations as
+    nothing. It lacks the attention that runs on a CPU, so this class adds it.
+    """
+
+    def __init__(self) -> None:
+        attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        super().__init__(display=False, custom_mapping={attention: attention_flops})
+
+
+def attention_flops(
+    q_BHTD: Sequence[int],
+    k_BHSD: Sequence[int],
+    v_BHSD: Sequence[int],
+    *_: Any,
+    **__: Any,
+) -> int:
+    """The scores are one product of matrices, the weighted sum of the values another.
+
+    As for the kernels of GPUs, a causal mask is not subtracted.
+
+    :param q_BHTD: the shape of the queries; the others are those of the keys and values
+    """
+    batch, heads, rows, width = q_BHTD
+    keys = k_BHSD[2]
+    return 2 * batch * heads * rows * keys * (width + v_BHSD[3])
+
+
+def flops_of(function: Callable[..., Any], *args: Any) -> int:
+    """The FLOPs of one call.
+
+    >>> flops_of(torch.matmul, torch.zeros(2, 3), torch.zeros(3, 5))
+    60
+    """
+    with FlopCounter() as counter:
+        function(*args)
+    total: int = counter.get_total_flops()
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one layer of a chain takes.
+
+    :param cost: what its forward pass computes, in FLOPs; or in seconds, if all layers
+        are given in seconds
+    :param replay: the part of `cost` up to the last tensor that it saves, which is
+        where a recomputation stops; `None` if it saves nothing
+    :param inner: the bytes that it saves, without its input and its output
+    :param output: the bytes of its output
+    :param saves_input: whether it saves its input
+    :param saves_output: whether it saves its output
+    :param passes: whether its output lies in the same memory as its input
+    :param overwrites: whether it writes over its input
+    """
+
+    cost: float
+    replay: float | None
+    inner: int
+    output: int
+    saves_input: bool
+    saves_output: bool
+    passes: bool = False
+    overwrites: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The layers of a chain, in their order.
+
+    :param input: the bytes of what the first layer reads
+    """
+
+    input: int
+    layers: tuple[Layer, ...]
+
+
+def measure(functions: Iterable[Callable[[Any], Any]], input: Tensor) -> Chain:
+    """Run the forward pass once, and count layer by layer.
+
+    The parameters and buffers of the modules are not counted. A tensor that two layers
+    save is counted once if one of them hands it to the other, and twice otherwise.
+
+    :param functions: an `nn.Sequential`, or an iterable of modules and functions
+    :param input: what the first of them reads
+    :raises TypeError: something else than one tensor goes into or out of a layer
+    """
+    functions = list(functions)
+    modules = [function for function in functions if isinstance(function, nn.Module)]
+    known = [
+        tensor
+        for module in modules
+        for tensor in (*module.parameters(), *module.buffers())
+    ]
+    layers, value = [], input
+    # To measure must not change what the program draws afterwards.
+    with capture(input, *modules).restored():
+        for function in functions:
+            layer, value = measure_layer(function, value, known)
+            layers.append(layer)
+    return Chain(input.untyped_storage().nbytes(), tuple(layers))
+
+
+def measure_layer(
+    function: Callable[[Any], Any], value: Tensor, known: Iterable[Tensor]
+) -> tuple[Layer, Tensor]:
+    """What one layer takes, and what it returns."""
+    source, version = one_tensor(value).untyped_storage(), value._version
+    with FlopCounter() as counter, SavedBytes(known, counter) as saved:
+        output = one_tensor(function(value))
+    target = output.untyped_storage()
+    inner = saved.bytes - sum(
+        storage.nbytes() for storage in {source, target} & set(saved.storages)
+    )
+    return Layer(
+        cost=counter.get_total_flops(),
+        replay=saved.flops,
+        inner=inner,
+        output=target.nbytes(),
+        saves_input=source in saved.storages,
+        saves_output=target in saved.storages,
+        passes=target is source,
+        overwrites=value._version != version,
+    ), output
+
+
+def one_tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    raise TypeError(
+        f"a layer hands on a {type(value).__name__}; only a chain in which one tensor goes "
+        "from layer to layer can be measured"
+    )

@@ -1,0 +1,198 @@
+r"""# A chain in segments
+
+> Keep the input of each segment, compute the rest again: $n$ layers then need the memory of about $2\sqrt n$.
+
+To checkpoint a function is to forget what its operations save, and to keep only its
+input. The backward pass then runs the function again. Where is the best place to do
+that in a chain of $n$ layers? Around the whole chain it saves nothing in the end: the
+backward pass begins with one recomputation, and after it every layer's activations are
+there at once. Around each single layer the recomputed part is as small as can be, but
+$n$ inputs are kept. In between, the chain is cut into $k$ *segments* of several layers:
+
+```python
+y = checkpoint_sequential(model, segments=4, input=x)
+```
+
+**How many segments?** Say that each layer saves one tensor of $b$ bytes, and that the
+tensors between the layers have $b$ bytes too. After the forward pass the inputs of the
+segments are there, $k\,b$. The backward pass adds one segment at a time, $(n/k)\,b$ for
+each. Together these are
+
+$$M(k) = \Bigl(k + \frac nk\Bigr)\, b \;\ge\; 2\sqrt n\; b$$
+
+The mean of two positive numbers is at least the root of their product, and the two are
+equal where $k = n/k$. So the best number of segments is $k = \sqrt n$. A chain of 10,000
+layers then needs the memory of 200, for one more forward pass. [Chen et
+al.](bib:chen2016training) report 7 GB instead of 48 GB, for 30 % more time.
+
+**The experiment.** A linear layer and a tanh save one tensor: the tanh saves its output,
+and the next layer's input is that same tensor. Sixteen of them, and the input that the
+first one saves, make 17. The chain is cut into more and more segments:
+
+>>> import torch
+>>> from torch import nn
+>>> from shardbook.costs import SavedBytes
+>>> layers = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(16)]
+>>> x = torch.zeros(4, 8)
+>>> for segments in (1, 2, 4, 8, 16):
+...     known = nn.ModuleList(layers).parameters()
+...     with SavedBytes(known) as saved:
+...         y = checkpoint_sequential(layers, segments, x)
+...     print(segments, saved.bytes // x.nbytes)
+1 17
+2 10
+4 8
+8 10
+16 17
+
+At the root of 16 the chain keeps 8 tensors, as the formula says.
+
+**Where the rule ends.** It supposes layers that save as much as they read. A block of
+[the GPT](gpt.py) saves about 16 times that. Let it be $a$ bytes. Then
+$M(k) = k\,b + (n/k)\,a$ is smallest at $k = \sqrt{n\,a/b}$, four times as many segments.
+With 16 blocks or fewer that is each block for itself. Layers that differ ask for more
+than a formula: [the cheapest plan](budget.py) for a budget can be computed.
+
+:notation $n$: `len(layers)`, the number of layers in the chain
+:notation $k$: `segments`, the number of segments
+:notation $b$: `Layer.output`, the bytes of a tensor between two layers
+:notation $a$: `Layer.inner`, the bytes that a layer saves
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from shardbook.checkpointing import checkpoint
+
+__all__ = ["Segment", "checkpoint_sequential", "lengths", "run"]
+
+Function = Callable[[Any], Any]
+# sidelit: show
+
+
+def checkpoint_sequential(
+    functions: Iterable[Function],
+    segments: int,
+    input: Any,
+    *,
+    last: bool = False,
+    balanced: bool = False,
+    **options: Any,
+) -> Any:
+    r"""Run a chain, and checkpoint each of its segments.
+
+    The result and the gradients are those of `torch.utils.checkpoint.checkpoint_sequential`
+    and of the chain without checkpoints.
+
+    **The last segment** is not checkpointed, unless `last` asks for it. The backward pass
+    begins with it, so what a checkpoint throws away there would be computed again at
+    once. That is allowed, and costs the segment's forward pass a second time. It does not
+    lower the peak of the backward pass. It lowers the memory in between: what stands
+    after the chain, such as [a large loss](chunked.py), runs while the last segment has
+    kept only its input. In the chain of the experiment, with four segments:
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from shardbook.costs import FlopCounter, SavedBytes
+    >>> layers = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(16)]
+    >>> x, forward = torch.zeros(4, 8, requires_grad=True), 16 * 2 * 4 * 8 * 8
+    >>> for last in (False, True):
+    ...     known = nn.ModuleList(layers).parameters()
+    ...     with FlopCounter() as flops, SavedBytes(known) as saved:
+    ...         y = checkpoint_sequential(layers, 4, x, last=last)
+    ...         kept = saved.bytes // x.nbytes
+    ...         y.sum().backward()
+    ...     print(kept, flops.get_total_flops() / forward)
+    8 3.75
+    4 4.0
+
+    A training step of a linear layer is three products of the same size: one forward,
+    two backward. Four segments of sixteen layers add 0.75 of a forward pass to those 3,
+    or all of it.
+
+    **Layers that do not divide evenly.** As in PyTorch, all segments but the last have
+    $\lfloor n/k \rfloor$ layers, and the last one has the rest. It is also the one that
+    keeps everything. With `balanced`, [lengths](#lengths) differ by one at most.
+
+    :param functions: an `nn.Sequential`, or an iterable of modules and functions; each
+        takes what the one before it returns
+    :param segments: into how many segments the chain is cut, from 1 to its length
+    :param input: what the first function takes; a tuple is handed over as one value
+    :param last: whether the last segment is checkpointed, too
+    :param balanced: whether the segments are as equal as they can be
+    :param options: those of [`checkpoint`](checkpointing.py#checkpoint)
+    :raises ValueError: `segments` is not a number from 1 to the length of the chain
+    """
+    # A module that stands twice in the chain runs twice. `children()` would name it
+    # once, and the chain would compute something else.
+    layers = list(functions)
+    plan, start = [], 0
+    for length in lengths(len(layers), segments, balanced=balanced):
+        stop = start + length
+        plan.append(Segment(start, stop, recompute=last or stop < len(layers)))
+        start = stop
+    return run(layers, plan, input, **options)
+
+
+def lengths(layers: int, segments: int, *, balanced: bool = False) -> list[int]:
+    """How many layers each segment has.
+
+    >>> lengths(15, 8)
+    [1, 1, 1, 1, 1, 1, 1, 8]
+    >>> lengths(15, 8, balanced=True)
+    [2, 2, 2, 2, 2, 2, 2, 1]
+
+    The first cut keeps the activations of eight layers, and so nearly as much as two
+    segments would. In the second no segment is longer than it has to be, and the short
+    one is the last, which keeps everything. In tensors of the experiment's chain, they
+    keep 16 and 9.
+
+    :raises ValueError: `segments` is not a number from 1 to `layers`
+    """
+    whole = isinstance(segments, int) and not isinstance(segments, bool)
+    if not whole or not 1 <= segments <= layers:
+        raise ValueError(
+            f"segments is {segments!r}, but a chain of {layers} layers can be cut into 1 "
+            f"to {layers} segments"
+        )
+    each, rest = divmod(layers, segments)
+    if balanced:
+        return [each + 1] * rest + [each] * (segments - rest)
+    return [each] * (segments - 1) + [each + rest]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The layers from `start` to just before `stop`.
+
+    :param recompute: whether to checkpoint them
+    """
+
+    start: int
+    stop: int
+    recompute: bool
+
+
+def run(
+    functions: Iterable[Function],
+    segments: Iterable[Segment],
+    input: Any,
+    **options: Any,
+) -> Any:
+    """Run a chain that has been cut, whoever has cut it."""
+    layers, value = list(functions), input
+    for segment in segments:
+        part = partial(through, layers[segment.start : segment.stop])
+        value = checkpoint(part, value, **options) if segment.recompute else part(value)
+    return value
+
+
+def through(layers: Sequence[Function], value: Any) -> Any:
+    for layer in layers:
+        value = layer(value)
+    return value
