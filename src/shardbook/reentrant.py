@@ -1,0 +1,204 @@
+r"""# Checkpointing with a second backward pass
+
+> Keep what a segment was given, forget what it computed, and compute it again when its gradient is due.
+
+In a forward pass autograd keeps what the derivative of each single operation needs. For
+[a segment](segment.py) of a model that is most of what it computes. But all of it
+follows from what the segment was given. So the segment can run without autograd at
+first, and only its arguments are kept. When its backward pass is due it runs again, with
+autograd this time, and a second backward pass goes through what it has just recorded.
+It is started from inside the first one. That is why this variant is called *reentrant*.
+
+| | plain | checkpointed |
+|---|---|---|
+| kept from forward to backward | all that its operations save | its arguments |
+| how often it computes | once | twice |
+
+A checkpoint inside of a checkpoint computes a third time: in the second run of the
+outer one it runs without autograd again.
+
+A checkpoint is an ordinary `torch.autograd.Function`. Any Function can save memory,
+because its author decides what it keeps, where autograd decides for each operation
+alone. Of GELU, written with its tanh formula in PyTorch operations, autograd keeps four
+vectors of the size of the input. A Function of the same formula needs the input alone,
+since all else follows from it. A checkpoint is that Function for any formula.
+
+Source: [the first description](bib:chen2016training) of training that computes segments
+again.
+
+:notation $m$: `momentum`, the weight of the newest batch in a running average
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_unflatten
+
+from shardbook.segment import Segment
+
+__all__ = ["checkpoint_reentrant"]
+# sidelit: show
+
+
+def checkpoint_reentrant(
+    function: Callable[..., Any],
+    *args: Any,
+    preserve_rng_state: bool = True,
+    **kwargs: Any,
+) -> Any:
+    r"""Call a function, and keep only its arguments for the backward pass.
+
+    Both runs must do the same. That cannot be checked here, and two ways to break it
+    raise no error. One is to read what changes between the runs, such as an attribute
+    or a global variable: pass it as an argument. The other is to keep count of the
+    runs. `BatchNorm` moves its running statistics in both of them; with the momentum
+    $1 - \sqrt{1 - m}$ the two moves are as far as one with $m$.
+
+    :param function: what to run, twice
+    :param args: its arguments, of which at least one tensor must require a gradient;
+        tensors may be inside of tuples, lists, dictionaries and other pytrees
+    :param preserve_rng_state: let both runs draw [the same random
+        numbers](rng.py#capture); without it 5056 bytes less are kept, the state of the
+        CPU's generator
+    :param kwargs: more arguments
+    :returns: what the function returns
+    :raises RuntimeError: if the function [changes its
+        arguments](segment.py#refuse_changes); and in the backward pass, if [it is not a
+        plain one](#refuse_partial_backward) or no output requires a gradient
+    :raises TypeError: if it returns tensors inside of an object that is no pytree
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> y = checkpoint_reentrant(lambda x: (x * x).exp(), x)
+    >>> y.sum().backward()
+    >>> torch.equal(x.grad, 2 * x * y)
+    True
+    """
+    if not torch.is_grad_enabled():
+        # There will be no backward pass, or this is the first run of a checkpoint around
+        # this one, whose second run comes back here with autograd.
+        return function(*args, **kwargs)
+    segment, tensors = Segment.of(function, args, kwargs, preserve_rng_state)
+    if not any(tensor.requires_grad for tensor in tensors):
+        warn_of_no_gradient()
+        with torch.no_grad():
+            return function(*args, **kwargs)
+    returned = Recomputation.apply(segment, args, kwargs, *tensors)  # type: ignore[no-untyped-call]
+    assert segment.returned is not None
+    return tree_unflatten(returned, segment.returned)
+
+
+def warn_of_no_gradient() -> None:
+    """Autograd comes back to a function for the gradients of its arguments.
+
+    It does not know of the parameters that the function finds by itself. So if no
+    argument requires a gradient, autograd has no reason to come back, and the
+    parameters get none. This happens where the input of a model is checkpointed, or
+    all that comes before is frozen.
+    """
+    warnings.warn(
+        "None of the inputs has requires_grad=True, so the parameters of the "
+        "checkpointed function get no gradient; call x.requires_grad_() on an input, or "
+        "use the variant that is not reentrant",
+        stacklevel=3,
+    )
+
+
+class Recomputation(torch.autograd.Function):
+    """The node that stands in the graph for a whole segment."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, segment: Segment, args: Any, kwargs: Any, *tensors: Tensor
+    ) -> tuple[Any, ...]:
+        """The first run. Inside of this method autograd is off, so what the segment
+        computes is freed as soon as the segment itself is done with it.
+        """
+        ctx.segment = segment
+        # Autograd looks after what is saved in this way. It notices at the second run if
+        # a tensor was changed in the meantime, it frees the tensors after the backward
+        # pass, and it lets hooks [move them elsewhere](residual.py).
+        ctx.save_for_backward(*tensors)
+        # An output that the loss does not use has no gradient. Zeros in its place would
+        # give a gradient to parameters that have none without a checkpoint.
+        ctx.set_materialize_grads(False)
+        values = segment.first(tensors, args, kwargs)
+        # Autograd makes the tensors that this method returns outputs of this node. A
+        # parameter that the segment returns as it is would no longer be a leaf, and an
+        # optimizer could not step on it. So each output is a new tensor over the same
+        # memory.
+        outputs = [v.detach() if isinstance(v, Tensor) else v for v in values]
+        # Before the second run nobody knows which outputs depend on what requires a
+        # gradient, so all of them say that they do. Only of an argument that is passed
+        # through is it known.
+        frozen = {id(tensor) for tensor in tensors if not tensor.requires_grad}
+        ctx.mark_non_differentiable(
+            *[new for new, v in zip(outputs, values, strict=True) if id(v) in frozen]
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The second run, and the backward pass through it.
+
+        Its inputs are detached. Otherwise the inner backward pass would not stop at
+        them: it would go on through everything before the segment, and the outer one
+        would do the same again.
+
+        That does happen with a tensor that the function finds by itself and that was
+        computed with autograd. Where both passes reach its graph, the second one raises
+        that the graph was freed. Such a tensor has to be an argument.
+        """
+        refuse_partial_backward()
+        inputs = [
+            tensor.detach().requires_grad_(needed)
+            for tensor, needed in zip(
+                ctx.saved_tensors, ctx.needs_input_grad[3:], strict=True
+            )
+        ]
+        values = ctx.segment.again(inputs)
+        differentiable = [
+            (value, gradient)
+            for value, gradient in zip(values, gradients, strict=True)
+            if isinstance(value, Tensor) and value.requires_grad
+        ]
+        if not differentiable:
+            raise RuntimeError(
+                "none of the outputs of the checkpointed function requires a gradient, "
+                "because it detaches them all; call it without a checkpoint"
+            )
+        # A gradient for an output that the segment detaches ends here, as it would end
+        # without a checkpoint. What is detached inside of a segment needs no care.
+        due = [pair for pair in differentiable if pair[1] is not None]
+        if due:
+            outputs, output_gradients = zip(*due, strict=True)
+            torch.autograd.backward(outputs, output_gradients)
+        return None, None, None, *[tensor.grad for tensor in inputs]
+
+
+def refuse_partial_backward() -> None:
+    """The inner backward pass adds to the gradients of all parameters that the segment
+    uses, whatever the outer one was asked for, and it records nothing.
+
+    Without the first check `torch.autograd.grad` would change the parameters' gradients.
+    Without the second one a second derivative would silently leave this segment out.
+
+    :raises RuntimeError: naming what was asked for
+    """
+    # Only autograd's engine knows what it was asked for, and only tells it here.
+    if not torch.autograd._is_checkpoint_valid():
+        raise RuntimeError(
+            "a reentrant checkpoint cannot pass torch.autograd.grad or "
+            "backward(inputs=...), because it reaches all parameters; call backward() "
+            "without inputs, or use the variant that is not reentrant"
+        )
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "a reentrant checkpoint cannot pass create_graph=True, because it records "
+            "no graph of its backward pass; use the variant that is not reentrant"
+        )
