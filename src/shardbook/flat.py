@@ -20,8 +20,9 @@ emptied, and [the stage](replicate.py) decides how much of it a rank keeps.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +49,8 @@ class Flat:
         # Whether the modules compute with the whole parameters now, and how often an
         # optimizer has stepped or values were loaded.
         self.in_use, self.changes = False, 0
-        # To be called before an optimizer steps. It raises if the ranks have disagreed.
-        self.trust: Callable[[], None] = nothing
+        # [The order](order.py) of the unit's exchanges, for whoever knows only parameters.
+        self.order: Any = None
         # For this moment the unit exists twice, in the model and in `full`. A model is
         # sharded unit by unit, so no more than one unit ever does.
         self.device = self.parameters[0].device
@@ -183,10 +184,6 @@ def has_gradient_hook(parameter: Tensor) -> bool:
     hooks = (parameter._backward_hooks or {}).values()
     others = [h for h in hooks if getattr(h, "func", None) is not refuse_gradient]
     return bool(others or parameter._post_accumulate_grad_hooks)
-
-
-def nothing() -> None:
-    """There is nothing to ask."""
 
 
 def refuse_gradient(name: str, gradient: Tensor) -> None:

@@ -61,7 +61,7 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
                 f"{name} depends on a parameter's shape; "
                 "use an elementwise optimizer such as AdamW"
             )
-        flat.trust()
+        flat.order.check()
         if flat.in_use:
             raise RuntimeError(
                 f"{flat.layout.slots[0].names[0]} is in the middle of a forward or "

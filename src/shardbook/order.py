@@ -69,7 +69,7 @@ class Order:
     def __init__(
         self, group: Any = None, *, device: torch.device | str = "cpu"
     ) -> None:
-        _, world_size = world(group)
+        self.group, (_, world_size) = group, world(group)
         alone = world_size == 1 or dist.get_backend(group) == "fake"
         self.meeting = None if alone else Meeting.of(group)
         # On other backends `wait` only queues a wait on the device, and with a time limit

@@ -126,7 +126,7 @@ class Unit(ABC):
             if synchronize:
                 groups.copy_from_first(flat.full)
             self.keep(flat)
-            flat.trust = order.check
+            flat.order = order
         # The unit's exchanges run on two streams of their own, beside the *compute
         # stream* of the model. On a CPU the same calls exist and do nothing.
         device = self.flats[0].device
