@@ -1,0 +1,190 @@
+r"""# Is it the same function?
+
+> A recomputation that saves other tensors than the forward pass is refused, and the message says where.
+
+[A checkpoint](saved_tensors.py) runs a function twice and puts the tensors of the
+second run in the places of the first. If the function does something else the second
+time, a gradient may be computed from the tensor of another operation. It has a
+plausible size and is wrong.
+
+Nobody can tell from a Python function whether it will do the same again. But the two
+runs can be compared. Each writes a record with one line for each tensor that autograd
+saves:
+
+| level | a line holds | what is found |
+|---|---|---|
+| `"none"` | nothing | another number of tensors |
+| `"default"` | shape, dtype, device, version, [place](operations.py) | another kind, a changed weight |
+| `"debug"` | the same, [a digest](operations.py#digest) of the values | any other value, and where it arose |
+
+The *version* of a tensor counts its changes in place, and costs nothing to read. When
+an optimizer steps between the forward pass and the backward pass, the weights have a
+higher version in the second run. Without this line the gradient would be that of the
+new weights at the activations of the old ones, which is the gradient of no loss at all.
+
+What `"default"` cannot see is another value of the same shape, as from a global
+variable. `"debug"` sees it, and reads each tensor once more for that.
+
+With [early stop](recomputation.py#Collector) the second run is shorter than the first.
+What would come after its end is not compared, and no gradient is computed from it.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardbook.operations import Log, Place, digest, part, place_of, shown
+
+__all__ = ["LEVELS", "CheckpointError", "Record", "Saved", "compare"]
+# sidelit: show
+
+LEVELS = ("default", "none", "debug")
+
+
+class CheckpointError(RuntimeError):
+    """A recomputation cannot take the place of the forward pass."""
+
+
+class Record:
+    """What one run of a function has saved.
+
+    :param level: one of `LEVELS`
+    :raises ValueError: if there is no such level
+    """
+
+    def __init__(self, level: str) -> None:
+        if level not in LEVELS:
+            raise ValueError(
+                f"determinism_check={level!r} is not a level; "
+                f"choose one of {', '.join(map(repr, LEVELS))}"
+            )
+        self.level, self.log = level, Log()
+        # In the order in which they were saved; `None` where nothing is compared.
+        self.saved: list[Saved | None] = []
+
+    def watching(self) -> AbstractContextManager[Any]:
+        """A block whose operations are recorded too, at the level `"debug"`."""
+        return self.log if self.level == "debug" else nullcontext()
+
+    def note(self, tensor: Tensor | None) -> None:
+        """Add a line. Without a tensor it is empty, and only counts."""
+        if tensor is None or self.level == "none":
+            self.saved.append(None)
+            return
+        # Above this method on the stack stands the hook, and above the hook the line
+        # whose operation autograd is recording.
+        place = place_of(sys._getframe(2))
+        self.saved.append(Saved.of(tensor, place, self))
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A tensor that autograd has saved, without its data.
+
+    :param digest: of its values, at the level `"debug"`
+    :param operation: what saved it, at the level `"debug"`
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    version: int
+    place: Place
+    digest: int | None
+    operation: str
+
+    @classmethod
+    def of(cls, tensor: Tensor, place: Place, record: Record) -> Saved:
+        read = digest(tensor) if record.level == "debug" else None
+        kind = tensor.shape, tensor.dtype, tensor.device, tensor._version
+        return cls(*kind, place, read, record.log.current)
+
+    def fits(self, again: Saved) -> bool:
+        """Whether a tensor of the recomputation can take the place of this one.
+
+        A lower version is no change: what was stored elsewhere and brought back is a
+        new tensor.
+        """
+        return self.kind == again.kind and again.version <= self.version
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        return self.shape, self.dtype, self.device, self.digest
+
+    def __str__(self) -> str:
+        text = f"shape {tuple(self.shape)}, {self.dtype}, {self.device}"
+        text += f", version {self.version}"
+        if self.digest is not None:
+            text += f", digest {self.digest & 0xFFFFFFFF:08x}"
+        by = f" by {self.operation}" if self.operation else ""
+        return f"{text}, saved{by} at {shown(self.place)}"
+
+
+def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:
+    """Refuse a recomputation that does not repeat the forward pass.
+
+    :param needed: how many tensors the recomputation must have saved
+    :param exact: whether it must have saved as many as the forward pass
+    :raises CheckpointError: with the first tensor that differs
+    """
+    pairs = list(zip(forward.saved, again.saved, strict=False))
+    wrong = [i for i, (a, b) in enumerate(pairs) if a and b and not a.fits(b)]
+    lengths = len(forward.saved), len(again.saved)
+    counted = lengths[1] < needed or (exact and lengths[0] != lengths[1])
+    if not wrong and not counted:
+        return
+    lines = ["the recomputation does not do what the forward pass did."]
+    if counted:
+        lines.append("The forward pass saved {} tensors, it saved {}.".format(*lengths))
+        # If nothing else is wrong, they part at the first tensor saved elsewhere, or at
+        # the end of the shorter run.
+        elsewhere = (
+            i for i, (a, b) in enumerate(pairs) if a and b and a.place != b.place
+        )
+        wrong = wrong or [next(elsewhere, len(pairs))]
+    first, *others = wrong
+    lines.append(
+        f"Saved tensor {first} is the first that {how(forward, again, first)}:"
+    )
+    lines.append(f"  forward pass: {entry(forward, first)}")
+    lines.append(f"  recomputation: {entry(again, first)}")
+    if others:
+        lines.append(f"Others that differ: {', '.join(map(str, others))}.")
+    if where := list(part(forward.log.operations, again.log.operations)):
+        lines += ["The operations part here:", *where]
+    raise CheckpointError("\n".join([*lines, advice(forward.level)]))
+
+
+def how(forward: Record, again: Record, index: int) -> str:
+    """In what two lines differ. A version alone needs an explanation."""
+    for first, second in [*zip(forward.saved, again.saved, strict=False)][index:]:
+        if first and second and first.kind == second.kind and not first.fits(second):
+            return "was changed in place between the runs"
+        break
+    return "differs"
+
+
+def entry(record: Record, index: int) -> str:
+    """A line of a record, in words."""
+    if index >= len(record.saved):
+        return "none, it had saved all of its tensors"
+    return str(record.saved[index] or "a tensor of which nothing was recorded")
+
+
+def advice(level: str) -> str:
+    """What to do. Every message ends with it."""
+    text = (
+        "Let the function do the same in both runs: give it as an argument whatever "
+        "changes in between, such as a global or an attribute, and call backward before "
+        "weights or the training mode are changed"
+    )
+    if level == "debug":
+        return f"{text}."
+    return f'{text}; determinism_check="debug" finds the operation where the runs part.'

@@ -1,0 +1,178 @@
+r"""# The recomputation
+
+> The second run fills the placeholders of the first in order, and ends with the last one.
+
+[A checkpoint](saved_tensors.py) has saved no tensors, only how many there were and in
+which order. So its function runs again, as the forward pass ran, and the tensor that
+autograd wants to save as the $i$-th goes to the $i$-th placeholder. This works as long
+as the function [does the same](determinism.py) in both runs.
+
+As soon as the last placeholder is full, the rest of the run serves nothing. To end it
+early is more than a detail. An operation saves what it *reads* before it computes, so a
+last layer that is a product of matrices is not computed a second time. Where a part of
+the graph is gone, because only one of two results was used, its part of the run is left
+out too.
+
+:notation $i$: `number`, the number of a saved tensor
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardbook.ambient import AmbientAutocast, capture_autocast, device_types
+from shardbook.determinism import CheckpointError, Record
+from shardbook.rng import RNGState, capture
+
+__all__ = ["Collector", "Enough", "Placeholder", "Settings"]
+# sidelit: show
+
+
+class Placeholder:
+    """What autograd keeps in place of a tensor: nothing, until the tensor is wanted."""
+
+    __slots__ = ("__weakref__", "value", "version")
+
+    def __init__(self) -> None:
+        self.value: Tensor | None = None
+        self.version = 0
+
+    def fill(self, tensor: Tensor) -> None:
+        """Hold a tensor of the recomputation, without its history.
+
+        The history would keep the whole graph of that run.
+        """
+        self.value = tensor.detach() if tensor.requires_grad else tensor
+        self.version = tensor._version
+
+    def take(self) -> Tensor:
+        """Give the tensor away, so that its memory is free as soon as its node has run.
+
+        A second backward pass through the same graph computes it again.
+
+        :raises CheckpointError: if an operation has changed it in place since it was
+            saved. Autograd looks after this itself, but not where it has hooks, and
+            then the gradient would be that of the changed values.
+        """
+        value, self.value = self.value, None
+        assert value is not None
+        if value._version != self.version:
+            raise CheckpointError(
+                f"a tensor of shape {tuple(value.shape)} was changed in place inside of "
+                "the checkpointed function after autograd had saved it; use an "
+                "operation that gives a new tensor"
+            )
+        return value
+
+
+class Enough(BaseException):
+    """Ends a recomputation.
+
+    It is no `Exception`. A function that tries a fast way and catches its failure would
+    otherwise take this for one, and might never try that way again.
+    """
+
+
+class Collector:
+    """The hooks of a recomputation.
+
+    :param placeholders: to be filled, in order; of those that are gone, nobody will
+        want the tensor
+    :param level: [how closely](determinism.py) the two runs are compared
+    :param early_stop: whether to end the run when there is enough
+    """
+
+    def __init__(
+        self,
+        placeholders: list[weakref.ref[Placeholder]],
+        level: str,
+        early_stop: bool,
+    ) -> None:
+        self.placeholders, self.early_stop = placeholders, early_stop
+        self.record = Record(level)
+        alive = (i for i, ref in enumerate(placeholders) if ref() is not None)
+        self.needed = 1 + max(alive, default=-1)
+        self.stopped = False
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """A block in which autograd gives each tensor that it saves to a placeholder."""
+        keep = saved_tensors_hooks(self.pack, lambda tensor: tensor)
+        with keep, self.record.watching():
+            yield
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Autograd wants to save a tensor of the recomputation.
+
+        It gets the tensor, for a function that itself asks for gradients.
+        """
+        number = len(self.record.saved)
+        known = number < len(self.placeholders)
+        placeholder = self.placeholders[number]() if known else None
+        self.record.note(None if placeholder is None else tensor)
+        if placeholder is not None:
+            placeholder.fill(tensor)
+        if self.early_stop and number + 1 >= self.needed:
+            self.stopped = True
+            raise Enough
+        return tensor.detach() if tensor.requires_grad else tensor
+
+    def until_enough(self, run: Callable[[], Any]) -> None:
+        """Run until the end, or until there is enough.
+
+        A function that catches even `BaseException` goes on, and the next tensor ends
+        it. If it fails before that, there is still enough.
+        """
+        try:
+            run()
+        except Enough:
+            pass
+        except Exception:
+            if not self.stopped:
+                raise
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a function finds around it, other than its arguments.
+
+    The backward pass need not have it: it runs with other random numbers, after the
+    block that turned autocast on, and without a graph being recorded.
+
+    :param device: where new tensors are made unless something else is said
+    """
+
+    random: RNGState
+    autocast: AmbientAutocast
+    device: torch.device
+
+    @classmethod
+    def now(cls, function: Any, args: Any, kwargs: Any, draw_again: bool) -> Settings:
+        """The settings of this moment, as far as these arguments show what matters.
+
+        :param draw_again: whether the random numbers belong to them
+        """
+        return cls(
+            capture(function, args, kwargs) if draw_again else RNGState(),
+            capture_autocast(device_types(args, kwargs)),
+            torch.get_default_device(),
+        )
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """A block with these settings."""
+        with torch.enable_grad(), self.random.restored(), self.autocast.restored():
+            if self.device == torch.get_default_device():
+                yield
+            else:
+                with self.device:
+                    yield

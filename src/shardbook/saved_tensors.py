@@ -1,0 +1,206 @@
+r"""# Checkpointing by saved tensors
+
+> Autograd keeps a placeholder for each tensor, and the first one that is wanted computes them all again.
+
+The forward pass of a layer with $k$ operations leaves about $k$ tensors behind for the
+backward pass. *Activation checkpointing* keeps only what went into the layer, and runs
+its forward pass again when the backward pass arrives
+([Chen et al.](bib:chen2016training)).
+
+Autograd lets us decide how it saves a tensor. `saved_tensors_hooks(pack, unpack)` hands
+each tensor that is about to be saved to `pack` and keeps what `pack` returns. When the
+backward pass wants the tensor, `unpack` has to give it. So this chapter keeps nothing:
+
+| moment | what is done |
+|---|---|
+| before forward | the arguments are saved, the generators and the settings are noted |
+| a tensor is saved | `pack` returns an empty [placeholder](#Placeholder) |
+| the first one is wanted | the function runs again, and its tensors fill the placeholders |
+| each one is wanted | it leaves its placeholder, which is empty again |
+
+The graph of the forward pass stays. It is the one that autograd goes through, as if
+nothing had happened, so `torch.autograd.grad`, `backward(inputs=...)`, second
+derivatives, keyword arguments and outputs of any structure work as they do without
+checkpoints. [The other variant](reentrant.py) has no graph to go through, and none of
+these. The graph of the second run is dropped at once; only its tensors are wanted.
+
+## Checkpoints inside of checkpoints
+
+A checkpoint saves its arguments with autograd, too. Inside of another checkpoint they
+go to *its* `pack`, and become placeholders. So the inner one's recomputation asks for
+its arguments, and the outer one computes them again first. A tensor inside of $d$
+checkpoints is computed up to $d + 1$ times, and only the outermost keep their arguments.
+
+## What remains
+
+The function is run twice, and so is all else that it does: a running mean moves twice,
+a counter counts twice, a line is printed twice. What it changes and then reads differs
+the second time, and [that is found out](determinism.py). Tensors that a function takes
+from its surroundings, and not as arguments, are kept by the function itself.
+
+:notation $k$: `needed`, the number of tensors that autograd saves
+:notation $d$: the number of checkpoints around an operation
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardbook.arguments import Arguments
+from shardbook.determinism import Record, compare
+from shardbook.recomputation import Collector, Placeholder, Settings
+from shardbook.schedule import in_backward
+
+__all__ = ["Contexts", "checkpoint_saved"]
+
+# A block to run the forward pass in, and one for each recomputation.
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+# sidelit: show
+
+
+def checkpoint_saved(
+    function: Callable[..., Any],
+    *args: Any,
+    preserve_rng_state: bool = True,
+    determinism_check: str = "default",
+    early_stop: bool = True,
+    context_fn: Callable[[], Contexts] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Call a function, and keep nothing of what autograd would save in it.
+
+    :param function: what runs now, and again in the backward pass
+    :param args: its arguments; [tensors among them](arguments.py) are kept
+    :param preserve_rng_state: draw [the same random numbers](rng.py) again
+    :param determinism_check: [how closely](determinism.py) the two runs are compared
+    :param early_stop: end the second run
+        [at the last tensor that is wanted](recomputation.py#Collector)
+    :param context_fn: gives a block for the forward pass and one for recomputations
+    :param kwargs: its keyword arguments
+    :returns: what the function returns
+    :raises CheckpointError: in the backward pass, if the second run differs from the
+        first, or if a tensor was changed in place
+    :raises ValueError: if there is no such level of `determinism_check`
+
+    Source: [Chen et al.](bib:chen2016training).
+    """
+    record = Record(determinism_check)
+    # Without gradients autograd saves nothing, and there is nothing to drop.
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    forward, again = context_fn() if context_fn else (nullcontext(), nullcontext())
+    region = Region(
+        function,
+        Arguments(args, kwargs),
+        Settings.now(function, args, kwargs, draw_again=preserve_rng_state),
+        again,
+        record,
+        early_stop,
+    )
+    with saved_tensors_hooks(region.pack, region.unpack), record.watching(), forward:
+        result = region.run(args, kwargs)
+        region.complete = True
+    if not region.complete:
+        raise RuntimeError(
+            "the block that context_fn gave for the forward pass has swallowed an "
+            "error of the function, so there is no result; let errors pass"
+        )
+    return result
+
+
+class Region:
+    """One call of a checkpointed function, and how to repeat it.
+
+    Only what autograd keeps refers to the region, and the region refers weakly to the
+    placeholders. So when autograd drops the graph, the arguments go with it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        settings: Settings,
+        again: AbstractContextManager[Any],
+        record: Record,
+        early_stop: bool,
+    ) -> None:
+        self.function, self.arguments, self.settings = function, arguments, settings
+        self.again, self.record, self.early_stop = again, record, early_stop
+        self.placeholders: list[weakref.ref[Placeholder]] = []
+        # Whether the forward pass has ended. A function that itself asks for gradients
+        # wants its tensors before that.
+        self.complete = False
+        # Autograd runs the nodes of two devices in two threads. Both may be the first.
+        self.lock = RLock()
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function. [Messages](operations.py#place_of) name the lines that it
+        runs, and none above this one.
+        """
+        return self.function(*args, **kwargs)
+
+    def pack(self, tensor: Tensor) -> Placeholder:
+        """Autograd wants to save a tensor of the forward pass."""
+        placeholder = Placeholder()
+        self.placeholders.append(weakref.ref(placeholder))
+        self.record.note(tensor)
+        return placeholder
+
+    def unpack(self, placeholder: Placeholder) -> Tensor:
+        """Autograd wants it back. If it is not there, all of them are computed."""
+        with self.lock:
+            if placeholder.value is None:
+                self.recompute()
+            value = placeholder.take()
+            # A program that looks at a node by itself wants this one tensor.
+            if not in_backward():
+                self.empty()
+            return value
+
+    def recompute(self) -> None:
+        """Run the function again, and fill the placeholders.
+
+        :raises CheckpointError: if the two runs differ
+        """
+        args, kwargs = self.arguments.get()
+        collector = Collector(self.placeholders, self.record.level, self.early_stop)
+        try:
+            with self.settings.restored(), self.again, collector.collecting():
+                collector.until_enough(partial(self.run, args, kwargs))
+            # Two runs that have both reached their end are of the same length.
+            exact = self.complete and not self.early_stop
+            compare(self.record, collector.record, collector.needed, exact)
+        except BaseException:
+            self.empty()
+            raise
+        if in_backward():
+            # What this backward pass does not take would lie there until the next one,
+            # and the weights may have changed by then. The engine keeps its callbacks
+            # until the end, so this one must not keep the region.
+            left = partial(empty, weakref.ref(self))
+            torch.autograd.Variable._execution_engine.queue_callback(left)
+
+    def empty(self) -> None:
+        """Drop the tensors that were not taken."""
+        with self.lock:
+            for reference in self.placeholders:
+                placeholder = reference()
+                if placeholder is not None:
+                    placeholder.value = None
+
+
+def empty(region: weakref.ref[Region]) -> None:
+    """Empty a region, if it still exists."""
+    there = region()
+    if there is not None:
+        there.empty()
