@@ -38,9 +38,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from shardbook.segment import Segment
+from shardbook.segment import Segment, not_compiled
 
 __all__ = ["checkpoint_reentrant"]
 # sidelit: show
@@ -83,14 +83,15 @@ def checkpoint_reentrant(
         # There will be no backward pass, or this is the first run of a checkpoint around
         # this one, whose second run comes back here with autograd.
         return function(*args, **kwargs)
-    segment, tensors = Segment.of(function, args, kwargs, preserve_rng_state)
-    if not any(tensor.requires_grad for tensor in tensors):
+    if not any(requires_gradient(leaf) for leaf in tree_leaves((args, kwargs))):
         warn_of_no_gradient()
         with torch.no_grad():
             return function(*args, **kwargs)
-    returned = Recomputation.apply(segment, args, kwargs, *tensors)  # type: ignore[no-untyped-call]
-    assert segment.returned is not None
-    return tree_unflatten(returned, segment.returned)
+    return record(function, args, kwargs, preserve_rng_state)
+
+
+def requires_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def warn_of_no_gradient() -> None:
@@ -107,6 +108,20 @@ def warn_of_no_gradient() -> None:
         "use the variant that is not reentrant",
         stacklevel=3,
     )
+
+
+@not_compiled
+def record(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    preserve_rng_state: bool,
+) -> Any:
+    """Run the function, and put a node into the graph that can run it again."""
+    segment, tensors = Segment.of(function, args, kwargs, preserve_rng_state)
+    returned = Recomputation.apply(segment, args, kwargs, *tensors)  # type: ignore[no-untyped-call]
+    assert segment.returned is not None
+    return tree_unflatten(returned, segment.returned)
 
 
 class Recomputation(torch.autograd.Function):
@@ -165,7 +180,7 @@ class Recomputation(torch.autograd.Function):
         differentiable = [
             (value, gradient)
             for value, gradient in zip(values, gradients, strict=True)
-            if isinstance(value, Tensor) and value.requires_grad
+            if requires_gradient(value)
         ]
         if not differentiable:
             raise RuntimeError(

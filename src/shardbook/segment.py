@@ -31,7 +31,7 @@ from shardbook.ambient import AmbientAutocast, capture_autocast, device_types
 from shardbook.layer import tensors_in
 from shardbook.rng import RNGState, capture
 
-__all__ = ["Place", "Segment", "take_apart"]
+__all__ = ["Place", "Segment", "not_compiled", "take_apart"]
 # sidelit: show
 
 
@@ -76,7 +76,7 @@ class Segment:
         :raises RuntimeError: if the function changed its arguments
         :raises TypeError: if it returned tensors inside of an object that is no pytree
         """
-        versions = [tensor._version for tensor in tensors]
+        versions = [version(tensor) for tensor in tensors]
         output = self.function(*args, **kwargs)
         refuse_changes(tensors, versions)
         refuse_additions(tensors, (args, kwargs))
@@ -142,13 +142,20 @@ def refuse_changes(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
 
     :raises RuntimeError: naming the shape of an argument that was changed in place
     """
-    for tensor, version in zip(tensors, versions, strict=True):
-        if tensor._version != version:
+    for tensor, before in zip(tensors, versions, strict=True):
+        if version(tensor) != before:
             raise RuntimeError(
                 "the checkpointed function changed an argument of shape "
                 f"{tuple(tensor.shape)} in place, and would be given the changed one "
                 "when it is computed again; let it change a clone"
             )
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place. Under `inference_mode` nobody counts, and
+    autograd will refuse to save the tensor.
+    """
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def refuse_additions(tensors: Sequence[Tensor], arguments: Any) -> None:
@@ -182,3 +189,17 @@ def refuse_hidden(values: Sequence[Any]) -> None:
                 "tensors, where no gradient would reach them; return the tensors in a "
                 "tuple, a list or a dictionary"
             )
+
+
+def not_compiled(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that `torch.compile` runs as it is.
+
+    The compiler would record the first run and not know of the second, and the
+    parameters would have wrong gradients. What a checkpoint calls may be compiled.
+    """
+    quiet: Callable[..., Any] = torch.compiler.disable(
+        checkpoint,
+        reason="a checkpoint runs its function again in the backward pass; compile the "
+        "function by itself, inside of the checkpoint",
+    )
+    return quiet

@@ -25,6 +25,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shardbook.reentrant import checkpoint_reentrant
 
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small operations wait longer for a second thread than they work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 WIDTH = 8
 OURS = checkpoint_reentrant
 TORCHS = partial(checkpoint, use_reentrant=True)
@@ -152,7 +162,7 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b if a is None or b is None else torch.equal(a, b)
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(parts=PARTS, low=st.booleans())
 def test_random_models_have_torchs_outputs_and_gradients_to_the_bit(parts: list[Part], low: bool) -> None:
     with warnings.catch_warnings():
@@ -553,6 +563,42 @@ def test_under_no_grad_a_checkpoint_is_a_call() -> None:
         assert not OURS(function, vector(0)).requires_grad
         assert not OURS(function, vector(0, grad=False)).requires_grad
     assert counts == [False] * 2
+
+
+# The compiler looks at it to know what has a gradient.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_compiler_leaves_the_checkpoint_as_it_is() -> None:
+    torch.manual_seed(0)
+    linear, x = nn.Linear(4, 4), torch.ones(3, 4, requires_grad=True)
+
+    def model(call: Callable[[Tensor], Tensor]) -> Tensor:
+        out: Tensor = OURS(call, x * 2).sum()
+        return out
+
+    def inner(x: Tensor) -> Tensor:
+        return F.dropout(torch.tanh(linear(x)))
+
+    found = []
+    compiled = partial(torch.compile, backend="aot_eager")
+    for run in (partial(model, inner), compiled(partial(model, inner)), partial(model, compiled(inner))):
+        linear.zero_grad()
+        x.grad = None
+        torch.manual_seed(0)
+        run().backward()
+        found.append((x.grad, linear.weight.grad))
+    for gradients in found[1:]:
+        for gradient, expected in zip(gradients, found[0], strict=True):
+            torch.testing.assert_close(gradient, expected)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="compile the function by itself"):
+        compiled(partial(model, inner), fullgraph=True)()
+
+
+def test_a_tensor_without_versions_is_refused_by_autograd() -> None:
+    with torch.inference_mode():
+        table = torch.ones(5)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        OURS(lambda x, t: x * t, vector(0), table)
 
 
 # Limits: what the documentation of the reentrant variant warns of
