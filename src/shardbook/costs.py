@@ -35,18 +35,18 @@ serves both, and it is counted once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
+from shardbook.flops import FlopCounter
 from shardbook.rng import capture
 
-__all__ = ["Chain", "FlopCounter", "Layer", "SavedBytes", "flops_of", "measure"]
+__all__ = ["Chain", "Layer", "SavedBytes", "measure"]
 # sidelit: show
 
 
@@ -100,49 +100,6 @@ class SavedBytes:
     def bytes(self) -> int:
         """The bytes that are still there. After the backward pass there are none."""
         return sum(storage.nbytes() for storage in self.storages)
-
-
-class FlopCounter(FlopCounterMode):
-    """Within this block, count the floating point operations of what runs.
-
-    Two for each multiplication and addition in a matrix product, a convolution or an
-    attention. PyTorch's counter knows the formulas, and counts elementwise operations as
-    nothing. It lacks the attention that runs on a CPU, so this class adds it.
-    """
-
-    def __init__(self) -> None:
-        attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        super().__init__(display=False, custom_mapping={attention: attention_flops})
-
-
-def attention_flops(
-    q_BHTD: Sequence[int],
-    k_BHSD: Sequence[int],
-    v_BHSD: Sequence[int],
-    *_: Any,
-    **__: Any,
-) -> int:
-    """The scores are one product of matrices, the weighted sum of the values another.
-
-    As for the kernels of GPUs, a causal mask is not subtracted.
-
-    :param q_BHTD: the shape of the queries; the others are those of the keys and values
-    """
-    batch, heads, rows, width = q_BHTD
-    keys = k_BHSD[2]
-    return 2 * batch * heads * rows * keys * (width + v_BHSD[3])
-
-
-def flops_of(function: Callable[..., Any], *args: Any) -> int:
-    """The FLOPs of one call.
-
-    >>> flops_of(torch.matmul, torch.zeros(2, 3), torch.zeros(3, 5))
-    60
-    """
-    with FlopCounter() as counter:
-        function(*args)
-    total: int = counter.get_total_flops()
-    return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,8 @@ def checkpoint_sequential(
 
     >>> import torch
     >>> from torch import nn
-    >>> from shardbook.costs import FlopCounter, SavedBytes
+    >>> from shardbook.costs import SavedBytes
+    >>> from shardbook.flops import FlopCounter
     >>> layers = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(16)]
     >>> x, forward = torch.zeros(4, 8, requires_grad=True), 16 * 2 * 4 * 8 * 8
     >>> for last in (False, True):

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import sdpa_flop_count
 
-from shardbook.costs import Chain, FlopCounter, Layer, SavedBytes, flops_of, measure
+from shardbook.costs import Chain, Layer, SavedBytes, measure
+from shardbook.flops import FlopCounter, flops_of, prices
 from shardbook.gpt import GPT, Config
 
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from shardbook.costs import FlopCounter, SavedBytes, flops_of
+from shardbook.costs import SavedBytes
+from shardbook.flops import FlopCounter, flops_of
 from shardbook.gpt import GPT, Config, loss
 from shardbook.sequential import Segment, checkpoint_sequential, lengths, run
 
