@@ -56,17 +56,11 @@ class Flat:
         self.device = self.parameters[0].device
         self.full = torch.empty(layout.padded, dtype=layout.dtype, device=self.device)
         flatten(layout, [each.detach() for each in self.parameters], self.full)
-        # PyTorch counts the writes to a tensor together with those to its views. `.data`
-        # gives each view a count of its own. Otherwise autograd would take each gather,
-        # which writes into `full`, for a forbidden change of the parameters.
-        self.whole = tuple(
-            nn.Parameter(view.data, requires_grad=layout.trainable)
-            for view in views(layout, self.full)
-        )
 
     def keep_whole(self) -> None:
         """Keep the whole vector. Each of the model's parameters keeps its shape."""
-        self.shard, self.sliced = self.full, False
+        self.sliced = False
+        self.take(slice(None), apart=False)
         self.point_at(
             (s.offset, s.offset + s.numel, s.shape) for s in self.layout.slots
         )
@@ -79,12 +73,29 @@ class Flat:
             emptied, or a view into `full`
         """
         size = self.layout.shard_numel
-        self.place_of_shard = slice(rank * size, (rank + 1) * size)
-        self.shard, self.sliced = self.full[self.place_of_shard], True
-        if apart:
-            self.shard = self.shard.clone()
+        self.sliced = True
+        self.take(slice(rank * size, (rank + 1) * size), apart=apart)
         pieces = (self.layout.piece(slot, rank) for slot in self.layout.slots)
         self.point_at((start, stop, (stop - start,)) for start, stop in pieces)
+
+    def take(self, place: slice, *, apart: bool) -> None:
+        """Take what is kept out of `full`, and lay the whole parameters over `full`."""
+        self.place_of_shard, self.shard = place, self.full[place]
+        if apart:
+            self.shard = self.shard.clone()
+        self.whole = self.parameters_in(self.full, trainable=self.layout.trainable)
+
+    def parameters_in(
+        self, full: Tensor, *, trainable: bool
+    ) -> tuple[nn.Parameter, ...]:
+        """The parameters in their old shapes, as views into a whole vector."""
+        # PyTorch counts the writes to a tensor together with those to its views. `.data`
+        # gives each view a count of its own. Otherwise autograd would take each gather,
+        # which writes into `full`, for a forbidden change of the parameters.
+        return tuple(
+            nn.Parameter(view.data, requires_grad=trainable)
+            for view in views(self.layout, full)
+        )
 
     def point_at(self, places: Iterable[tuple[int, int, Sequence[int]]]) -> None:
         """Let the model's own parameters show what is kept of them.
@@ -113,7 +124,7 @@ class Flat:
     def store(self) -> None:
         """Take the values in `full` for this rank's own, after they were loaded."""
         self.changes += 1
-        if self.sliced:
+        if not shares_storage(self.shard, self.full):
             self.shard.copy_(self.full[self.place_of_shard])
 
     @property

@@ -29,7 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.collectives import PendingReduce, reduce_scatter_mean
-from shardbook.flat import Flat, resize
+from shardbook.flat import resize
+from shardbook.masters import FlatWithMasters
 from shardbook.pages import ask_for_large_pages
 from shardbook.partition import Layout, shares_storage
 from shardbook.policy import Policy
@@ -38,15 +39,15 @@ __all__ = ["FlatWithGradients"]
 # sidelit: show
 
 
-class FlatWithGradients(Flat):
+class FlatWithGradients(FlatWithMasters):
     """A flat vector of parameters, and their gradients."""
 
     def __init__(
         self, layout: Layout, parameters: dict[str, nn.Parameter], policy: Policy
     ) -> None:
-        super().__init__(layout, parameters)
-        self.collects_in = policy.collects_in(layout.dtype)
-        self.sends_in = policy.sends_in(layout.dtype)
+        super().__init__(layout, parameters, offload=policy.offload)
+        self.collects_in = policy.collects_in(layout.computes_in)
+        self.sends_in = policy.sends_in(layout.computes_in)
         self.grad_full: Tensor | None = None
         self.sending: Tensor | None = None
         self.reducing: PendingReduce | None = None
@@ -55,12 +56,16 @@ class FlatWithGradients(Flat):
         # Whether gradients wait for a later exchange, and what is shown for them.
         self.holds = False
         self.held: dict[int, tuple[Tensor, int, bool]] = {}
+
+    def take(self, place: slice, *, apart: bool) -> None:
+        """Wait for the gradients of the whole parameters, once there are such."""
+        super().take(place, apart=apart)
         # The gradient of a whole parameter is taken as soon as autograd has finished
         # it. The hook belongs to the parameter. A hook on the node that accumulates the
         # gradient dies with that node, and then no gradient ever arrives. The garbage
         # collector does not see hooks. If one referred to this vector, the two would
         # keep each other, and with them the shards.
-        if layout.trainable:
+        if self.layout.trainable:
             for index, whole in enumerate(self.whole):
                 collect = partial(FlatWithGradients.collect, weakref.proxy(self), index)
                 whole.register_post_accumulate_grad_hook(collect)

@@ -31,6 +31,7 @@ __all__ = [
     "broadcast_copies",
     "ledger",
     "record",
+    "record_move",
 ]
 # sidelit: show
 
@@ -65,6 +66,7 @@ class Ledger:
     """
 
     calls: list[Call] = field(default_factory=list)
+    moves: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def sent(self) -> dict[str, int]:
@@ -78,6 +80,16 @@ class Ledger:
     def total(self) -> int:
         """Bytes sent by this process, over all collectives."""
         return sum(self.sent.values())
+
+    @property
+    def moved(self) -> dict[str, int]:
+        """Bytes [moved between host and device](offload.py), for each kind. They are no part of `total`,
+        since they never reach the network.
+        """
+        sums: dict[str, int] = {}
+        for kind, nbytes in self.moves:
+            sums[kind] = sums.get(kind, 0) + nbytes
+        return sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,11 @@ _open_ledgers: list[Ledger] = []
 def record(collective: str, world_size: int, payload: int, sent: int) -> None:
     for book in _open_ledgers:
         book.calls.append(Call(collective, world_size, payload, sent))
+
+
+def record_move(kind: str, nbytes: int) -> None:
+    for book in _open_ledgers:
+        book.moves.append((kind, nbytes))
 
 
 def broadcast_copies(distance: int, world_size: int, *, tree: bool) -> int:

@@ -35,7 +35,8 @@ would step and another would not. `torch.autograd.grad` and `backward(inputs=...
 cannot be asked for the slices, since autograd knows only the whole parameters.
 
 Under `autocast` the results are right, but autograd keeps the 16-bit copies of the
-weights until the backward pass, and these copies are whole.
+weights until the backward pass, and these copies are whole. With a
+[policy](policy.py#Policy) the units themselves are gathered in 16 bits.
 """
 
 # sidelit: hide
@@ -47,6 +48,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from shardbook.boundary import enforce
 from shardbook.check import agree, unfit
 from shardbook.construct import Construction, Init
 from shardbook.flat import is_sharded
@@ -106,8 +108,8 @@ def shard(
         single unit.
     :param mesh: a process group; a `DeviceMesh` of one dimension, or of two, of which
         the first repeats the model and the second shards it; `None` means all ranks
-    :param policy: the formats in which the model works; `None` leaves everything in the
-        parameters' own dtype
+    :param policy: the formats in which the model works, and whether it is stored on the
+        host; `None` leaves everything in the parameters' own dtype, on their device
     :param prefetch: how many units are gathered ahead, or a
         [`Prefetch`](prefetch.py#Prefetch) that also limits their bytes
     :param synchronize: start from the values of rank 0; `False` trusts that all ranks
@@ -132,7 +134,7 @@ def shard(
     policy = Policy() if policy is None else policy
     if not isinstance(policy, Policy):
         raise TypeError(
-            f"policy={policy!r} is not a Policy; pass shardbook.Policy(reduce_dtype=...)"
+            f"policy={policy!r} is not a Policy; pass shardbook.Policy(param_dtype=...)"
         )
     if not isinstance(prefetch, Prefetch):
         prefetch = Prefetch(depth=prefetch)
@@ -175,6 +177,7 @@ def shard(
     chain.attach(model)
     if synchronize:
         copy_buffers(model, groups)
+    enforce(policy, model)
     return model
 
 

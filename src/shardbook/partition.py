@@ -39,8 +39,9 @@ as many times more as there are copies.
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -75,12 +76,15 @@ class Layout:
     >>> layout.numel, layout.padded, layout.shard_numel
     (68, 96, 48)
 
+    :param dtype: the dtype in which the parameters are stored.
+    :param computes_in: the dtype in which the modules compute with them.
     :param trainable: whether the parameters require gradients; one layout never mixes the two.
     :param numel: $\Psi_u$, the values of all slots together.
     :param padded: $P_u$, the elements of the vector, padding included; a multiple of $N_d$.
     """
 
     dtype: torch.dtype
+    computes_in: torch.dtype
     trainable: bool
     slots: tuple[Slot, ...]
     world_size: int
@@ -133,11 +137,15 @@ class Slot:
 
 
 def plan(
-    named: Iterable[tuple[str, nn.Parameter]], world_size: int, copies: int = 1
+    named: Iterable[tuple[str, nn.Parameter]],
+    world_size: int,
+    copies: int = 1,
+    computes_in: Callable[[nn.Parameter], torch.dtype] = attrgetter("dtype"),
 ) -> tuple[Layout, ...]:
     """One layout for each dtype, and for trainable and frozen parameters apart. A vector has one dtype.
     And a vector that mixed frozen parameters with trainable ones would need gradient memory and a
-    reduce-scatter for values that never change.
+    reduce-scatter for values that never change. The same holds for the dtype in which the parameters [are
+    computed with](masters.py).
 
     >>> layer = nn.Linear(3, 5)
     >>> layer.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
@@ -149,6 +157,7 @@ def plan(
     :param world_size: the number of ranks that share the vector.
     :param copies: how many such groups of ranks there are. They average each rank's piece, so it must divide
         by their number, too.
+    :param computes_in: the dtype in which a parameter is computed with; its own by default.
     :raises ValueError: when there are no ranks, or the parameters are not on one device.
     """
     if world_size < 1:
@@ -162,12 +171,14 @@ def plan(
     for name, parameter in named:
         names.setdefault(parameter, []).append(name)
     _refuse_mixed_devices(names)
-    kinds: dict[tuple[torch.dtype, bool], list[nn.Parameter]] = {}
+    kinds: dict[tuple[torch.dtype, torch.dtype, bool], list[nn.Parameter]] = {}
     for parameter in names:
-        kinds.setdefault((parameter.dtype, parameter.requires_grad), []).append(
-            parameter
-        )
-    return tuple(_lay_out(kind, names, world_size, copies) for kind in kinds.values())
+        kind = parameter.dtype, computes_in(parameter), parameter.requires_grad
+        kinds.setdefault(kind, []).append(parameter)
+    return tuple(
+        _lay_out(group, names, world_size, copies, low)
+        for (_, low, _), group in kinds.items()
+    )
 
 
 def flatten(layout: Layout, tensors: Sequence[Tensor], out: Tensor) -> None:
@@ -236,9 +247,11 @@ def _lay_out(
     names: dict[nn.Parameter, list[str]],
     world_size: int,
     copies: int,
+    computes_in: torch.dtype,
 ) -> Layout:
     """Offsets grow in the order of the names, so that parameters used together stand together."""
-    align = ALIGN_BYTES // group[0].element_size()
+    # An offset that is aligned in the narrower of the two dtypes is aligned in both.
+    align = ALIGN_BYTES // min(group[0].element_size(), computes_in.itemsize)
     slots: list[Slot] = []
     end = 0
     for parameter in group:
@@ -252,6 +265,7 @@ def _lay_out(
     # a piece, and that part is aligned as well.
     return Layout(
         dtype=group[0].dtype,
+        computes_in=computes_in,
         trainable=group[0].requires_grad,
         slots=tuple(slots),
         world_size=world_size,

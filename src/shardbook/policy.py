@@ -1,52 +1,117 @@
 r"""# The policy
 
-> In which format gradients travel.
+> In which format parameters are computed with, and in which format gradients travel.
 
-Parameters keep their own dtype. The exchange of their gradients can have another one.
-In BF16 it moves half the bytes of FP32, and each value loses 16 of its 24 significant
-bits before it is averaged. In the other direction, BF16 gradients that travel as FP32
-lose nothing on the way.
+A model is stored in the dtype that it has when it is sharded. The policy says what
+happens between uses of what is stored. With `param_dtype` the modules [compute with a
+copy](masters.py) in another format, and the stored parameters become *master weights*.
+With `offload` the masters [stay in the host's memory](offload.py).
 
 ```python
-shard(model, policy=Policy(reduce_dtype=torch.bfloat16))
+shard(model, policy=Policy(param_dtype=torch.bfloat16))
 ```
+
+The exchange of the gradients can have a format of its own. In BF16 it moves half the
+bytes of FP32, and each value loses 16 of its 24 significant bits before it is averaged.
+In the other direction, BF16 gradients that travel as FP32 lose nothing on the way. By
+default a gradient travels in the format in which it was computed: to widen it doubles
+the bytes and adds no digit.
 
 The format of the exchange is not that of the sum. The ranks' values are
 [added](collectives.py#reduce_scatter_mean) in FP32 at least: in FP16, $40000 + 40000$
 is infinite, although the mean is not.
+
+Device and format are one setting, because they meet in one copy: a part that is stored
+in FP32 on the host is cast there, and half the bytes move.
 """
 
 # sidelit: hide
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
+from torch import nn
+
+from shardbook.norms import LOSSES, NORM_FUNCTIONS, NORMS
 
 __all__ = ["Policy"]
 # sidelit: show
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Policy:
-    """The formats in which a sharded model works.
+    """The formats in which a sharded model works. `None` leaves a dtype as it is.
 
-    :param reduce_dtype: the floating-point dtype in which gradients are exchanged;
-        `None` leaves each gradient in its parameter's dtype
-    :raises TypeError: if that is no floating-point dtype
+    :param param_dtype: the floating-point dtype in which modules compute with their
+        parameters
+    :param reduce_dtype: the floating-point dtype in which gradients are exchanged; `None`
+        means the dtype in which they were computed
+    :param buffer_dtype: the floating-point dtype to which floating-point buffers are cast
+        when the model is sharded
+    :param output_dtype: the floating-point dtype of what the model returns
+    :param cast_inputs: whether floating-point inputs of the model are cast to `param_dtype`
+    :param fp32_modules: the modules that [compute in FP32](norms.py) under a `param_dtype`
+    :param fp32_norms: the functions that do, and give back the dtype they were given
+    :param fp32_losses: the functions that do, and whose result stays in FP32
+    :param offload: whether parameters, mean gradients and so the optimizer's state are
+        stored in the host's memory
+    :raises TypeError: if one of them is of another kind
     """
 
+    param_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
+    buffer_dtype: torch.dtype | None = None
+    output_dtype: torch.dtype | None = None
+    cast_inputs: bool = True
+    fp32_modules: tuple[type[nn.Module], ...] = NORMS
+    fp32_norms: tuple[Callable[..., Any], ...] = NORM_FUNCTIONS
+    fp32_losses: tuple[Callable[..., Any], ...] = LOSSES
+    offload: bool = False
 
     def __post_init__(self) -> None:
-        wanted = self.reduce_dtype
-        if wanted is None:
-            return
-        if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
+        for name, needs in NEEDS.items():
+            wanted = getattr(self, name)
+            if wanted is None:
+                continue
+            if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
+                raise TypeError(
+                    f"{name}={wanted!r} cannot hold {needs}; "
+                    "choose a floating-point dtype such as torch.float32"
+                )
+        if not all(isinstance(kind, type) for kind in self.fp32_modules):
             raise TypeError(
-                f"reduce_dtype={wanted!r} cannot hold a mean; "
-                "choose a floating-point dtype such as torch.float32"
+                f"fp32_modules={self.fp32_modules!r} are not all classes; "
+                "pass a tuple of classes of modules"
             )
+
+    def __repr__(self) -> str:
+        """What differs from the default, the same text on every rank.
+
+        Ranks compare it. The text that Python gives a function contains an address.
+
+        >>> Policy(param_dtype=torch.bfloat16, fp32_modules=(nn.LayerNorm,))
+        Policy(param_dtype=torch.bfloat16, fp32_modules=(LayerNorm))
+        """
+        changed = [
+            f"{field.name}={told(getattr(self, field.name))}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return f"Policy({', '.join(changed)})"
+
+    def computes_in(self, dtype: torch.dtype, *, in_fp32: bool = False) -> torch.dtype:
+        """The dtype in which modules compute with parameters that are stored in `dtype`.
+
+        :param in_fp32: whether the parameter belongs to one of the `fp32_modules`
+        """
+        if self.param_dtype is None or not dtype.is_floating_point:
+            return dtype
+        if in_fp32:
+            return torch.promote_types(self.param_dtype, torch.float32)
+        return self.param_dtype
 
     def collects_in(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which the gradients of `dtype` parameters add up before they are sent.
@@ -59,3 +124,18 @@ class Policy:
     def sends_in(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which the gradients of `dtype` parameters travel."""
         return self.reduce_dtype or dtype
+
+
+NEEDS = {
+    "param_dtype": "parameters",
+    "reduce_dtype": "a mean",
+    "buffer_dtype": "buffers",
+    "output_dtype": "outputs",
+}
+
+
+def told(value: Any) -> str:
+    """A setting as text. Classes and functions go by their names."""
+    if isinstance(value, tuple):
+        return f"({', '.join(told(each) for each in value)})"
+    return str(getattr(value, "__qualname__", repr(value)))

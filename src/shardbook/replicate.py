@@ -24,13 +24,15 @@ elements are sent by each rank for a unit.
 # sidelit: hide
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from shardbook.collectives import all_gather
 from shardbook.flat import Flat
 from shardbook.gradients import FlatWithGradients
+from shardbook.sites import Site
 from shardbook.unit import Unit
 
 __all__ = ["Replicated"]
@@ -46,21 +48,47 @@ class Replicated(Unit):
     # the backward pass; here [stage 2](zero2.py) does so.
     reduces_early: ClassVar[bool] = False
 
+    def __init__(self, name: str, sites: Sequence[Site], **options: Any) -> None:
+        # Whether `full` holds what may be computed with.
+        self.fresh = False
+        super().__init__(name, sites, **options)
+
     def keep(self, flat: Flat) -> None:
         """The parameters keep their shapes, so any optimizer can train them."""
         flat.keep_whole()
 
+    @property
+    def copied(self) -> tuple[FlatWithGradients, ...]:
+        """The vectors that are stored whole, in [another form](masters.py) than they are
+        computed with. Without a policy there are none.
+        """
+        return tuple(flat for flat in self.flats if flat.converts and not flat.sliced)
+
     def fetch(self) -> None:
-        """The unit is whole already."""
+        """The unit is whole already. Where modules compute with a copy, it is made."""
+        if self.fresh or not self.copied:
+            return
+        # The masters are there when the optimizer's last write is done, which is queued
+        # on the compute stream. An earlier computation there may still read the copy.
+        self.gather_stream.wait_stream(self.device.current_stream())
+        with self.device.stream(self.gather_stream):
+            for flat in self.copied:
+                flat.piece()
 
     def arrive(self) -> None:
-        """There is nothing to wait for."""
+        """Wait for the copies."""
+        if self.copied and not self.fresh:
+            self.device.current_stream().wait_stream(self.gather_stream)
+        self.fresh = True
 
     def empty(self) -> None:
         """There is nothing to give back."""
 
     def expire(self) -> None:
-        """Every rank takes the same steps, so what it holds is always right."""
+        """Every rank takes the same steps, so what it stores is always right. A copy of it
+        is made anew for each forward pass of the model, whoever has changed the masters.
+        """
+        self.fresh = False
 
     def kept_mean(self, flat: FlatWithGradients, piece: Tensor) -> Tensor:
         """The second half of the all-reduce: the pieces of the mean are gathered.

@@ -288,6 +288,7 @@ class Driver(Protocol):
 
     unit: Unit
     module: nn.Module
+    parts: tuple[nn.Module, ...]
     expected: int
     in_backward: Any
 

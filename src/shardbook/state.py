@@ -40,6 +40,7 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
     # before the last step. So it is gathered afresh.
     def gather(*_: Any) -> None:
         unit.free()
+        unit.switch(True)
         unit.expire()
         unit.order.begin(f"{unit.name.removeprefix('the ')} state_dict")
         unit.wait()
@@ -54,11 +55,14 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
         # A tied weight stands under several keys. One copy for all of them keeps it
         # tied, and a file holds it once.
         copies: dict[tuple[Any, ...], Tensor] = {}
+        home = unit.flats[0].shard.device
         for key, value in state_dict.items():
             if isinstance(value, Tensor) and unit.owns(value):
-                place = (value.untyped_storage()._cdata, value.storage_offset())
-                kept = copies.setdefault((*place, value.shape), value.detach().clone())
-                state_dict[key] = kept
+                storage = value.untyped_storage()._cdata
+                place = (storage, value.storage_offset(), value.shape)
+                if place not in copies:
+                    copies[place] = value.detach().to(home, copy=True)
+                state_dict[key] = copies[place]
         unit.free()
 
     # `load_state_dict` has copied the new values into the whole parameters. Each rank

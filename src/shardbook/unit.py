@@ -24,9 +24,9 @@ parameters:
 
 | name | elements | what it is |
 |---|---|---|
-| `full` | $P_u = N_d S_u$ | the whole vector |
+| `full` | $P_u = N_d S_u$ | the whole vector, in the dtype that is computed with |
 | `whole` | $\Psi_u$ together | parameters in their old shapes, views into `full` |
-| `shard` | $S_u$, or $P_u$ where a rank keeps everything | what this rank keeps of it |
+| `shard` | $S_u$, or $P_u$ where a rank keeps everything | what this rank keeps of it, in [the masters'](masters.py) dtype |
 | `parameters` | those of `shard` without padding | the model's own, views into `shard` |
 | `grad_full` | $P_u$ | this rank's gradients, laid out like `full` |
 | `sending` | $P_u$ | the same, on its way to the mean |
@@ -54,21 +54,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import Enum
-from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardbook.collectives import world
 from shardbook.flat import Flat
 from shardbook.gradients import FlatWithGradients
 from shardbook.groups import Groups
 from shardbook.guard import register_guard
+from shardbook.masters import dtypes_of
 from shardbook.order import Order
 from shardbook.partition import plan, shares_storage
 from shardbook.policy import Policy
 from shardbook.sites import Site
+from shardbook.streams import streams
 
 __all__ = ["State", "Unit"]
 # sidelit: show
@@ -112,33 +113,26 @@ class Unit(ABC):
     ) -> None:
         self.name, self.sites = name, tuple(sites)
         self.groups, self.order = groups, order
-        self.state, self.shown = State.SHARDED, False
+        # `precise`: are [the masters themselves](masters.py) to be computed with?
+        self.state, self.shown, self.precise = State.SHARDED, False, False
         self.rank, world_size = world(groups.shards)
         # A unit can hold several flat vectors. A frozen parameter needs no gradient and
         # a 16-bit parameter needs half the bytes, so [the layout](partition.py#plan)
         # keeps one vector for each kind.
         named = {site.name: site.parameter for site in self.sites}
+        dtypes = dtypes_of(policy, self.sites)
         self.flats = tuple(
             FlatWithGradients(layout, named, policy)
-            for layout in plan(named.items(), world_size, groups.copies)
+            for layout in plan(named.items(), world_size, groups.copies, dtypes)
         )
         for flat in self.flats:
             if synchronize:
                 groups.copy_from_first(flat.full)
             self.keep(flat)
             flat.order = order
-        # The unit's exchanges run on two streams of their own, beside the *compute
-        # stream* of the model. On a CPU the same calls exist and do nothing.
-        device = self.flats[0].device
-        self.device = torch.get_device_module(device)
-        self.gather_stream, self.reduce_stream = streams(device)
-        # From a parameter of the model to its counterpart in `whole`. The sites of
-        # shared parameters get the same counterpart, so that what was tied stays tied.
-        self.counterpart = {
-            id(parameter): whole
-            for flat in self.flats
-            for parameter, whole in zip(flat.parameters, flat.whole, strict=True)
-        }
+        # The unit's exchanges run on [two streams](streams.py) of their own.
+        self.device = torch.get_device_module(self.flats[0].device)
+        self.gather_stream, self.reduce_stream = streams(self.flats[0].device)
         # What to do each time the mean gradients have arrived.
         self.after_reduce: list[Callable[[Unit], None]] = []
         register_guard()
@@ -170,9 +164,7 @@ class Unit(ABC):
     @property
     def nbytes(self) -> int:
         """The bytes of the whole unit, padding included."""
-        return sum(
-            flat.layout.padded * flat.layout.dtype.itemsize for flat in self.flats
-        )
+        return sum(flat.layout.padded * flat.full.itemsize for flat in self.flats)
 
     @property
     def trainable(self) -> tuple[FlatWithGradients, ...]:
@@ -183,6 +175,17 @@ class Unit(ABC):
     def version(self) -> int:
         """A number that grows whenever the model's own parameters are changed."""
         return sum(flat.version for flat in self.flats)
+
+    @property
+    def counterpart(self) -> dict[int, nn.Parameter]:
+        """From a parameter of the model to its counterpart in `whole`. The sites of
+        shared parameters get the same counterpart, so that what was tied stays tied.
+        """
+        return {
+            id(parameter): whole
+            for flat in self.flats
+            for parameter, whole in zip(flat.parameters, flat.whole, strict=True)
+        }
 
     def gather(self) -> None:
         """Start to make the unit whole; `SHARDED` becomes `GATHERING`.
@@ -213,9 +216,10 @@ class Unit(ABC):
         self.shown = whole
         for flat in self.flats:
             flat.in_use = whole
+        counterpart = self.counterpart if whole else {}
         for site in self.sites:
             own = site.parameter
-            site.put(self.counterpart[id(own)] if whole else own)
+            site.put(counterpart.get(id(own), own))
 
     def free(self) -> None:
         """Give back what need not be stored between uses; the unit becomes `SHARDED`.
@@ -231,6 +235,13 @@ class Unit(ABC):
         self.wait()
         self.empty()
         self.state = State.SHARDED
+        self.switch(self.precise)
+
+    def switch(self, precise: bool) -> None:
+        """Let the next gather fill `full` in the masters' format, or in the usual one."""
+        if sum(flat.switch(precise) for flat in self.flats):
+            self.empty()
+            self.expire()
 
     def reduce(self) -> None:
         """Start to exchange the gradients for their mean.
@@ -266,7 +277,7 @@ class Unit(ABC):
             with self.device.stream(self.reduce_stream):
                 self.order.watch(flat.reducing.works)
                 piece = self.groups.mean_over_replicas(flat.reducing.wait())
-                mean = self.kept_mean(flat, piece)
+                mean = flat.brought_home(self.kept_mean(flat, piece))
             # Without this line the optimizer, which runs on the compute stream, could
             # read the mean too early, and the memory of `sending` could be used again
             # while the exchange still reads it.
@@ -287,14 +298,3 @@ class Unit(ABC):
         if tensor.layout is not torch.strided:
             return False
         return any(shares_storage(tensor, flat.full) for flat in self.flats)
-
-
-@cache
-def streams(device: torch.device) -> tuple[Any, Any]:
-    """The gather stream and the reduce stream of a device, shared by all units.
-
-    One stream for each kind of exchange is enough, since the backend carries out one
-    exchange after the other.
-    """
-    module = torch.get_device_module(device)
-    return module.Stream(), module.Stream()

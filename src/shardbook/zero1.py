@@ -28,8 +28,7 @@ rank's slices.
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -37,7 +36,6 @@ from shardbook.collectives import all_gather
 from shardbook.flat import Flat
 from shardbook.gradients import FlatWithGradients
 from shardbook.replicate import Replicated
-from shardbook.sites import Site
 
 __all__ = ["Zero1"]
 # sidelit: show
@@ -50,11 +48,6 @@ class Zero1(Replicated):
     """
 
     stage: ClassVar[int] = 1
-
-    def __init__(self, name: str, sites: Sequence[Site], **options: Any) -> None:
-        # Whether `full` holds what the other ranks have made of their parts.
-        self.fresh = False
-        super().__init__(name, sites, **options)
 
     def keep(self, flat: Flat) -> None:
         """The optimizer gets views into `full`, so its step updates this rank's part of
@@ -69,12 +62,13 @@ class Zero1(Replicated):
             flat.keep_whole()
 
     @property
-    def shared(self) -> tuple[Flat, ...]:
+    def shared(self) -> tuple[FlatWithGradients, ...]:
         """The vectors of which each rank keeps a part."""
         return tuple(flat for flat in self.flats if flat.sliced)
 
     def fetch(self) -> None:
         """Gather the parts, straight into `full`; nothing is copied out."""
+        super().fetch()
         if self.fresh or not self.shared:
             return
         self.order.before("gather", self.name, self.sites[0].name)
@@ -87,12 +81,13 @@ class Zero1(Replicated):
         with self.device.stream(self.gather_stream):
             for flat in self.shared:
                 flat.gathering = all_gather(
-                    flat.full, flat.shard, group=self.groups.shards
+                    flat.full, flat.piece(), group=self.groups.shards
                 )
 
     def arrive(self) -> None:
         """Wait for the parts, once for each time they were gathered."""
         if self.fresh or not self.shared:
+            super().arrive()
             return
         # The backend exchanges on a stream of its own, and here the gather stream waits
         # for that one. On gloo there are no streams, and this thread waits here until
@@ -105,7 +100,7 @@ class Zero1(Replicated):
         # Without this line the computation would start on a vector that is still being
         # filled.
         self.device.current_stream().wait_stream(self.gather_stream)
-        self.fresh = True
+        super().arrive()
 
     def expire(self) -> None:
         """Gather again before the next use, because the other ranks may have stepped.

@@ -24,11 +24,16 @@ events, and `races` feeds that list to `torch.cuda._sanitizer.EventHandler`. Mod
   sizes and on chance, so the model takes the worst of every case: who first writes to new memory must come
   after all uses of all memory that was ever given back to the same stream. `record_stream` makes the
   allocator wait for what is queued on the named stream.
+- **the host**: memory that an offloaded model takes on the host, and whatever torch computes from it. There
+  the thread itself computes, in the order of the program, as if on a stream of its own. A kernel comes after
+  all that the thread did before it queued the kernel. The thread comes after a kernel only where it waits,
+  for an event or for a copy that does not return before it is done. Pinned memory that is dropped is not
+  handed out again before the copies from it are done.
 
-Not modelled are several devices and waits of the host. `item()` makes the host wait for the stream, but a
-program that is in order only because of that is out of order on the day the `item()` goes, so it counts as a
-read and nothing more. A wait that is left out of the replay is left out alone: what the host did afterwards,
-it did as recorded.
+Not modelled are several devices and other waits of the host. `item()` makes the host wait for the stream, but
+a program that is in order only because of that is out of order on the day the `item()` goes, so it counts as
+a read and nothing more. A wait that is left out of the replay is left out alone: what the host did
+afterwards, it did as recorded.
 """
 
 from __future__ import annotations
@@ -56,9 +61,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from shardbook import offload
+
 FACTORY = re.compile("^new_|_like$")  # these ask a tensor for its shape, not for its values
 COMPUTE = 0  # the number of the stream that is current when nobody chose another
 
+HOST = -1  # the thread itself
 NCCL = 1000  # the number of the first stream of a process group
 
 
@@ -195,7 +203,7 @@ def _race(error: Any) -> Race:
 
 def _told(access: Access) -> str:
     kind = "read" if access.type is AccessType.READ else "write"
-    names = {COMPUTE: "the compute stream"}
+    names = {COMPUTE: "the compute stream", HOST: "the host"}
     place = "NCCL's stream" if access.stream >= NCCL else names.get(access.stream, f"stream {access.stream}")
     return f"{kind} on {place} by {access.operator}"
 
@@ -215,6 +223,8 @@ class Recorder(TorchDispatchMode):
         self.storages: dict[int, _Storage] = {}
         self.nccl: dict[Any, int] = {}  # the stream of each process group
         self.kept: dict[int, list[Tensor]] = {}  # what NCCL keeps until somebody waits for the event
+        self.host: set[int] = set()  # the storages on the host
+        self.told: dict[int, int] = {}  # up to where each stream comes after the host
         self.patches = ExitStack()
 
     def __enter__(self) -> Recorder:
@@ -226,6 +236,7 @@ class Recorder(TorchDispatchMode):
         change(patch.object(dist, "get_backend_config", lambda group=None: "cpu:nccl"))
         change(patch.object(torch.UntypedStorage, "resize_", _resize))
         change(patch.object(Tensor, "record_stream", _record_stream))
+        change(patch.object(offload, "host_memory", self.on_host(offload.host_memory)))
         for name in ("all_gather_single", "reduce_scatter_single", "all_reduce", "broadcast"):
             change(patch.object(dist, name, self.collective(getattr(dist, name))))
         # The garbage collector would free memory at moments of its own.
@@ -257,23 +268,53 @@ class Recorder(TorchDispatchMode):
                     writes |= blocks
                 elif alias is None and not FACTORY.search(name):
                     reads |= blocks
+        given = [tensor.untyped_storage()._cdata in self.host for tensor in tensors_in((args, kwargs))]
         result = func(*args, **kwargs)
         outputs = tensors_in(result)
+        # A copy may have one end on the host. Any other operation has all of its tensors there or none.
+        here = HOST if any(given) and (all(given) or name != "copy_") else self.current
         for tensor in outputs:
             storage = tensor.untyped_storage()
             if storage.nbytes() and storage._cdata not in self.storages:
+                if here == HOST:
+                    self.host.add(storage._cdata)
                 self.allocated(storage)
                 if "empty" not in name:
                     writes |= self.blocks_of(tensor)
         # What returns tensors but writes nothing is a view, or memory with nothing in it, and no kernel runs.
         # What returns no tensor reads a value for the host.
         if writes or not outputs:
-            self.launch(self.current, reads, writes, name)
+            self.launch(here, reads, writes, name)
+        crosses = any(given) and here != HOST
+        if crosses and not (kwargs.get("non_blocking") or args[2:3] == (True,)):
+            self.wait(HOST, self.record(here), lines=())
         return result
+
+    def on_host(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The call of the same name, whose result counts as memory on the host."""
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Tensor:
+            with self.paused():
+                made = original(*args, **kwargs)
+            self.sweep()
+            storage = made.untyped_storage()
+            self.host.add(storage._cdata)
+            if storage.nbytes():
+                self.allocated(storage)
+            return made
+
+        return call
 
     def launch(self, stream: int, reads: set[int], writes: set[int], name: str) -> None:
         """Queue a kernel, unless it touches nothing."""
         if reads or writes:
+            # What the thread has done, it has done before it queues anything else.
+            if stream != HOST and self.told.get(HOST, 0) > self.told.get(stream, 0):
+                self.told[stream] = self.told[HOST]
+                self.wait(stream, self.record(HOST), lines=())
+            elif stream == HOST:
+                self.told[HOST] = len(self.trace) + 1
             self.trace.append(
                 Launch(
                     stream,
@@ -311,14 +352,19 @@ class Recorder(TorchDispatchMode):
         return {self.storages[storage._cdata].block}
 
     def allocated(self, storage: torch.UntypedStorage) -> None:
-        """A storage has taken memory on the current stream."""
+        """A storage has taken memory of the current stream, or of the host."""
         self.blocks += 1
         self.storages[storage._cdata] = _Storage(StorageWeakRef(storage), self.blocks)
-        self.trace.append(Allocate(self.blocks, self.current))
+        home = HOST if storage._cdata in self.host else self.current
+        self.trace.append(Allocate(self.blocks, home))
 
     def freed(self, storage: int) -> None:
         """A storage has given its memory back."""
         known = self.storages.pop(storage)
+        if storage in self.host:
+            self.host.remove(storage)
+            # The allocator of pinned memory asks every stream.
+            known.streams.update(event.stream for event in self.trace if isinstance(event, Launch))
         self.trace.append(Free(known.block, frozenset(known.streams)))
 
     def sweep(self) -> None:
@@ -434,6 +480,9 @@ class Event:
     def wait(self, stream: Stream | None = None) -> None:
         recorder = recording()
         recorder.wait(recorder.current if stream is None else stream.number, self.number, _lines())
+
+    def synchronize(self) -> None:
+        recording().wait(HOST, self.number, _lines())
 
 
 def _current_stream(device: Any = None) -> Stream:

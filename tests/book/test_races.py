@@ -22,6 +22,7 @@ import shardbook
 from book.races import Recorder, Stream, Trace, Wait, device, races
 from shardbook import Policy, clip_grad_norm_, clip_grad_value_, no_sync, shard
 from shardbook.lean import step_in_backward
+from shardbook.precise import full_precision
 
 STEPS, WIDTH, VOCABULARY = 3, 24, 16
 BOOK = Path(shardbook.__file__).parent
@@ -76,7 +77,8 @@ class Training:
             model = Model(*dtypes or (torch.float32,))
         self.model = shard(model, stage=stage, units=Block, **options)
         # A fused optimizer keeps its step counters on the device, too.
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, fused=True)
+        fused = not options.get("policy", Policy()).offload
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, fused=fused, foreach=False)
         self.generator = torch.Generator().manual_seed(1)
 
     def loss(self) -> Tensor:
@@ -130,6 +132,36 @@ def narrow(stage: int) -> None:
     training = Training(stage, policy=Policy(reduce_dtype=torch.bfloat16), prefetch=3)
     for _ in range(STEPS):
         training.step(micro_batches=2)
+
+
+def low(stage: int) -> None:
+    """Modules compute in 16 bits with copies of FP32 masters; in between, with the masters."""
+    training = Training(stage, policy=Policy(param_dtype=torch.bfloat16, output_dtype=torch.float32))
+    for _ in range(STEPS):
+        training.step(micro_batches=2)
+        with full_precision(training.model):
+            training.loss()
+    training.model.load_state_dict(training.model.state_dict())
+    training.step()
+
+
+def offloaded(stage: int) -> None:
+    """The masters are on the host, where the optimizer trains them."""
+    training = Training(stage, policy=Policy(offload=True))
+    for _ in range(STEPS):
+        training.step(micro_batches=2)
+        training.model.load_state_dict(training.model.state_dict())
+
+
+def offloaded_low(stage: int) -> None:
+    """The same in 16 bits, and the optimizer steps in the backward pass."""
+    policy = Policy(param_dtype=torch.bfloat16, output_dtype=torch.float32, offload=True)
+    training = Training(stage, policy=policy)
+    step_in_backward(training.model, partial(torch.optim.AdamW, lr=1e-2, foreach=False))
+    for _ in range(STEPS):
+        training.loss().backward()
+        with torch.no_grad():
+            training.loss()
 
 
 def repeated(stage: int) -> None:
@@ -213,6 +245,9 @@ MODES: list[Mode] = [
     kept,
     clipped,
     narrow,
+    low,
+    offloaded,
+    offloaded_low,
     repeated,
     built,
     stepped,
@@ -263,6 +298,9 @@ def test_each_wait_prevents_a_race(recordings: dict[Case, Trace]) -> None:
     assert not idle
 
 
+WAITS = ("wait", "wait_stream", "wait_event", "synchronize")
+
+
 def waits_in_the_book() -> dict[str, set[str]]:
     """Every call in the sources that makes a stream wait, and the lines it stands on."""
     found = {}
@@ -273,7 +311,7 @@ def waits_in_the_book() -> dict[str, set[str]]:
                 continue
             for node in ast.walk(function):
                 match node:
-                    case ast.Call(func=ast.Attribute(attr="wait" | "wait_stream" | "wait_event")):
+                    case ast.Call(func=ast.Attribute(attr=name)) if name in WAITS:
                         name = f"{file.name}:{node.lineno} {ast.unparse(node)}"
                         lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
                         found[name] = {f"{file.name}:{line}" for line in lines}

@@ -1,0 +1,124 @@
+r"""# What goes in and out
+
+> A model in 16 bits is called with what an FP32 model is called with.
+
+The units of a model in 16 bits compute with [16-bit copies](masters.py) of their
+parameters. The program around the model has not changed: it brings FP32 inputs, and its
+loss wants FP32 outputs. This chapter is about what crosses the model's boundary, and
+about the one thing inside of it that is no parameter, the buffers.
+
+| what | becomes | unless |
+|---|---|---|
+| floating-point inputs of the model, also nested ones | `param_dtype` | `cast_inputs=False` |
+| floating-point outputs of the model | `output_dtype` | that is `None`, the default |
+| floating-point buffers | `buffer_dtype` | that is `None`, the default, or they stand in a norm |
+| functions that compute norms and losses | [FP32](norms.py) | the policy's tables are empty |
+
+Only calls of the model itself are cast. A part that is called alone takes what it is
+given.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from shardbook.norms import Rule, compute_in_fp32
+from shardbook.policy import Policy
+from shardbook.schedule import conductor_of, not_compiled
+
+__all__ = ["enforce"]
+# sidelit: show
+
+
+def enforce(policy: Policy, model: nn.Module) -> None:
+    """Let a sharded model follow those parts of a policy that are not about parameters."""
+    if policy.param_dtype is not None:
+        rule = Rule(policy.fp32_norms, policy.fp32_losses)
+        drivers = conductor_of(model).drivers.values()
+        parts = [part for driver in drivers for part in driver.parts]
+        for module in dict.fromkeys((model, *parts)):
+            put_in_force(rule, module)
+        for module in model.modules():
+            if isinstance(module, policy.fp32_modules):
+                compute_in_fp32(module)
+        if policy.cast_inputs:
+            cast_inputs(model, policy.param_dtype)
+    if policy.output_dtype is not None:
+        cast_outputs(model, policy.output_dtype)
+    if policy.buffer_dtype is not None:
+        cast_buffers(model, policy.buffer_dtype, policy.fp32_modules)
+
+
+def put_in_force(rule: Rule, module: nn.Module) -> None:
+    """Let a rule be in force during each forward pass of a module.
+
+    A unit that is computed again in the backward pass, for activation checkpointing, is
+    called again, and so has the rule again.
+    """
+    module.register_forward_pre_hook(not_compiled(rule.enter), prepend=True)
+    # After an exception, too.
+    module.register_forward_hook(not_compiled(rule.leave), always_call=True)
+
+
+def cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast what the model is called with. Gradients pass the cast."""
+    units = tuple(conductor_of(model).drivers)
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        # [In full precision](precise.py) nothing is narrow.
+        if any(unit.precise for unit in units):
+            return None
+        return tree_map_only(Tensor, partial(cast, dtype), (args, kwargs))
+
+    model.register_forward_pre_hook(not_compiled(before), with_kwargs=True)
+
+
+def cast_outputs(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast what the model returns."""
+
+    def after(_: nn.Module, args: Any, result: Any) -> Any:
+        return tree_map_only(Tensor, partial(cast, dtype), result)
+
+    model.register_forward_hook(not_compiled(after))
+
+
+def cast_buffers(
+    model: nn.Module, dtype: torch.dtype, kept: tuple[type[nn.Module], ...]
+) -> None:
+    """Cast floating-point buffers, but those that stand directly in a norm.
+
+    A buffer remains the same object. In the `state_dict` it has its old dtype, so that
+    the file fits a plain model; its values are those of the narrower one.
+    """
+    old = {
+        buffer: buffer.dtype
+        for module in model.modules()
+        if not isinstance(module, kept)
+        for buffer in module.buffers(recurse=False)
+        if buffer.is_floating_point()
+    }
+    for buffer in old:
+        buffer.data = buffer.to(dtype)
+    names = {
+        name: old[buffer]
+        for name, buffer in model.named_buffers(remove_duplicate=False)
+        if buffer in old
+    }
+
+    def widen(_: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        for name, before in names.items():
+            if prefix + name in state:
+                state[prefix + name] = state[prefix + name].to(before)
+
+    model.register_state_dict_post_hook(widen)
+
+
+def cast(dtype: torch.dtype, value: Tensor) -> Tensor:
+    """A floating-point tensor in another dtype; any other as it is."""
+    return value.to(dtype) if value.is_floating_point() else value

@@ -1,0 +1,223 @@
+r"""# Norms and losses
+
+> What adds up many values is computed in FP32, by a rule that stands in two tables.
+
+A matrix product adds up in FP32 also when it is given 16-bit numbers. A norm and a loss
+have sums of their own, and what is done with them in between is rounded to the format
+of the input. BF16 keeps 8 significant bits. So the loss of a step and the loss of the
+next are often the same number, and a gradient that is the difference of two nearly
+equal probabilities is zero or twice too large.
+
+Under a [`param_dtype`](policy.py#Policy) three things are therefore kept out of it:
+
+| what | how |
+|---|---|
+| the parameters that stand directly in a module of the table `NORMS` | are gathered and computed with in FP32 |
+| such a module | gets 16-bit inputs as FP32, and gives back the dtype that it was given |
+| a function of the tables `NORM_FUNCTIONS` and `LOSSES`, inside of a forward pass | gets 16-bit inputs as FP32; a norm gives back the dtype that it was given, a loss stays in FP32 |
+
+The price is memory: what such a function saves for the backward pass takes four bytes
+an element and not two. The parameters are few. In a transformer of width $d$ a block has
+some $12\,d^2$ of them, and $4\,d$ stand in its norms.
+
+The tables are defaults of the policy. A model with a norm of its own adds its class, and
+empty tables leave everything in 16 bits:
+
+```python
+Policy(param_dtype=torch.bfloat16, fp32_modules=(*NORMS, LlamaRMSNorm))
+Policy(param_dtype=torch.bfloat16, fp32_modules=(), fp32_norms=(), fp32_losses=())
+```
+
+:notation $d$: the number of values that stand for one position
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+__all__ = [
+    "LOSSES",
+    "NORMS",
+    "NORM_FUNCTIONS",
+    "Rule",
+    "compute_in_fp32",
+    "rules_in_force",
+]
+# sidelit: show
+
+NORMS: tuple[type[nn.Module], ...] = (
+    *(nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.SyncBatchNorm),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+NORM_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    *(F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm, F.instance_norm),
+    *(F.local_response_norm, F.normalize),
+    *(torch.layer_norm, torch.rms_norm, torch.group_norm),
+    *(torch.batch_norm, torch.instance_norm),
+)
+LOSSES: tuple[Callable[..., Any], ...] = (
+    *(F.cross_entropy, F.nll_loss, F.ctc_loss, F.kl_div, F.binary_cross_entropy),
+    *(F.binary_cross_entropy_with_logits, F.mse_loss, F.l1_loss, F.smooth_l1_loss),
+    *(F.huber_loss, F.poisson_nll_loss, F.gaussian_nll_loss, F.cosine_embedding_loss),
+    *(F.hinge_embedding_loss, F.margin_ranking_loss, F.soft_margin_loss),
+    *(F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss),
+    *(F.triplet_margin_loss, F.triplet_margin_with_distance_loss),
+)
+
+
+class Rule(TorchFunctionMode):
+    """While it is in force, some functions compute in FP32.
+
+    PyTorch asks a function mode before it carries out one of its own functions. What a
+    function calls inside of itself it does not ask about. So a norm is found whether a
+    module calls it or a line of `forward` does.
+
+    :param norms: functions that give back the dtype that they were given
+    :param losses: functions whose result stays in FP32
+    """
+
+    def __init__(
+        self, norms: Sequence[Callable[..., Any]], losses: Sequence[Callable[..., Any]]
+    ) -> None:
+        super().__init__()
+        self.norms, self.functions = frozenset(norms), frozenset((*norms, *losses))
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = narrow_dtype((args, kwargs)) if func in self.functions else None
+        if given is None:
+            return func(*args, **(kwargs or {}))
+        if func in WRITERS:
+            result = write_back(func, args, kwargs or {})
+        else:
+            wide, more = tree_map_only(Tensor, widen, (args, kwargs or {}))
+            result = func(*wide, **more)
+        return result.to(given) if func in self.norms else result
+
+    def enter(self, *_: Any) -> None:
+        """A forward pass begins. Inside of another it changes nothing."""
+        if self not in active.rules:
+            self.__enter__()
+        active.rules.append(self)
+
+    def leave(self, *_: Any) -> None:
+        """A forward pass has ended."""
+        active.rules.remove(self)
+        if self not in active.rules:
+            self.__exit__(None, None, None)
+
+
+class Active(threading.local):
+    """The rules in force in this thread, once for each forward pass that wants one."""
+
+    def __init__(self) -> None:
+        self.rules: list[Rule] = []
+
+
+active = Active()
+
+
+def rules_in_force() -> Callable[[], AbstractContextManager[None]]:
+    """What a recomputation needs to have the rules of the forward pass.
+
+    A backward pass runs when no forward pass does, perhaps in another thread.
+
+    :returns: a function that gives a block in which the present rules are in force
+    """
+    rules = tuple(dict.fromkeys(active.rules))
+
+    @contextmanager
+    def restored() -> Iterator[None]:
+        for rule in rules:
+            rule.enter()
+        try:
+            yield
+        finally:
+            for rule in reversed(rules):
+                rule.leave()
+
+    return restored
+
+
+def compute_in_fp32(module: nn.Module) -> None:
+    """Let a module get FP32 inputs, and give back the dtype that it was given.
+
+    A norm of somebody's own calls no function of the tables. Its parameters are in FP32,
+    and in its code they would meet 16-bit inputs. The result would be FP32, and the
+    next matrix product would refuse it.
+    """
+    # A module may call itself, so what it was given is kept in a list.
+    given: list[torch.dtype | None] = []
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        given.append(narrow_dtype((args, kwargs)))
+        return tree_map_only(Tensor, widen, (args, kwargs))
+
+    def after(_: nn.Module, args: Any, result: Any) -> Any:
+        dtype = given.pop()
+        if dtype is None:
+            return result
+        return tree_map_only(Tensor, partial(narrow, dtype), result)
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+    module.register_forward_hook(after)
+
+
+# These also write into some of what they are given: the running mean and variance.
+WRITERS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
+
+
+def write_back(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function with FP32 copies, and copy back what it has written into them."""
+    copies: list[tuple[Tensor, Tensor]] = []
+
+    def widen_and_note(value: Tensor) -> Tensor:
+        wide = widen(value)
+        copies.append((value, wide))
+        return wide
+
+    args, kwargs = tree_map_only(Tensor, widen_and_note, (args, kwargs))
+    result = func(*args, **kwargs)
+    with torch.no_grad():
+        for value, wide in copies:
+            if wide is not value and wide._version:
+                value.copy_(wide)
+    return result
+
+
+def narrow_dtype(given: Any) -> torch.dtype | None:
+    """The first 16-bit dtype among some tensors, if there is one.
+
+    >>> narrow_dtype([torch.ones(1), torch.ones(1, dtype=torch.bfloat16)])
+    torch.bfloat16
+    """
+    for value in tree_leaves(given):
+        if isinstance(value, Tensor) and value.dtype in NARROW:
+            return value.dtype
+    return None
+
+
+NARROW = (torch.float16, torch.bfloat16)
+
+
+def widen(value: Tensor) -> Tensor:
+    """A 16-bit tensor as FP32; any other as it is."""
+    return value.float() if value.dtype in NARROW else value
+
+
+def narrow(dtype: torch.dtype, value: Tensor) -> Tensor:
+    """An FP32 tensor in a narrower dtype; any other as it is."""
+    return value.to(dtype) if value.dtype == torch.float32 else value

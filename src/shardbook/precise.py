@@ -1,0 +1,66 @@
+r"""# Full precision on demand
+
+> For an evaluation, a model computes with its master weights.
+
+[A policy](policy.py) lets a model compute in 16 bits. To know what that costs, somebody
+has to compute the same in full precision. In the block below each unit is gathered in
+the masters' own format, so a gather sends as many bytes as without a policy. Nothing is
+copied beforehand: in stage 3 a unit still exists in full only while it is used.
+
+The block is for forward passes. A backward pass would need the unit again, after the
+block, when its vector has another format. So no gradients are computed in it.
+
+[Saving](state.py) needs no such block. A `state_dict` always holds the masters.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from shardbook.schedule import conductor_of
+
+__all__ = ["full_precision"]
+# sidelit: show
+
+
+@contextmanager
+def full_precision(model: nn.Module) -> Iterator[None]:
+    """Forward passes in this block compute with the master weights, without gradients.
+
+    ```python
+    with full_precision(model):
+        loss = model(batch)
+    ```
+
+    Inputs stay as they are. Buffers stay as [the policy](policy.py#Policy) has cast
+    them. Either all ranks enter the block or none.
+
+    :param model: a model that was sharded; without a `param_dtype` only gradients are
+        turned off
+    :raises ValueError: if the model is not sharded
+    :raises RuntimeError: if it is in the middle of a pass
+    """
+    units = tuple(conductor_of(model).drivers)
+    for unit in units:
+        if unit.shown:
+            raise RuntimeError(
+                f"{unit.name} is in use; enter full_precision() before the model is called"
+            )
+    before = [unit.precise for unit in units]
+    try:
+        for unit in units:
+            unit.free()
+            unit.precise = True
+            unit.switch(True)
+        with torch.no_grad():
+            yield
+    finally:
+        for unit, precise in zip(units, before, strict=True):
+            unit.free()
+            unit.precise = precise
+            unit.switch(precise)

@@ -1,0 +1,200 @@
+"""Master weights: 16-bit training equals the same done by hand, and moves half the bytes."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ranks
+from book.masters import assert_masters_train_alike, low_copy
+from book.reference import STAGES
+from book.toys import assert_equal, batch, chain, error, optimizer_for
+from shardbook.precise import full_precision
+from shardbook.schedule import conductor_of
+
+BF16 = torch.bfloat16
+
+
+def each_stage_trains_like_masters(options: dict[str, Any], reference: dict[str, Any]) -> None:
+    from shardbook import Policy, shard
+
+    dtype = options["param_dtype"]
+    low = partial(low_copy, dtype=dtype, norms=dtype.itemsize < 4 and "fp32_modules" not in options)
+    models = [shard(chain(seed=dist.get_rank()), stage=stage, policy=Policy(**options)) for stage in STAGES]
+    assert_masters_train_alike(chain(), models, low, wire=options.get("reduce_dtype"), **reference)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(
+    ("options", "reference"),
+    [
+        ({"param_dtype": BF16}, {}),
+        ({"param_dtype": BF16, "reduce_dtype": torch.float32}, {"optimizer": "sgd", "micro": 2}),
+        ({"param_dtype": torch.float16, "fp32_modules": (), "fp32_norms": ()}, {"micro": 2, "once": False}),
+        ({"param_dtype": torch.float64, "reduce_dtype": BF16}, {"optimizer": "sgd"}),
+    ],
+    ids=["bf16", "fp32-wire", "fp16-all", "fp64"],
+)
+def test_every_stage_trains_like_masters_by_hand(
+    world_size: int, options: dict[str, Any], reference: dict[str, Any]
+) -> None:
+    ranks.run(world_size, each_stage_trains_like_masters, options, reference)
+
+
+# --- what is sent ---
+
+
+def sent_by(options: dict[str, Any]) -> list[tuple[dict[str, int], dict[str, int]]]:
+    """What a step sends in each stage, and the bytes of the padded vectors: those that are computed with, and
+    those that travel as gradients.
+    """
+    from shardbook import Policy, shard
+    from shardbook.collectives import ledger
+
+    policy, found = Policy(**options), []
+    for stage in STAGES:
+        model = shard(chain(), stage=stage, policy=policy)
+        optimizer = optimizer_for("adamw", model.parameters())
+        for step in range(2):
+            with ledger() as book:
+                error(model, batch(dist.get_rank(), step)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        layouts = [flat.layout for unit in conductor_of(model).drivers for flat in unit.flats]
+        computed = sum(layout.padded * layout.computes_in.itemsize for layout in layouts)
+        travel = sum(layout.padded * policy.sends_in(layout.computes_in).itemsize for layout in layouts)
+        assert book.moved == {}
+        found.append((book.sent, {"computed": computed, "travel": travel}))
+    return found
+
+
+@pytest.mark.parametrize("wire", [None, torch.float32])
+def test_gathers_and_gradients_send_the_bytes_of_their_own_formats(wire: torch.dtype | None) -> None:
+    for found in ranks.run(3, sent_by, {"param_dtype": BF16, "reduce_dtype": wire}):
+        for stage, (sent, vectors) in zip(STAGES, found, strict=True):
+            once = {kind: nbytes * 2 // 3 for kind, nbytes in vectors.items()}
+            # In stage 0 the mean is gathered, in the format in which it travels.
+            gathers = (once["travel"], once["computed"], once["computed"], 2 * once["computed"])[stage]
+            assert sent == {"reduce-scatter": once["travel"], "all-gather": gathers}
+
+
+def halved() -> tuple[dict[str, int], dict[str, int]]:
+    from shardbook import Policy, shard
+    from shardbook.collectives import ledger
+
+    books = []
+    for policy in (Policy(), Policy(param_dtype=BF16)):
+        model = shard(aligned(), policy=policy)
+        with ledger() as book:
+            model(torch.ones(2, 64)).sum().backward()
+        books.append(book.sent)
+    return books[0], books[1]
+
+
+def aligned() -> nn.Module:
+    """On two ranks nothing of it is padded, in no format."""
+    return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+
+
+def test_in_16_bits_a_step_sends_half_the_bytes() -> None:
+    for full, half in ranks.run(2, halved):
+        assert half == {name: nbytes // 2 for name, nbytes in full.items()}
+
+
+# --- the masters ---
+
+
+def masters_are_saved_and_loaded() -> None:
+    from shardbook import Policy, shard
+
+    policy = Policy(param_dtype=BF16)
+    for stage in STAGES:
+        plain = chain()
+        plain[4].weight = plain[0].weight
+        model = shard(copy.deepcopy(plain), stage=stage, policy=policy)
+        state = model.state_dict()
+        assert_equal(dict(state), dict(plain.state_dict()))
+        assert state["4.weight"].data_ptr() == state["0.weight"].data_ptr()
+        other = chain(seed=5)
+        other[4].weight = other[0].weight
+        model.load_state_dict(other.state_dict())
+        assert_equal(dict(model.state_dict()), dict(other.state_dict()))
+        # The loaded values are those that are computed with.
+        low = low_copy(other, BF16)
+        assert error(model, batch(0, 0)).item() == error(low, batch(0, 0)).item()
+        for unit in conductor_of(model).drivers:
+            assert not unit.precise
+            assert all(flat.full.dtype == flat.layout.computes_in for flat in unit.flats)
+
+
+def changes_by_hand_are_seen() -> None:
+    """Also those of which PyTorch's counter of writes learns nothing."""
+    from shardbook import Policy, shard
+
+    for stage in STAGES:
+        plain, model = chain(), shard(chain(), stage=stage, policy=Policy(param_dtype=BF16))
+        for number in range(3):
+            found = error(model, batch(0, number)).item()
+            assert found == error(low_copy(plain, BF16), batch(0, number)).item()
+            with torch.no_grad():
+                for each in (plain, model):
+                    for parameter in each.parameters():
+                        (parameter.data if number else parameter).mul_(1.25)
+
+
+def evaluates_in_full_precision() -> None:
+    from shardbook import Policy, shard
+    from shardbook.collectives import ledger
+
+    for stage in STAGES:
+        plain, model = chain(), shard(chain(), stage=stage, policy=Policy(param_dtype=BF16))
+        optimizer = optimizer_for("sgd", model.parameters())
+        data = batch(0, 0)
+        with full_precision(model), ledger() as book:
+            for _ in range(2):
+                loss = error(model, data)
+                assert loss.item() == error(plain, data).item()
+                assert not loss.requires_grad
+            assert_equal(dict(model.state_dict()), dict(plain.state_dict()))
+            assert error(model, data).item() == error(plain, data).item()
+        if stage == 0:
+            assert book.sent == {}
+        # The block leaves no trace, and training goes on in 16 bits.
+        low = low_copy(plain, BF16)
+        assert error(model, data).item() == error(low, data).item()
+        error(model, batch(dist.get_rank(), 1)).backward()
+        optimizer.step()
+        seen = model[1].register_forward_pre_hook(partial(enter_in_the_middle, model))
+        with pytest.raises(RuntimeError, match="is in use; enter full_precision"):
+            model(data[0])
+        seen.remove()
+        error(model, data)
+    with pytest.raises(ValueError, match="is not sharded"), full_precision(chain()):
+        pass
+
+
+def enter_in_the_middle(model: nn.Module, *_: Any) -> None:
+    with full_precision(model):
+        pass
+
+
+CASES = [
+    masters_are_saved_and_loaded,
+    changes_by_hand_are_seen,
+    evaluates_in_full_precision,
+]
+
+
+def each_case() -> None:
+    for case in CASES:
+        case()
+
+
+def test_masters_are_what_is_saved_changed_and_evaluated() -> None:
+    ranks.run(2, each_case, timeout=120)
