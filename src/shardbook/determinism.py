@@ -23,7 +23,10 @@ higher version in the second run. Without this line the gradient would be that o
 new weights at the activations of the old ones, which is the gradient of no loss at all.
 
 What `"default"` cannot see is another value of the same shape, as from a global
-variable. `"debug"` sees it, and reads each tensor once more for that.
+variable. `"debug"` sees it, and reads each tensor once more for that. It is for a
+search, and no setting to train with: it also reports what differs without harm. A
+`BatchNorm` saves running statistics that the forward pass has moved, and an LSTM on the
+CPU saves scratch memory. No gradient is computed from either.
 
 With [early stop](recomputation.py#Collector) the second run is shorter than the first.
 What would come after its end is not compared, and no gradient is computed from it.

@@ -140,6 +140,7 @@ def place_of(frame: FrameType) -> Place:
     lies beyond it is not the same in both runs.
     """
     outer: FrameType | None = frame
+    innermost = None
     while outer is not None:
         package, _, module = str(outer.f_globals.get("__name__")).partition(".")
         mine = package == "shardbook" and module in MACHINERY
@@ -147,8 +148,10 @@ def place_of(frame: FrameType) -> Place:
             break
         if package != "torch" and not mine:
             return outer.f_code, outer.f_lineno
+        innermost = innermost or (None if mine else outer)
         outer = outer.f_back
-    return frame.f_code, frame.f_lineno
+    found = innermost or frame
+    return found.f_code, found.f_lineno
 
 
 MACHINERY = {

@@ -1,0 +1,341 @@
+"""A recomputation that differs is refused, and the message says which tensor, how, and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from shardbook.determinism import LEVELS, CheckpointError, Record, compare
+from shardbook.operations import Log, Operation, digest, part, place_of, shown
+from shardbook.saved_tensors import checkpoint_saved
+
+ADVICE = (
+    "Let the function do the same in both runs: give it as an argument whatever changes in between, such as "
+    "a global or an attribute, and call backward before weights or the training mode are changed"
+)
+HINT = '; determinism_check="debug" finds the operation where the runs part.'
+
+
+class Switch:
+    """Something that a program changes between the forward pass and the backward pass."""
+
+    on = True
+
+
+def mismatch(function: Callable[[Tensor], Tensor], level: str = "default", early_stop: bool = True) -> str:
+    """What is said about a function that reads the switch; without line numbers. Empty if nothing is."""
+    Switch.on = True
+    x = torch.arange(12.0).view(3, 4).requires_grad_()
+    y = checkpoint_saved(function, x, determinism_check=level, early_stop=early_stop)
+    Switch.on = False
+    try:
+        y.sum().backward()
+    except CheckpointError as error:
+        return re.sub(r"py:\d+", "py:N", str(error))
+    finally:
+        Switch.on = True
+    return ""
+
+
+def smaller(x: Tensor) -> Tensor:
+    y = x.sin()
+    z = y if Switch.on else y[:2]
+    return (z.t() @ z).exp() + z.sum()
+
+
+def test_the_message_names_the_tensor_and_both_its_forms_and_ends_with_what_to_do() -> None:
+    assert mismatch(lambda x: smaller(x).tanh()) == "\n".join(
+        [
+            "the recomputation does not do what the forward pass did.",
+            "Saved tensor 1 is the first that differs:",
+            "  forward pass: shape (3, 4), torch.float32, cpu, version 0, "
+            "saved at test_determinism.py:N `return (z.t() @ z).exp() + z.sum()`",
+            "  recomputation: shape (2, 4), torch.float32, cpu, version 0, "
+            "saved at test_determinism.py:N `return (z.t() @ z).exp() + z.sum()`",
+            "Others that differ: 2.",
+            ADVICE + HINT,
+        ]
+    )
+
+
+def fewer(x: Tensor) -> Tensor:
+    y = x.sin()
+    if Switch.on:
+        y = y.exp()
+    return y * 2
+
+
+def more(x: Tensor) -> Tensor:
+    y = x.sin()
+    if not Switch.on:
+        y = y.exp()
+    return y * 2
+
+
+@pytest.mark.parametrize("level", ["default", "none"])
+def test_another_number_of_tensors_is_told(level: str) -> None:
+    said = mismatch(fewer, level).splitlines()
+    assert said[1:3] == [
+        "The forward pass saved 2 tensors, it saved 1.",
+        "Saved tensor 1 is the first that differs:",
+    ]
+    assert said[4] == "  recomputation: none, it had saved all of its tensors"
+    line = "a tensor of which nothing was recorded"
+    if level == "default":
+        line = "shape (3, 4), torch.float32, cpu, version 0, saved at test_determinism.py:N `y = y.exp()`"
+    assert said[3] == f"  forward pass: {line}"
+    # What would follow the last tensor that is wanted does not run, unless it is asked for.
+    assert mismatch(more, level) == ""
+    assert "The forward pass saved 1 tensors, it saved 2." in mismatch(more, level, early_stop=False)
+
+
+def test_where_the_runs_part_is_shown_even_if_the_kinds_agree() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.sin()
+        y = y.exp() if Switch.on else y.cos().cos()
+        return y.tanh()
+
+    said = mismatch(function, early_stop=False).splitlines()
+    assert said[1] == "The forward pass saved 3 tensors, it saved 4."
+    # The exponential and the first cosine stand in one line and save tensors of one kind.
+    assert said[2] == "Saved tensor 2 is the first that differs:"
+    assert said[3].endswith("`return y.tanh()`")
+
+    def elsewhere(x: Tensor) -> Tensor:
+        y = x.sin()
+        if Switch.on:
+            return y.exp()
+        y = y.cos()
+        return y.cos()
+
+    said = mismatch(elsewhere, early_stop=False).splitlines()
+    assert said[2] == "Saved tensor 1 is the first that differs:"
+    assert said[3].endswith("`return y.exp()`")
+    assert said[4].endswith("`y = y.cos()`")
+
+
+def test_a_weight_that_changed_is_found_where_torch_finds_nothing() -> None:
+    net, x = nn.Linear(4, 4), torch.ones(2, 4, requires_grad=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def loss(run: Callable[..., Tensor]) -> Tensor:
+        net.zero_grad()
+        net.weight.grad = torch.ones(4, 4)
+        y = run(lambda x: net(net(x)).sin(), x)
+        optimizer.step()
+        return y.sum()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss(lambda function, x: function(x)).backward()
+    said = r"tensor 1 is the first that was changed in place between the runs:\n.*version 2,.*\n.*version 3,"
+    with pytest.raises(CheckpointError, match=said):
+        loss(checkpoint_saved).backward()
+    loss(lambda f, x: checkpoint_saved(f, x, determinism_check="none")).backward()
+    loss(lambda f, x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)).backward()
+
+
+def test_a_tensor_that_was_brought_back_is_no_change() -> None:
+    x = torch.ones(3, requires_grad=True) * 1
+    x.mul_(2)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):
+        y = checkpoint_saved(lambda x: x.sin(), x)
+    y.sum().backward()
+
+
+def other_value(x: Tensor) -> Tensor:
+    factor = 1.0 if Switch.on else 2.0
+    return ((x * factor).sin() + 1).exp()
+
+
+def test_another_value_of_the_same_kind_needs_the_debug_level() -> None:
+    assert mismatch(other_value) == ""
+    said = re.sub(r"\b[0-9a-f]{8}\b", "DIGEST", mismatch(other_value, "debug"))
+    text = "`return ((x * factor).sin() + 1).exp()`"
+    kind = "shape (3, 4), torch.float32, cpu, version 0, digest DIGEST, saved by"
+    assert said == "\n".join(
+        [
+            "the recomputation does not do what the forward pass did.",
+            "Saved tensor 0 is the first that differs:",
+            f"  forward pass: {kind} torch.Tensor.sin at test_determinism.py:N {text}",
+            f"  recomputation: {kind} torch.Tensor.sin at test_determinism.py:N {text}",
+            "Others that differ: 1.",
+            "The operations part here:",
+            f"  0 in the forward pass: torch.Tensor.mul gave (3, 4) DIGEST at test_determinism.py:N {text}",
+            f"  0 in the recomputation: torch.Tensor.mul gave (3, 4) DIGEST at test_determinism.py:N {text}",
+            f"{ADVICE}.",
+        ]
+    )
+
+
+def test_the_logs_are_lined_up_where_they_part() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = F.gelu(x).sin()
+        y = y * torch.empty(3, 4).fill_(2)
+        return (y.exp() if Switch.on else y.cos()).tanh()
+
+    said = mismatch(function, "debug")
+    lines = [line for line in said.splitlines() if re.match(r"  \d", line)]
+    names = [re.sub(r" gave.*", "", line).strip() for line in lines]
+    assert names == [
+        "3 in both runs: torch.Tensor.fill_",
+        "4 in both runs: torch.Tensor.mul",
+        "5 in the forward pass: torch.Tensor.exp",
+        "5 in the recomputation: torch.Tensor.cos",
+    ]
+
+
+def test_random_numbers_that_are_not_drawn_again_are_found_at_the_dropout() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh())
+    x = torch.ones(8, 4, requires_grad=True)
+    torch.manual_seed(0)
+    y = checkpoint_saved(net, x, preserve_rng_state=False, determinism_check="debug")
+    with pytest.raises(CheckpointError, match=r"1 in the forward pass: torch\.nn\.functional\.dropout gave"):
+        y.sum().backward()
+    checkpoint_saved(net, x, determinism_check="debug").sum().backward()
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_a_faithful_function_passes_every_level(early_stop: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Embedding(9, 8), nn.LayerNorm(8), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2), nn.GELU()
+    )
+    tokens = torch.arange(9).view(3, 3)
+    found = []
+    for level in LEVELS:
+        net.zero_grad()
+        torch.manual_seed(1)
+        y = checkpoint_saved(net, tokens, determinism_check=level, early_stop=early_stop)
+        y.square().sum().backward()
+        found.append([parameter.grad for parameter in net.parameters()])
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+def test_running_statistics_do_differ_without_harm() -> None:
+    net, x = nn.BatchNorm1d(3), torch.randn(4, 3, requires_grad=True)
+    for level in ("default", "none"):
+        checkpoint_saved(net, x, determinism_check=level).sum().backward()
+    # Without a line of the user's, the line of PyTorch is shown.
+    said = r"shape \(3,\).*saved by torch\.nn\.functional\.batch_norm at functional\.py"
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint_saved(net, x, determinism_check="debug").sum().backward()
+
+
+def test_an_lstm_saves_scratch_memory() -> None:
+    kinds = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kinds.append(t.dtype) or t.detach(), lambda t: t):
+        nn.LSTM(3, 3)(torch.ones(2, 3))
+    assert torch.uint8 in kinds
+
+
+def test_a_level_that_does_not_exist_is_refused() -> None:
+    said = "determinism_check='all' is not a level; choose one of 'default', 'none', 'debug'"
+    with pytest.raises(ValueError, match=said):
+        checkpoint_saved(torch.sin, torch.ones(1), determinism_check="all")
+
+
+class OfMine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x if Switch.on else x[:1])
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+def test_a_place_is_the_users_line_wherever_the_tensor_is_saved() -> None:
+    def mine(x: Tensor) -> Tensor:
+        y: Tensor = OfMine.apply(x)
+        return y.tanh()
+
+    assert "saved at test_determinism.py:N `y: Tensor = OfMine.apply(x)`" in mismatch(mine)
+
+    def inside(x: Tensor) -> Tensor:
+        y = x if Switch.on else x[:1]
+        return checkpoint_saved(torch.sin, y * 1).tanh()
+
+    assert "saved at test_determinism.py:N `return checkpoint_saved(torch.sin, y * 1).tanh()`" in mismatch(
+        inside
+    )
+
+    class Layer(nn.Linear):
+        def __call__(self, x: Tensor) -> Tensor:
+            return super().__call__(x if Switch.on else x[:1])
+
+    # Nothing of a checkpointed module of PyTorch is the user's.
+    layer = nn.Sequential(nn.Flatten(0, -1), nn.Tanh())
+    x = torch.ones(3, requires_grad=True) * 1
+    y = checkpoint_saved(layer, x)
+    layer.append(nn.Tanh())
+    layer[0] = nn.Unflatten(0, (3, 1))
+    with pytest.raises(CheckpointError, match=r"saved at activation\.py:\d+ `return torch\.tanh\(input\)`"):
+        y.sum().backward()
+
+
+values = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=9)
+
+
+@given(values=values, others=values)
+def test_digests_tell_any_two_tensors_apart_by_their_bits(values: list[float], others: list[float]) -> None:
+    one, other = torch.tensor(values), torch.tensor(others)
+    same = one.view(torch.uint8).tolist() == other.view(torch.uint8).tolist()
+    assert (digest(one) == digest(other)) is same
+    assert digest(one) == digest(one.clone())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(True),
+        torch.empty(0),
+        torch.ones(2, 3, dtype=torch.bfloat16).t(),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.eye(3).to_sparse(),
+        torch.ones(2, 3, dtype=torch.float64).expand(4, 2, 3),
+    ],
+    ids=str,
+)
+def test_every_kind_of_tensor_has_a_digest(tensor: Tensor) -> None:
+    assert digest(tensor) == digest(tensor.clone())
+
+
+def test_a_record_counts_what_it_does_not_look_at() -> None:
+    forward, again = Record("default"), Record("default")
+    for record, tensors in ((forward, [torch.ones(2), torch.ones(2)]), (again, [None, torch.ones(2)])):
+        for tensor in tensors:
+            record.note(tensor)
+    compare(forward, again, needed=2, exact=True)
+    with pytest.raises(CheckpointError):
+        compare(forward, again, needed=3, exact=False)
+
+
+def test_one_log_may_be_longer() -> None:
+    x = torch.ones(2)
+
+    def log(*names: str) -> list[Operation]:
+        with Log() as found:
+            for name in names:
+                getattr(x, name)()
+        return found.operations
+
+    assert list(part(log("sin", "cos"), log("sin"))) == []
+    longer = list(part(log("sin"), log("sin", "cos")))
+    assert longer[-2].endswith("in the forward pass: nothing, it had ended")
+    assert "torch.Tensor.cos" in longer[-1]
+
+
+def test_a_place_without_a_text_is_shown_by_its_number() -> None:
+    code = compile("import sys\nframe = sys._getframe()", "made up", "exec")
+    names: dict[str, Any] = {"__name__": "made_up"}
+    exec(code, names)
+    assert shown(place_of(names["frame"])) == "made up:2"
