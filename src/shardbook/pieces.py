@@ -1,0 +1,108 @@
+r"""# One piece each
+
+> Ranks that hold the same values keep one piece each, and gather the pieces when they need the whole.
+
+Sharding splits what ranks would otherwise store as copies. [Parameters](zero3.py) are
+one such thing. Another is the input of a layer in tensor parallel training, which is
+the same on every rank of the group. Its numbers change in each step, so there is nothing
+to lay out in advance: a vector comes, and each of $N$ ranks keeps
+
+$$\left\lceil \frac{n}{N} \right\rceil$$
+
+of its $n$ values. To have all of them again costs one all-gather.
+
+No collective would notice if the ranks held different values. Each would get a vector
+put together from everybody's, and training would go on with wrong numbers. So the
+values can be compared first.
+
+:notation $N$: `world_size`, the number of ranks that hold the same values
+:notation $n$: `numel`, the number of values
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardbook.check import Disagreement
+from shardbook.collectives import all_gather, world
+
+__all__ = ["Sharing", "piece_numel"]
+# sidelit: show
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """The ranks that hold the same values, and what each keeps of them."""
+
+    group: Any
+    check: bool
+
+    def piece(self, vector: Tensor) -> Tensor:
+        """A copy of this rank's piece. A view would keep the whole vector in memory.
+
+        Pieces must be of one length, so those at the end are filled up with zeros.
+        """
+        if self.check:
+            self.compare(vector)
+        rank, world_size = world(self.group)
+        size = piece_numel(vector.numel(), world_size)
+        piece, mine = vector.new_zeros(size), vector[rank * size : (rank + 1) * size]
+        piece[: len(mine)] = mine
+        return piece
+
+    def whole(self, piece: Tensor, numel: int) -> Tensor:
+        """The vector, gathered from all ranks, without what it was filled up with."""
+        full = piece.new_empty(piece.numel() * world(self.group)[1])
+        all_gather(full, piece, group=self.group).wait()
+        return full[:numel]
+
+    def compare(self, vector: Tensor) -> None:
+        """Raise on every rank if one of them holds other values than the first.
+
+        :raises Disagreement: naming that rank
+        """
+        answers: list[Any] = [None] * world(self.group)[1]
+        mine = (vector.numel(), str(vector.dtype), digest(vector))
+        dist.all_gather_object(answers, mine, group=self.group)
+        for rank, theirs in enumerate(answers):
+            if theirs != answers[0]:
+                raise Disagreement(
+                    f"rank {rank} of the group saves {theirs[0]} values of "
+                    f"{theirs[1]} for the backward pass, and they are not those of "
+                    "rank 0; use partition only where all ranks of the group compute "
+                    "the same, such as around a checkpointed layer"
+                )
+
+
+def piece_numel(numel: int, world_size: int) -> int:
+    """The length of a piece. All pieces together are less than $N$ elements too long.
+
+    >>> checkpoint = 4 * 2048 * 12288
+    >>> [96 * 2 * piece_numel(checkpoint, world_size) for world_size in (1, 8)]
+    [19327352832, 2415919104]
+    """
+    return -(-numel // world_size)
+
+
+def digest(vector: Tensor) -> int:
+    """A number that changes with any single value, computed where the values are.
+
+    The bytes are read as numbers of 64 bits, and each is multiplied with an odd number of
+    its own. Modulo $2^{64}$ no two numbers have the same product with an odd one.
+
+    >>> digest(torch.tensor([1.0, 2.0])) == digest(torch.tensor([2.0, 1.0]))
+    False
+    """
+    # A single element counts as contiguous whatever its stride, and only a stride of 1 can
+    # be seen as bytes.
+    plain = vector.contiguous().as_strided((vector.numel(),), (1,))
+    octets = plain.view(torch.uint8)
+    words = nn.functional.pad(octets, (0, -octets.numel() % 8)).view(torch.int64)
+    odd = torch.arange(1, 2 * words.numel(), 2, device=words.device)
+    return int((words * odd).sum())

@@ -1,0 +1,263 @@
+r"""# Where checkpoints wait
+
+> A checkpoint is used once in a step, so it can wait in pieces, or in the host's memory.
+
+[Checkpointing](checkpointing.py) forgets a layer's activations and keeps the layer's
+input, from which the backward pass computes the rest again. With many layers the inputs
+that are kept become the largest part of what remains. A GPT keeps one for each layer:
+
+$$A = b\,B\,T\,d \text{ bytes}$$
+
+The [ZeRO paper](bib:rajbhandari2020zero) calls what it does about such memory ZeRO-R: R
+stands for the *residual* states, beside parameters, gradients and optimizer state.
+This chapter holds its two ideas for checkpoints.
+
+**Partition.** In tensor parallel training the ranks of a group share the matrices of
+each layer. They do not share its input: every rank computes the same one, and keeps it.
+So $N$ ranks keep the same bytes $N$ times. Here each keeps one piece, and before the
+backward pass needs the input, the ranks gather it.
+
+**Offload.** Between its two uses a checkpoint waits for a long time, and it may do so
+[on the host](host.py).
+
+For 96 layers of width 12288, four sequences of 2048 positions and 16-bit values:
+
+| | on the device for each layer | for all layers | moved for each layer |
+|---|---|---|---|
+| plain checkpointing | 201.3 MB | 19.3 GB | |
+| `partition`, 8 ranks | 25.2 MB | 2.4 GB | a rank sends 176.2 MB |
+| `offload` | | | 201.3 MB to the host and back |
+| both, 8 ranks | | | 25.2 MB to the host and back, a rank sends 176.2 MB |
+
+Both are contexts around the forward pass, and the model knows nothing of them:
+
+```python
+with partition(group, offload=True):
+    loss = model(batch)
+loss.backward()
+```
+
+PyTorch lets such a context replace each tensor that autograd saves, and put it back
+when it is used. Inside a checkpointed layer nothing is saved, so what the context sees
+are the inputs. Around a layer without checkpointing it sees all activations. `offload`
+may be used there, too. `partition` may not, because in tensor parallel training most
+activations inside a layer are different on each rank.
+
+:notation $N$: `world_size`, the number of ranks that hold the same checkpoint
+:notation $A$: `nbytes`, the size of one checkpoint
+:notation $b$: `itemsize`, the bytes of one value
+:notation $B$: `batch`, the number of sequences
+:notation $T$: `config.context`, the number of positions of a sequence
+:notation $d$: `config.width`, the number of values that stand for one position
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardbook.collectives import world
+from shardbook.host import Crossing, to_device, to_host
+from shardbook.pieces import Sharing
+from shardbook.schedule import in_backward
+
+__all__ = ["Residual", "offload", "partition"]
+# sidelit: show
+
+LEAST, ACTIVATIONS = 2**16, "activations"
+
+
+def partition(
+    group: Any = None,
+    *,
+    offload: bool = False,
+    least: int = LEAST,
+    check: bool = False,
+) -> Residual:
+    """Let each rank of a group keep one piece of every tensor that autograd saves.
+
+    Each use in the backward pass is an all-gather. So the ranks have to run the same
+    backward pass.
+
+    Source: [ZeRO](bib:rajbhandari2020zero), the partition of activations in ZeRO-R.
+
+    :param group: the ranks that hold the same values; `None` means all ranks
+    :param offload: whether the pieces wait on the host
+    :param least: smaller tensors stay as they are, in bytes. To move a few bytes takes as
+        long as to move some thousand.
+    :param check: whether the ranks compare each tensor before they keep pieces of it. It
+        costs an exchange and a pass over the values, and is meant for the first step.
+    :returns: a context that may be entered many times
+    :raises Disagreement: inside the context, on every rank, if `check` finds a rank that
+        holds other values
+    :raises RuntimeError: if there is no process group
+    """
+    world(group)
+    return Residual(Sharing(group, check), on_host=offload, least=least)
+
+
+def offload(*, least: int = LEAST) -> Residual:
+    """Let every tensor that autograd saves wait on the host.
+
+    :param least: smaller tensors stay as they are, in bytes
+    :returns: a context that may be entered many times
+    """
+    return Residual(None, on_host=True, least=least)
+
+
+class Residual(saved_tensors_hooks):
+    """The context: `put` is called for each tensor that autograd saves, and `take` when
+    the backward pass uses it.
+    """
+
+    def __init__(self, sharing: Sharing | None, *, on_host: bool, least: int) -> None:
+        super().__init__(self.put, take)
+        alone = sharing is None or world(sharing.group)[1] == 1
+        self.sharing = None if alone else sharing
+        self.on_host, self.least = on_host, least
+        # What is kept of each storage. A storage that is gone takes its entries along, so
+        # an address that is used again does not lead to old values.
+        self.kept: WeakKeyDictionary[
+            torch.UntypedStorage, WeakValueDictionary[Any, Kept]
+        ] = WeakKeyDictionary()
+
+    def put(self, tensor: Tensor) -> Untouched | Placed:
+        """What autograd keeps in the place of a tensor.
+
+        A mask that every layer reads is saved by every layer. It is kept once, as long as
+        nobody writes to it in between: each write raises its version.
+        """
+        if self.stays(tensor):
+            return Untouched(tensor.detach(), tensor._version)
+        rows, form = lie_flat(tensor.detach())
+        entries = self.kept.setdefault(tensor.untyped_storage(), WeakValueDictionary())
+        key = (*place_of(rows), tensor._version)
+        kept = entries.get(key)
+        if kept is None:
+            vector = rows.resolve_conj().resolve_neg().reshape(-1)
+            kept = entries[key] = Kept(vector, self.sharing, self.on_host)
+        return Placed(kept, form)
+
+    def stays(self, tensor: Tensor) -> bool:
+        """Whether nothing is gained by moving a tensor.
+
+        The graph's view of a parameter takes no memory of its own, and [a unit in stage
+        3](zero3.py#Zero3.empty) frees what is under it. What is computed again in the
+        backward pass is used at once. And other kinds of tensors, such as sparse ones,
+        are no vector of values.
+        """
+        return (
+            (self.sharing is None and not self.on_host)
+            or in_backward()
+            or type(tensor) is not Tensor
+            or tensor.layout is not torch.strided
+            or tensor.nbytes < max(1, self.least)
+            or isinstance(tensor._base, nn.Parameter)
+        )
+
+
+def take(saved: Untouched | Placed) -> Tensor:
+    """The tensor, with the values that it had when it was saved."""
+    return saved.tensor()
+
+
+@dataclass(frozen=True, slots=True)
+class Untouched:
+    """A tensor that stays where it is.
+
+    Autograd checks versions only if no context is around. Without the check here, a write
+    to the tensor would lead to wrong gradients and to no error.
+    """
+
+    values: Tensor
+    version: int
+
+    def tensor(self) -> Tensor:
+        if self.values._version != self.version:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(self.values.shape)} was changed in place "
+                "after autograd had saved it for the backward pass; "
+                "change a copy of it instead"
+            )
+        return self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One way to see a vector that is kept: `x` and `x.t()` are two forms of one."""
+
+    kept: Kept
+    form: Form
+
+    def tensor(self) -> Tensor:
+        """The copying was a write. `data` shows the same memory with a count of writes
+        that starts at 0, so that [a recomputation](determinism.py) does not take the
+        tensor for one that was changed.
+        """
+        return self.form.of(self.kept.vector().data)
+
+
+class Kept:
+    """A vector of values, or this rank's piece of it, on the device or on the host.
+
+    :param vector: 1-D; it may be a view of the tensor that is to be freed
+    """
+
+    def __init__(self, vector: Tensor, sharing: Sharing | None, on_host: bool) -> None:
+        self.numel, self.device, self.sharing = vector.numel(), vector.device, sharing
+        piece = vector if sharing is None else sharing.piece(vector)
+        self.here: Tensor | Crossing = to_host(piece, ACTIVATIONS) if on_host else piece
+
+    def vector(self) -> Tensor:
+        """All values, on the device.
+
+        Each use brings them anew. Were they kept for a second one, ranks could differ in
+        whether they still have them, and one would wait in a gather for the other.
+        """
+        piece = self.here
+        if isinstance(piece, Crossing):
+            piece = to_device(piece.copy, self.device, ACTIVATIONS).wait()
+        return piece if self.sharing is None else self.sharing.whole(piece, self.numel)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a tensor lies over its vector: kernels may sum in another order where the
+    strides are others, so the strides come back, too.
+    """
+
+    shape: torch.Size
+    rows: torch.Size
+    places: list[int]
+
+    def of(self, vector: Tensor) -> Tensor:
+        return vector.view(self.rows).permute(self.places).expand(self.shape)
+
+
+def lie_flat(tensor: Tensor) -> tuple[Tensor, Form]:
+    """The same elements in the order in which they lie in memory, each of them once.
+
+    >>> rows, form = lie_flat(torch.arange(6).view(2, 3).t().expand(4, 3, 2))
+    >>> rows.flatten().tolist(), form.of(rows.flatten()).stride()
+    ([0, 1, 2, 3, 4, 5], (0, 1, 3))
+    """
+    shape = tensor.shape
+    for dim, stride in enumerate(tensor.stride()):
+        # What `expand` repeats is stored once.
+        tensor = tensor.narrow(dim, 0, 1) if stride == 0 else tensor
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    rows, places = tensor.permute(order), [order.index(dim) for dim in sorted(order)]
+    return rows, Form(shape, rows.shape, places)
+
+
+def place_of(rows: Tensor) -> tuple[Any, ...]:
+    """What tells two views of one storage apart, if they show different values."""
+    steps = zip(rows.shape, rows.stride(), strict=True)
+    walk = tuple((size, stride) for size, stride in steps if size > 1)
+    return rows.storage_offset(), walk, rows.dtype, rows.is_conj(), rows.is_neg()
