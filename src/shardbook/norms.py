@@ -10,11 +10,11 @@ equal probabilities is zero or twice too large.
 
 Under a [`param_dtype`](policy.py#Policy) three things are therefore kept out of it:
 
-| what | how |
-|---|---|
-| the parameters that stand directly in a module of the table `NORMS` | are gathered and computed with in FP32 |
-| such a module | gets 16-bit inputs as FP32, and gives back the dtype that it was given |
-| a function of the tables `NORM_FUNCTIONS` and `LOSSES`, inside of a forward pass | gets 16-bit inputs as FP32; a norm gives back the dtype that it was given, a loss stays in FP32 |
+- The parameters that stand directly in a module of the table `NORMS` are gathered in
+  FP32.
+- Such a module gets 16-bit inputs as FP32, and gives back the dtype that it was given.
+- So does a function of the table `NORM_FUNCTIONS`, wherever a forward pass calls it.
+- A function of the table `LOSSES` gets 16-bit inputs as FP32, and its result stays FP32.
 
 The price is memory: what such a function saves for the backward pass takes four bytes
 an element and not two. The parameters are few. In a transformer of width $d$ a block has
@@ -65,7 +65,6 @@ NORM_FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *(F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm, F.instance_norm),
     *(F.local_response_norm, F.normalize),
     *(torch.layer_norm, torch.rms_norm, torch.group_norm),
-    *(torch.batch_norm, torch.instance_norm),
 )
 LOSSES: tuple[Callable[..., Any], ...] = (
     *(F.cross_entropy, F.nll_loss, F.ctc_loss, F.kl_div, F.binary_cross_entropy),
@@ -92,7 +91,8 @@ class Rule(TorchFunctionMode):
         self, norms: Sequence[Callable[..., Any]], losses: Sequence[Callable[..., Any]]
     ) -> None:
         super().__init__()
-        self.norms, self.functions = frozenset(norms), frozenset((*norms, *losses))
+        # Tuples, because `torch.compile` cannot look into a set that a mode holds.
+        self.norms, self.functions = tuple(norms), (*norms, *losses)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -110,14 +110,14 @@ class Rule(TorchFunctionMode):
     def enter(self, *_: Any) -> None:
         """A forward pass begins. Inside of another it changes nothing."""
         if self not in active.rules:
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
         active.rules.append(self)
 
     def leave(self, *_: Any) -> None:
         """A forward pass has ended."""
         active.rules.remove(self)
         if self not in active.rules:
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 class Active(threading.local):
@@ -176,26 +176,28 @@ def compute_in_fp32(module: nn.Module) -> None:
     module.register_forward_hook(after)
 
 
-# These also write into some of what they are given: the running mean and variance.
-WRITERS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
+# These also write into two tensors that they are given.
+WRITERS = (F.batch_norm, F.instance_norm)
 
 
 def write_back(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call a function with FP32 copies, and copy back what it has written into them."""
-    copies: list[tuple[Tensor, Tensor]] = []
+    """Call a function with FP32 copies, and copy back the running mean and variance.
 
-    def widen_and_note(value: Tensor) -> Tensor:
-        wide = widen(value)
-        copies.append((value, wide))
-        return wide
-
-    args, kwargs = tree_map_only(Tensor, widen_and_note, (args, kwargs))
-    result = func(*args, **kwargs)
+    Without this a norm whose buffers have 16 bits would update copies of them, and
+    evaluate with the values that it started from.
+    """
+    wide, more = tree_map_only(Tensor, widen, (args, kwargs))
+    result = func(*wide, **more)
+    pairs = [*zip(args, wide, strict=True)][1:3]
+    pairs += [(kwargs.get(name), more.get(name)) for name in RUNNING]
     with torch.no_grad():
-        for value, wide in copies:
-            if wide is not value and wide._version:
-                value.copy_(wide)
+        for value, written in pairs:
+            if value is not written:
+                value.copy_(written)
     return result
+
+
+RUNNING = ("running_mean", "running_var")
 
 
 def narrow_dtype(given: Any) -> torch.dtype | None:

@@ -26,7 +26,7 @@ parameters:
 |---|---|---|
 | `full` | $P_u = N_d S_u$ | the whole vector, in the dtype that is computed with |
 | `whole` | $\Psi_u$ together | parameters in their old shapes, views into `full` |
-| `shard` | $S_u$, or $P_u$ where a rank keeps everything | what this rank keeps of it, in [the masters'](masters.py) dtype |
+| `shard` | $S_u$, or $P_u$ where a rank keeps everything | what this rank [keeps of it](masters.py) |
 | `parameters` | those of `shard` without padding | the model's own, views into `shard` |
 | `grad_full` | $P_u$ | this rank's gradients, laid out like `full` |
 | `sending` | $P_u$ | the same, on its way to the mean |

@@ -1,0 +1,318 @@
+"""Norms and losses in FP32, inputs, outputs and buffers: what modules and functions of a 16-bit model see."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import ranks
+from book.toys import assert_equal, whole_gradients
+from shardbook.norms import LOSSES, NORM_FUNCTIONS, NORMS, Rule, rules_in_force
+
+BF16, FP32 = torch.bfloat16, torch.float32
+WIDTH = 8
+
+
+class OwnNorm(nn.Module):
+    """A norm that calls no function of the tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == self.scale.dtype == FP32
+        return self.scale * x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+Wrap = Callable[..., Any]
+
+
+def plainly(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def ours(function: Callable[..., Any], *args: Any) -> Any:
+    """What a recomputation has to do: capture the rules, and restore them for the second run."""
+    return Again.apply(function, rules_in_force(), *args)
+
+
+class Again(torch.autograd.Function):
+    """A checkpoint in a few lines, which computes the function again in its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, rules: Any, x: Tensor) -> Any:
+        ctx.function, ctx.rules = function, rules
+        ctx.save_for_backward(x)
+        return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad(), ctx.rules():
+            x = x.detach().requires_grad_()
+            ctx.function(x).backward(gradient)
+        return None, None, x.grad
+
+
+class Block(nn.Module):
+    """Norms as modules and as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.own = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), OwnNorm()
+        self.inside: Wrap = plainly
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.own(self.norm(self.linear(x)))
+        return x + self.inside(functional_norm, x)
+
+
+def functional_norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (WIDTH,)).square()
+
+
+class Model(nn.Module):
+    def __init__(self, around: Wrap = plainly) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(WIDTH, 5)
+        self.around = around
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.around(block, x)
+        loss = F.cross_entropy(self.head(x), target)
+        assert loss.dtype == FP32
+        return loss
+
+
+def data(rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(6, WIDTH, generator=generator), torch.arange(6) % 5
+
+
+def by_hand(model: Model, x: Tensor, target: Tensor) -> Tensor:
+    """The same with every cast written down. The model's parameters are in FP32."""
+
+    def low(linear: nn.Linear, x: Tensor) -> Tensor:
+        return F.linear(x, linear.weight.to(BF16), linear.bias.to(BF16))
+
+    x = x.to(BF16)
+    for block in model.blocks:
+        x = block.norm(low(block.linear, x).float()).to(BF16)
+        x = block.own(x.float()).to(BF16)
+        x = x + F.layer_norm(x.float(), (WIDTH,)).to(BF16).square()
+    return F.cross_entropy(low(model.head, x).float(), target)
+
+
+def sharded(model: Model, stage: int = 3, **options: Any) -> Model:
+    from shardbook import Policy, shard
+
+    policy = Policy(param_dtype=BF16, fp32_modules=(*NORMS, OwnNorm), **options)
+    return shard(model, stage=stage, units=Block, policy=policy)
+
+
+def expected() -> tuple[float, dict[str, Tensor]]:
+    """This rank's loss, and the mean gradients of two ranks in the dtypes in which they travel."""
+    losses, gradients = [], []
+    for rank in range(2):
+        model = Model()
+        loss = by_hand(model, *data(rank))
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    mean = {}
+    for name, one in gradients[0].items():
+        wire = FP32 if "norm" in name or "own" in name else BF16
+        # The gradient of a cast weight came back through the cast, so it has 16 bits already.
+        mean[name] = ((one + gradients[1][name]) / 2).to(wire).float()  # type: ignore[operator]
+    return losses[dist.get_rank()], mean
+
+
+reentrant = partial(checkpoint, use_reentrant=True)
+otherwise = partial(checkpoint, use_reentrant=False)
+WAYS = [(plainly, plainly), (otherwise, plainly), (plainly, ours), (reentrant, ours)]
+
+
+def norms_and_losses_are_in_fp32() -> None:
+    loss, gradients = expected()
+    for stage, (around, inside) in product(range(4), WAYS):
+        model = sharded(Model(around), stage)
+        for block in model.blocks:
+            block.inside = inside
+        x, target = data(dist.get_rank())
+        # A reentrant checkpoint is one only for what needs a gradient.
+        found = model(x.requires_grad_(around is reentrant), target)
+        found.backward()
+        assert found.item() == loss
+        assert_equal(whole_gradients(model), gradients)
+
+
+def a_forgotten_rule_is_not_silent() -> None:
+    """PyTorch's checkpoint of a function inside of a unit does not know the rule, and says so."""
+    model = sharded(Model())
+    model.blocks[1].inside = otherwise
+    loss = model(*data(0))
+    with pytest.raises(torch.utils.checkpoint.CheckpointError, match=r"different metadata|different number"):
+        loss.backward()
+
+
+def without_the_tables_everything_is_in_16_bits() -> None:
+    from shardbook import Policy, shard
+
+    seen = []
+    empty = Policy(param_dtype=BF16, fp32_modules=(), fp32_norms=(), fp32_losses=())
+    model = shard(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)), policy=empty, units=())
+    model[1].register_forward_pre_hook(lambda module, args: seen.append((module.weight.dtype, args[0].dtype)))
+    y = model(data(0)[0])
+    assert seen == [(BF16, BF16)]
+    assert y.dtype == BF16
+
+
+def nothing_stays_in_force() -> None:
+    """After a pass, after an exception in a pass, and in another thread."""
+    x = torch.ones(2, WIDTH, dtype=BF16)
+    model = sharded(Model())
+    with pytest.raises(IndexError):
+        model(*data(0)[:1], torch.full((6,), 99))
+    assert F.mse_loss(x, x).dtype == BF16
+    model(*data(0)).backward()
+    assert F.mse_loss(x, x).dtype == BF16
+    rule = Rule(NORM_FUNCTIONS, LOSSES)
+    rule.enter()
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(F.mse_loss, x, x).result().dtype == BF16
+    assert F.mse_loss(x, x).dtype == FP32
+    # A rule inside of itself is the same rule.
+    rule.enter()
+    rule.leave()
+    assert F.mse_loss(x, x).dtype == FP32
+    rule.leave()
+    assert F.mse_loss(x, x).dtype == BF16
+
+
+class Passes(nn.Module):
+    """Returns what it was given, and notes the dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.register_buffer("table", torch.arange(3) / 7)
+        self.register_buffer("counts", torch.arange(3))
+        self.seen: list[Any] = []
+
+    def forward(self, x: Tensor, *, more: dict[str, list[Tensor]]) -> Any:
+        self.seen = [x.dtype, *(value.dtype for value in more["list"])]
+        return {"y": self.linear(x), "more": more["list"]}
+
+
+def inputs_and_outputs_are_cast() -> None:
+    from shardbook import Policy, shard
+
+    numbers = torch.arange(3)
+    for cast, out in product((True, False), (None, FP32)):
+        policy = Policy(param_dtype=BF16, cast_inputs=cast, output_dtype=out)
+        model = shard(Passes(), policy=policy)
+        x = torch.randn(2, WIDTH, dtype=FP32 if cast else BF16, requires_grad=True)
+        result = model(x, more={"list": [torch.ones(1, dtype=torch.float64), numbers]})
+        other = BF16 if cast else torch.float64
+        assert model.seen == [BF16, other, torch.int64]
+        assert result["y"].dtype == (out or BF16)
+        assert [value.dtype for value in result["more"]] == [out or other, torch.int64]
+        result["y"].sum().backward()
+        assert x.grad is not None
+        assert x.grad.dtype == x.dtype
+        assert x.grad.any()
+
+
+def buffers_are_cast() -> None:
+    from shardbook import Policy, shard
+
+    plain, model = Passes(), Passes()
+    buffers = dict(model.named_buffers())
+    shard(model, policy=Policy(buffer_dtype=BF16))
+    assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
+    dtypes = {name: buffer.dtype for name, buffer in model.named_buffers()}
+    assert dtypes["table"] == BF16
+    # Those of a norm, and numbers, stay.
+    assert dtypes == {name: buffer.dtype for name, buffer in plain.named_buffers()} | {"table": BF16}
+    state = model.state_dict()
+    assert {name: value.dtype for name, value in state.items()} == {
+        name: value.dtype for name, value in plain.state_dict().items()
+    }
+    assert torch.equal(state["table"], plain.table.to(BF16).float())
+    model.load_state_dict({**state, "table": state["table"] * 3})
+    assert torch.equal(model.table, (state["table"] * 3).to(BF16))
+
+
+CASES = [
+    norms_and_losses_are_in_fp32,
+    a_forgotten_rule_is_not_silent,
+    without_the_tables_everything_is_in_16_bits,
+    nothing_stays_in_force,
+    inputs_and_outputs_are_cast,
+    buffers_are_cast,
+]
+
+
+def each_case(number: int) -> None:
+    torch.manual_seed(0)
+    CASES[number]()
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[case.__name__ for case in CASES])
+def test_on_two_ranks(number: int) -> None:
+    ranks.run(2, each_case, number, timeout=120)
+
+
+def test_a_norm_writes_its_running_mean_where_it_stands() -> None:
+    """Also where that is in 16 bits and the norm computes in FP32."""
+    x = torch.randn(5, 3)
+    mean, variance = torch.zeros(3, dtype=BF16), torch.ones(3, dtype=BF16)
+    rule = Rule(NORM_FUNCTIONS, LOSSES)
+    for named in (False, True):
+        wide, wider = mean.float(), variance.float()
+        y = F.batch_norm(x.to(BF16).float(), wide, wider, training=True).to(BF16)
+        before = mean.clone()
+        rule.enter()
+        given = (x.to(BF16),) if named else (x.to(BF16), mean, variance)
+        more = {"running_mean": mean, "running_var": variance} if named else {}
+        found = F.batch_norm(*given, **more, training=True)
+        rule.leave()
+        assert torch.equal(found, y)
+        assert torch.equal(mean, wide.to(BF16))
+        assert torch.equal(variance, wider.to(BF16))
+        assert not torch.equal(mean, before)
+
+
+def compiled() -> None:
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
+    loss, gradients = expected()
+    for stage, backend in ((3, "eager"), (3, "aot_eager"), (1, "aot_eager")):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = sharded(Model(), stage)
+        for block in model.blocks:
+            block.compile(backend=backend, fullgraph=True)
+        found = model(*data(dist.get_rank()))
+        found.backward()
+        assert found.item() == loss
+        assert_equal(whole_gradients(model), gradients)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+
+
+def test_units_are_compiled_with_the_rule() -> None:
+    ranks.run(2, compiled, timeout=200)
