@@ -69,7 +69,7 @@ from typing import Any
 
 from shardbook.checkpointing import checkpoint
 
-__all__ = ["Segment", "checkpoint_sequential", "lengths", "run"]
+__all__ = ["Segment", "checkpoint_sequential", "cut", "lengths", "run"]
 
 Function = Callable[[Any], Any]
 # sidelit: show
@@ -132,12 +132,22 @@ def checkpoint_sequential(
     # A module that stands twice in the chain runs twice. `children()` would name it
     # once, and the chain would compute something else.
     layers = list(functions)
-    plan, start = [], 0
-    for length in lengths(len(layers), segments, balanced=balanced):
-        stop = start + length
-        plan.append(Segment(start, stop, recompute=last or stop < len(layers)))
-        start = stop
+    plan = cut(len(layers), segments, last=last, balanced=balanced)
     return run(layers, plan, input, **options)
+
+
+def cut(
+    layers: int, segments: int, *, last: bool = False, balanced: bool = False
+) -> list[Segment]:
+    """The segments of a chain, by the parameters of
+    [`checkpoint_sequential`](#checkpoint_sequential).
+    """
+    plan, start = [], 0
+    for length in lengths(layers, segments, balanced=balanced):
+        stop = start + length
+        plan.append(Segment(start, stop, recompute=last or stop < layers))
+        start = stop
+    return plan
 
 
 def lengths(layers: int, segments: int, *, balanced: bool = False) -> list[int]:

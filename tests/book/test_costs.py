@@ -13,7 +13,7 @@ from torch.utils.flop_counter import sdpa_flop_count
 
 from shardbook.costs import Chain, Layer, SavedBytes, measure
 from shardbook.flops import FlopCounter, flops_of, prices
-from shardbook.gpt import GPT, Config
+from shardbook.gpt import GPT, Block, Config
 
 
 def saved_by(function: nn.Module, x: Tensor) -> int:
@@ -174,3 +174,25 @@ def test_the_counter_sees_the_recomputation() -> None:
     with FlopCounter() as counter:
         torch.mm(x, torch.zeros(3, 5)).sum().backward()
     assert counter.get_total_flops() == 2 * 2 * 2 * 3 * 5
+
+
+def test_the_prices_of_a_block_add_up_to_the_block() -> None:
+    block = Block(Config(width=32, heads=4, context=16))
+    x = torch.randn(3, 16, 32, requires_grad=True)
+    found = {price.op: price for price in prices(block, x)}
+    assert {op: price.calls for op, price in found.items()} == {
+        "native_layer_norm": 2,
+        "addmm": 4,
+        "_scaled_dot_product_flash_attention_for_cpu": 1,
+        "add": 2,
+        "gelu": 1,
+    }
+    assert sum(price.flops for price in found.values()) == flops_of(block, x)
+    assert found["addmm"].bytes == (3 + 1 + 4 + 1) * x.nbytes
+    assert found["gelu"].flops == 0
+
+
+def test_what_is_written_or_looked_at_takes_no_new_bytes() -> None:
+    x = torch.zeros(2, 2)
+    found = prices(lambda x: (x + 1).mul_(2).view(4).t(), x)
+    assert [(price.op, price.bytes) for price in found] == [("add", 16), ("mul_", 0)]
