@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from benchmarks.contender import CORE, LEVERS, Contender, config_of
@@ -31,6 +32,7 @@ from shardbook.gpt import parameters
 OURS, THEIRS = "shardbook", "fsdp2"
 MB = 1e6
 Figures = dict[str, float | str | None]
+R = TypeVar("R")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -187,7 +189,7 @@ def medians(runs: dict[str, list[Run]]) -> Figures:
     return figures
 
 
-def spread(key: str, ours: list[Run], theirs: list[Run], figure: Callable[[Run], float]) -> Figures:
+def spread(key: str, ours: list[R], theirs: list[R], figure: Callable[[R], float]) -> Figures:
     """One figure over the other, round by round."""
     ratios = [figure(one) / figure(other) for one, other in zip(ours, theirs, strict=True)]
     low, middle, high = (
