@@ -56,11 +56,13 @@ not as an argument, is kept by the function.
 # sidelit: hide
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from shardbook.determinism import LEVELS
@@ -192,24 +194,36 @@ class Options:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        # A function may have a keyword argument with the name of an option.
-        theirs = {key: kwargs[key] for key in kwargs.keys() & OPTIONS}
-        if theirs:
-            kwargs = {key: kwargs[key] for key in kwargs.keys() - OPTIONS}
-            function = partial(function, **theirs)
-        if self.use_reentrant:
-            return checkpoint_reentrant(
-                function, *args, preserve_rng_state=self.preserve_rng_state, **kwargs
-            )
-        return checkpoint_saved(
-            function,
-            *args,
-            preserve_rng_state=self.preserve_rng_state,
-            determinism_check=self.determinism_check,
-            early_stop=self.early_stop,
-            context_fn=None if self.policy is None else partial(contexts, self.policy),
-            **kwargs,
+        """Call a function with these options."""
+        return eager()(self, function, args, kwargs)
+
+
+def start(
+    options: Options,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Hand a call to its variant."""
+    # A function may have a keyword argument with the name of an option.
+    theirs = {key: kwargs[key] for key in kwargs.keys() & OPTIONS}
+    if theirs:
+        kwargs = {key: kwargs[key] for key in kwargs.keys() - OPTIONS}
+        function = partial(function, **theirs)
+    if options.use_reentrant:
+        return checkpoint_reentrant(
+            function, *args, preserve_rng_state=options.preserve_rng_state, **kwargs
         )
+    policy = options.policy
+    return checkpoint_saved(
+        function,
+        *args,
+        preserve_rng_state=options.preserve_rng_state,
+        determinism_check=options.determinism_check,
+        early_stop=options.early_stop,
+        context_fn=None if policy is None else partial(contexts, policy),
+        **kwargs,
+    )
 
 
 OPTIONS = {"context_fn", *(field.name for field in fields(Options))}
@@ -228,3 +242,26 @@ class Checkpointed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.options.run(self.__wrapped__, args, kwargs)
+
+
+def eager() -> Callable[..., Any]:
+    """The call, as `torch.compile` has to leave it.
+
+    The first run would be compiled and the second, in the backward pass, would not. They
+    would save other tensors. What a function compiles by itself is the same in both.
+    A program that has not loaded the compiler need not do so for this.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return start
+    if not UNCOMPILED:
+        quiet: Callable[..., Any] = torch.compiler.disable(
+            start,
+            reason="a checkpointed function runs again in the backward pass, where "
+            "nothing is compiled; compile it by itself, as in "
+            "checkpoint(torch.compile(block), x)",
+        )
+        UNCOMPILED.append(quiet)
+    return UNCOMPILED[0]
+
+
+UNCOMPILED: list[Callable[..., Any]] = []

@@ -453,3 +453,30 @@ def test_without_gradients_nothing_is_kept() -> None:
         y = net(batch(0, 0)[0])
     assert y.grad_fn is None
     assert F.cross_entropy(y.flatten(0, 1), batch(0, 0)[1].flatten()).isfinite()
+
+
+# The compiler looks at `grad` of each tensor that enters a frame.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_compiler_leaves_a_checkpoint_as_it_is(use_reentrant: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4), nn.Tanh())
+    x = torch.randn(3, 4, requires_grad=True)
+    inside = torch.compile(net, backend="aot_eager")
+    run = partial(checkpoint, use_reentrant=use_reentrant)
+    found = {}
+    for name, function in {
+        "plain": lambda x: net(x * 2).sin(),
+        "around": torch.compile(lambda x: run(net, x * 2).sin(), backend="aot_eager"),
+        "inside": lambda x: run(inside, x * 2).sin(),
+    }.items():
+        net.zero_grad()
+        x.grad = None
+        function(x).sum().backward()
+        found[name] = [x.grad, *[parameter.grad for parameter in net.parameters()]]
+    for name in ("around", "inside"):
+        assert all(torch.equal(a, b) for a, b in zip(found[name], found["plain"], strict=True))
+    torch.compiler.reset()
+    said = "a checkpointed function runs again in the backward pass"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=said):
+        torch.compile(lambda x: run(net, x), fullgraph=True, backend="eager")(x)
