@@ -37,6 +37,9 @@ with their factor $S$, and unscaled once, after the last. Under `no_sync` an inf
 gradient stays on its rank until then. The mean takes it along, whatever the other ranks
 add to it.
 
+A model that [steps in its backward pass](lean.py) has used its gradients before anybody
+could divide them, and cannot be trained with a scaler.
+
 :notation $S$: `factor`, the loss scale
 """
 

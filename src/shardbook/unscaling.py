@@ -93,7 +93,8 @@ def refuse_half(optimizer: Optimizer) -> None:
     """
     raise ValueError(
         f"a gradient of this {type(optimizer).__name__} is FP16 and would underflow "
-        "when it is unscaled; keep the parameters in FP32 and compute under autocast"
+        "when it is unscaled; keep the parameters in FP32, and compute in FP16 under "
+        "autocast or by a policy"
     )
 
 

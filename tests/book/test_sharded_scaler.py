@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import ranks
 from book.reference import STAGES, assert_same_values, backwards, fill_gradients
-from book.toys import batch, chain, error, optimizer_for
+from book.toys import assert_equal, batch, chain, error, optimizer_for
 
 Selector = Callable[[nn.Module], list[list[nn.Parameter]]]
 
@@ -290,6 +290,33 @@ def test_half_precision_training_follows_one_process() -> None:
     assert any(a < b for a, b in itertools.pairwise(first))
 
 
+def under_a_policy() -> None:
+    """Units that compute in FP16 overflow by themselves, and all stages do so alike."""
+    from shardbook import Policy, shard
+    from shardbook.sharded_scaler import ShardedGradScaler
+
+    half: dict[str, Any] = {"param_dtype": torch.float16, "output_dtype": torch.float32}
+    for policy in (Policy(**half), Policy(**half, reduce_dtype=torch.float32), Policy(**half, offload=True)):
+        found = []
+        for stage in STAGES:
+            model, scaler = shard(chain(), stage=stage, policy=policy), ShardedGradScaler(2.0**24, 2.0, 0.25)
+            optimizer, scales = optimizer_for("adamw", model.parameters()), []
+            for step in range(8):
+                scaler.scale(error(model, batch(dist.get_rank(), step))).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                scales.append(scaler.get_scale())
+            values = {name: value.clone() for name, value in model.state_dict().items()}
+            assert all(value.isfinite().all() for value in values.values())
+            assert not torch.equal(values["4.bias"], chain().state_dict()["4.bias"])
+            found.append((scales, values))
+        for scales, values in found:
+            assert scales == found[0][0]
+            assert 2.0**4 < scales[-1] == scales[-2] < scales[0] < 2.0**24
+            assert_equal(values, found[0][1])
+
+
 # What it costs
 
 
@@ -317,6 +344,36 @@ def sent_by_a_step() -> list[dict[str, int]]:
 def test_one_number_for_each_optimizer(world_size: int, sent: list[int]) -> None:
     for bytes_, found in zip(sent, ranks.run(world_size, sent_by_a_step), strict=True):
         assert found == [{"all-reduce": 3 * bytes_}] * len(STAGES)
+
+
+def rounds_of_a_step() -> list[int]:
+    """How often the ranks have asked each other through the store, after each step."""
+    from shardbook import clip_grad_norm_, shard
+    from shardbook.schedule import conductor_of
+    from shardbook.sharded_scaler import ShardedGradScaler
+
+    model, scaler = shard(chain()), ShardedGradScaler(init_scale=2.0**126, growth_interval=2)
+    meeting, rounds = conductor_of(model).order.meeting, []
+    optimizers = [optimizer_for("sgd", group) for group in apart(model)]
+    for step in range(6):
+        scaler.scale(error(model, batch(dist.get_rank(), step))).backward()
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+        clip_grad_norm_(model, 1.0)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        model.zero_grad()
+        assert meeting is not None
+        rounds.append(meeting.rounds)
+    return rounds
+
+
+def test_after_the_first_steps_nobody_asks_through_the_store() -> None:
+    """Whether a step is skipped does not change the order of the exchanges."""
+    for first, second, *others in ranks.run(2, rounds_of_a_step):
+        assert 0 < first <= second
+        assert others == [second] * 4
 
 
 # What is refused
@@ -431,6 +488,6 @@ def not_enabled() -> None:
     assert torch.equal(model.state_dict()["weight"], -torch.ones(1, 64))
 
 
-@pytest.mark.parametrize("case", [two_models, not_enabled], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [two_models, not_enabled, under_a_policy], ids=lambda case: case.__name__)
 def test_on_two_ranks(case: Callable[[], None]) -> None:
     ranks.run(2, case)
