@@ -215,12 +215,11 @@ class Hooks:
                 "pass and its backward pass; call backward before the optimizer steps"
             )
         self.conductor.open(self, number)
-        self.in_backward, self.owes = use, True
+        self.in_backward, self.owes, self.due = use, True, True
         self.unit.wait()
         # Autograd has kept what it needs of the parameters. But what is checkpointed
         # inside of the module is computed again, from the modules' own attributes.
         self.unit.show()
-        self.due = True
 
     def older(self, number: int) -> None:
         """A node of this number is about to run: end this unit if all of its nodes are
@@ -277,9 +276,10 @@ class Hooks:
         rank where the layer took a way around its parameters none did, and the other
         ranks would wait for it.
         """
-        self.in_backward, self.due = None, False
+        self.in_backward, self.due, self.expected = None, False, 0
+        # A recomputation that ends early leaves its use listed, as an interrupt does.
+        self.uses = self.uses if calls_under_way(*self.parts) else []
         self.unit.free()
-        self.expected = 0
         if self.owes:
             self.reduce()
 

@@ -23,6 +23,28 @@ alone. Of GELU, written with its tanh formula in PyTorch operations, autograd ke
 vectors of the size of the input. A Function of the same formula needs the input alone,
 since all else follows from it. A checkpoint is that Function for any formula.
 
+## Inside of sharded units, and around them
+
+In [stage 3](zero3.py) a unit is gathered for each use, and a second run is a use. In
+the other stages the parameters are there, and a checkpoint costs no gather:
+
+| checkpointed | gathers of a unit in a step |
+|---|---|
+| nothing | 2, one for each pass |
+| a part inside of the unit | 2 |
+| the unit, or several units together | 3 |
+| the unit in a checkpoint inside of a checkpoint | 4 |
+
+Inside of a unit the second run finds the unit whole, because its backward pass has
+begun. A segment around units begins its own backward pass with the second run. When
+that run is over, each unit in it has been freed after its use, and is gathered again
+when the inner backward pass reaches it. To keep them until then would hold all units of
+the segment at once.
+
+[The other variant](saved_tensors.py) opens the backward pass of the last unit first,
+and only then runs the segment again. So of each segment the last unit is gathered
+twice, and the others three times. The numbers are the same in all cases, to the bit.
+
 Source: [the first description](bib:chen2016training) of training that computes segments
 again.
 
