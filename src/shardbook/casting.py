@@ -1,0 +1,185 @@
+r"""# Casting
+
+> A function mode sees every call of a PyTorch function, and can change its inputs first.
+
+[Autocast](autocast.py) has to act between the model and autograd. Later would be too
+late: autograd would have recorded the operation with the inputs that it had, and its
+backward pass would meet other dtypes. Earlier is the model itself, which is to stay as
+it is.
+
+PyTorch has a place for that. While a `TorchFunctionMode` is on, each function of PyTorch
+that is called from Python hands the call over to it: the function, its arguments, and no
+obligation to run it. This one casts the arguments as [the rules](autocast_rules.py) say
+and then runs the function.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from shardbook.autocast_rules import RULES, Rule
+
+__all__ = ["Casting", "Setting"]
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+# sidelit: show
+
+
+class Casting(TorchFunctionMode):
+    """PyTorch hands it each call of one of its functions, before autograd sees the call.
+
+    So a cast made here is recorded. While it handles a call it gets no others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings: dict[str, Setting] = {}
+        self.kept: dict[tuple[int, torch.dtype], tuple[Tensor, int, Tensor]] = {}
+        self.opened: list[Callable[..., Any]] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        inputs: Inputs = (args, kwargs or {})
+        rules = {
+            device_type: rule
+            for device_type, setting in self.settings.items()
+            if setting.enabled and (rule := RULES[device_type].of(func.__name__))
+        }
+        # Whoever brings the memory for the result has chosen its dtype.
+        if inputs[1].get("out") is None:
+            for device_type, rule in rules.items():
+                inputs = self.apply(rule, device_type, func.__name__, inputs)
+        if rules or not isinstance(func, FunctionType) or func in self.opened:
+            return func(*inputs[0], **inputs[1])
+        return self.look_into(func, inputs)
+
+    def look_into(self, func: FunctionType, inputs: Inputs) -> Any:
+        """A function that is written in Python and has no rule consists of others, which may have some.
+
+        They are to be handled here, so the mode is entered again. A few functions begin
+        in another one that asks for them once more; they come back and run as they are.
+        """
+        self.opened.append(func)
+        try:
+            with self:
+                return unasked(func)(*inputs[0], **inputs[1])
+        finally:
+            self.opened.pop()
+
+    def apply(self, rule: Rule, device_type: str, name: str, inputs: Inputs) -> Inputs:
+        """The inputs as the operation is to get them."""
+        setting, leaves = self.settings[device_type], tree_leaves(inputs)
+        tensors = [leaf for leaf in leaves if eligible(leaf, device_type)]
+        if not tensors:
+            return inputs
+        match rule:
+            case Rule.LOW:
+                dtype = setting.dtype
+            case Rule.FP32:
+                dtype = torch.float32
+            case Rule.PROMOTE:
+                dtype = setting.dtype
+                for tensor in tensors:
+                    dtype = torch.promote_types(dtype, tensor.dtype)
+            case Rule.RESULT:
+                # A dtype that the caller has asked for stays.
+                if leaves[0] is not tensors[0] or any(
+                    isinstance(leaf, torch.dtype) for leaf in leaves
+                ):
+                    return inputs
+                return inputs[0], {**inputs[1], "dtype": torch.float32}
+            case Rule.REFUSE:
+                raise RuntimeError(
+                    f"{name} is not safe in 16 bits; "
+                    f"use {name}_with_logits and leave out the sigmoid before it"
+                )
+
+        def cast(value: Tensor) -> Tensor:
+            if not eligible(value, device_type) or value.dtype == dtype:
+                return value
+            return self.cast(value, dtype, setting)
+
+        found: Inputs = tree_map_only(Tensor, cast, inputs)
+        return found
+
+    def cast(self, value: Tensor, dtype: torch.dtype, setting: Setting) -> Tensor:
+        """A parameter is cast once, however often it is used.
+
+        It saves the time of the casts, and it decides digits: the gradients of all uses
+        meet at the cast and are added in 16 bits. Without gradients nothing is kept, for
+        a cast that autograd did not record would cut the next use off from the parameter.
+        """
+        if not (
+            setting.cache_enabled
+            and dtype == setting.dtype
+            and value.dtype == torch.float32
+            and value.requires_grad
+            and value.is_leaf
+            # A view changes with its base, and is not worth keeping.
+            and value._base is None
+            and torch.is_grad_enabled()
+        ):
+            return value.to(dtype)
+        # The tensor is kept with its cast. Otherwise it could be freed, and another one
+        # could have its `id`. The version tells whether somebody has written into it.
+        kept = self.kept.get((id(value), dtype))
+        if kept is None or kept[1] != value._version:
+            kept = self.kept[id(value), dtype] = (
+                value,
+                value._version,
+                value.to(dtype),
+            )
+        return kept[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the innermost context says about one type of device."""
+
+    enabled: bool
+    dtype: torch.dtype
+    cache_enabled: bool
+
+
+def eligible(value: object, device_type: str) -> bool:
+    """What is cast at all: floating-point tensors of the device, except FP64, which somebody has chosen."""
+    return (
+        isinstance(value, Tensor)
+        and value.device.type == device_type
+        and value.is_floating_point()
+        and value.dtype != torch.float64
+    )
+
+
+def unasked(func: FunctionType) -> FunctionType:
+    """The same function, but it does not ask whether a mode wants to handle the call.
+
+    PyTorch's functions in Python begin with this question. A mode that runs one is off,
+    and nothing that the function calls would come back. If the mode is on, the function
+    itself comes back, forever.
+    """
+    asking = [name for name in func.__code__.co_names if name.startswith("has_torch_")]
+    never = dict.fromkeys(asking, lambda *_: False)
+    copy = FunctionType(
+        func.__code__,
+        {**func.__globals__, **never},
+        func.__name__,
+        func.__defaults__,
+        func.__closure__,
+    )
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
