@@ -25,10 +25,6 @@ output, some both, some a mask. So this chapter asks autograd and counts:
 A linear layer and a GELU save what they read. A tanh saves what it returns, because its
 derivative is $1 - \tanh^2$. Where the output of one is the input of the next, one tensor
 serves both, and it is counted once.
-
-:notation $f_i$: `Layer.cost`, the FLOPs of the forward pass of layer $i$
-:notation $b_i$: `Layer.output`, the bytes of what layer $i$ returns
-:notation $s_i$: `Layer.inner`, the bytes that layer $i$ saves beside its input and output
 """
 
 # sidelit: hide

@@ -54,6 +54,11 @@ its forward pass runs again:
  2,129,920 bytes kept, 0.50 forward passes
 21,004,288 bytes kept, 0.00 forward passes
 
+A quarter of the block is one product, its last, and that one is never repeated: [the
+second run](recomputation.py#Collector) ends at the last tensor that is wanted, and the
+product comes after it. So the last of the three policies keeps 2 MB for nothing. A policy
+that is a function can leave that product out, because it sees the arguments.
+
 :notation $T$: `config.context`, the number of positions
 """
 
@@ -67,7 +72,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardbook.kept import Kept, Store, shapes, written_by
@@ -76,6 +81,8 @@ from shardbook.rng import RNGState, capture
 __all__ = ["Keep", "Policy", "contexts"]
 
 Policy = Callable[..., "Keep"]
+# Their types have no public names.
+OPERATIONS = (OpOverload, OpOverloadPacket)
 # sidelit: show
 
 
@@ -103,6 +110,9 @@ def contexts(policy: Policy | Collection[Any]) -> tuple[Keeping, HandingOut]:
     :returns: the block for the forward pass and the one for each recomputation
     :raises TypeError: something else is given
     """
+    # It could be called, too, but it would not answer.
+    if isinstance(policy, OPERATIONS):
+        raise TypeError(f"{policy} is one operation; give a list of them")
     if not callable(policy):
         policy = saves(policy)
     store = Store()
@@ -112,7 +122,7 @@ def contexts(policy: Policy | Collection[Any]) -> tuple[Keeping, HandingOut]:
 def saves(operations: Collection[Any]) -> Policy:
     """The policy that saves some operations and nothing else."""
     for op in operations:
-        if not isinstance(op, (OpOverload, torch._ops.OpOverloadPacket)):
+        if not isinstance(op, OPERATIONS):
             raise TypeError(
                 f"{op!r} is not an ATen operation; name it as torch.ops.aten.mm"
             )
@@ -141,10 +151,8 @@ class Keeping(TorchDispatchMode):
         kwargs = kwargs or {}
         if not computes(func):
             return func(*args, **kwargs)
-        keep, written = (
-            self.policy(func, *args, **kwargs),
-            written_by(func, args, kwargs),
-        )
+        keep = self.policy(func, *args, **kwargs)
+        written = written_by(func, args, kwargs)
         self.store.overwrite(func, written)
         if not wanted(func, keep):
             self.store.calls[func].append(None)
@@ -175,6 +183,11 @@ class HandingOut(TorchDispatchMode):
 
     Autograd takes it for the result of the operation, and goes on as in the forward
     pass.
+
+    An operation that draws random numbers is left out here, and the next one that draws
+    may not be. So the generators go on from where the kept one had left them. Otherwise
+    each mask after it would be that of another layer. PyTorch 2.13 does not do this:
+    with one of two masks kept, its gradients are wrong, and no error is raised.
     """
 
     def __init__(self, store: Store) -> None:
@@ -199,10 +212,7 @@ class HandingOut(TorchDispatchMode):
         kept = self.store.get(func, number, args, kwargs)
         if kept is None:
             return func(*args, **kwargs)
-        # An operation that draws is left out here, and one that draws after it may not
-        # be. So the generators go on from where the kept one had left them. Without
-        # this line each mask after it would be that of another layer, and the gradients
-        # would be wrong.
+        # At the end of the block they get back the state that they had before.
         self.drawn.enter_context(kept.drawn.restored())
         return kept.hand_out(args, kwargs)
 

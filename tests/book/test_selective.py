@@ -441,6 +441,12 @@ def test_only_operations_can_be_listed(policy: Any) -> None:
         contexts(policy)
 
 
+@pytest.mark.parametrize("policy", [aten.mm, aten.mm.default])
+def test_one_operation_is_not_a_list(policy: Any) -> None:
+    with pytest.raises(TypeError, match=r"is one operation; give a list of them"):
+        contexts(policy)
+
+
 def test_an_answer_that_is_no_keep_is_refused() -> None:
     x = torch.randn(2, requires_grad=True)
     with pytest.raises(
