@@ -215,7 +215,8 @@ class Kept:
         self.here: Tensor | Crossing = to_host(piece, ACTIVATIONS) if on_host else piece
 
     def vector(self) -> Tensor:
-        """All values, on the device.
+        """All values, on the device. The computation waits for them here. On their way to
+        the host nothing waits.
 
         Each use brings them anew. Were they kept for a second one, ranks could differ in
         whether they still have them, and one would wait in a gather for the other.

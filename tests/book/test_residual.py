@@ -26,7 +26,7 @@ from shardbook.host import to_device, to_host
 from shardbook.ledger import ledger
 from shardbook.pieces import Sharing, digest, piece_numel
 from shardbook.reentrant import checkpoint_reentrant
-from shardbook.residual import Kept, Placed, Untouched, lie_flat, offload, partition
+from shardbook.residual import Kept, Placed, Residual, Untouched, lie_flat, offload, partition
 from shardbook.saved_tensors import checkpoint_saved
 
 CONFIG = Config(layers=3, width=20, heads=2, context=11, vocabulary=23)
@@ -342,18 +342,24 @@ def test_second_derivatives() -> None:
 
 def sharded_with_offload() -> None:
     """A unit of stage 3 empties the storage under its parameters between the passes."""
-    from shardbook import shard
+    from shardbook import Policy, shard
+    from shardbook.schedule import conductor_of
 
-    found = []
-    for around in (nullcontext, partial(offload, least=0)):
-        model = shard(chain())
-        with around():
-            value = error(model, batch(dist.get_rank(), 0))
-        value.backward()
-        found.append([p.grad for p in model.parameters()])
-    for one, other in zip(*found, strict=True):
-        assert one is not None
-        assert torch.equal(one, other)
+    for policy in (Policy(), Policy(param_dtype=torch.bfloat16)):
+        found = []
+        for around in (nullcontext(), offload(least=0)):
+            model = shard(chain(), policy=policy)
+            with around, ledger() as book:
+                value = error(model, batch(dist.get_rank(), 0))
+            flats = [flat for unit in conductor_of(model).drivers for flat in unit.flats]
+            if isinstance(around, Residual):
+                assert book.moved
+                assert not any(flat.full.untyped_storage() in around.kept for flat in flats)
+            value.backward()
+            found.append([p.grad for p in model.parameters()])
+        for one, other in zip(*found, strict=True):
+            assert one is not None
+            assert torch.equal(one, other)
 
 
 def test_a_unit_of_stage_3_gathers_its_parameters_as_before() -> None:
