@@ -16,21 +16,28 @@ So the settings are captured with the first run and restored for the second:
 | dtype | each type of device | BF16 becomes FP16, or the reverse |
 | keep casts | all | the gradient has other last bits |
 
-The third is the cache of casts. With it, a weight that is used twice is cast once, and
+The third setting is the cache of casts. With it, a weight that is used twice is cast once, and
 the gradients of both uses are added in 16 bits; without it they are added in FP32.
+
+[This book's autocast](autocast.py) has settings of its own, for which the same holds.
+They are captured, too.
 """
 
 # sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+
+from shardbook.autocast import current
+from shardbook.autocast import restored as casting_restored
+from shardbook.casting import Setting
 
 __all__ = ["AmbientAutocast", "capture_autocast", "device_types"]
 # sidelit: show
@@ -42,10 +49,12 @@ class AmbientAutocast:
 
     :param settings: for each type of device whether autocast is enabled, and its dtype
     :param keeps_casts: whether a weight that was cast once is kept in its new dtype
+    :param own: the settings of [this book's autocast](autocast.py#current)
     """
 
     settings: dict[str, tuple[bool, torch.dtype]]
     keeps_casts: bool
+    own: dict[str, Setting]
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -53,9 +62,13 @@ class AmbientAutocast:
         before the block, also if it raises.
         """
         surrounding = capture_autocast(self.settings)
+        # Its function mode would be asked at every operation, so it stays away if there
+        # is nothing to restore.
+        differs = self.own != surrounding.own
         try:
             self.set()
-            yield
+            with casting_restored(self.own) if differs else nullcontext():
+                yield
         finally:
             surrounding.set()
 
@@ -98,7 +111,7 @@ def capture_autocast(types: Iterable[str] = ()) -> AmbientAutocast:
         for device_type in found
         if torch.amp.is_autocast_available(device_type)
     }
-    return AmbientAutocast(settings, torch.is_autocast_cache_enabled())
+    return AmbientAutocast(settings, torch.is_autocast_cache_enabled(), current())
 
 
 def device_types(*args: Any) -> set[str]:

@@ -383,6 +383,27 @@ def test_an_exception_in_the_second_run_leaves_everything_as_it_was() -> None:
     assert x.grad is not None
 
 
+def test_both_runs_are_cast_alike_by_our_own_autocast() -> None:
+    """Also a weight that is used in the checkpoint and outside of it, from one cache of casts."""
+    from shardbook.autocast import autocast
+
+    found = []
+    for again, context in ((OURS, autocast), (plainly, autocast), (TORCHS, torch.autocast)):
+        torch.manual_seed(0)
+        linear = nn.Linear(WIDTH, WIDTH)
+        x = torch.randn(3, WIDTH, requires_grad=True)
+        with context("cpu", torch.bfloat16):
+            y = again(lambda x, linear=linear: torch.tanh(linear(x)), x)
+            assert y.dtype == torch.bfloat16
+        y.float().square().sum().backward()
+        with context("cpu", torch.bfloat16):
+            linear(again(linear, x)).float().sum().backward()
+        found.append((x.grad, linear.weight.grad))
+    for other in found[1:]:
+        assert torch.equal(found[0][0], other[0])  # type: ignore[arg-type]
+    assert torch.equal(found[0][1], found[2][1])  # type: ignore[arg-type]
+
+
 def test_an_exception_in_the_first_run_leaves_no_trace() -> None:
     def fails(x: Tensor) -> Tensor:
         raise Boom

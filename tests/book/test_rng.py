@@ -216,6 +216,10 @@ def test_a_generator_among_the_arguments_is_repeated_and_one_elsewhere_is_not() 
     assert torch.equal(shown.get_state(), following)
 
 
+def test_the_state_of_the_cpu_is_5056_bytes() -> None:
+    assert [state.nbytes for state in capture().states.values()] == [5056]
+
+
 def test_a_simulated_run_captures_and_restores() -> None:
     with FakeTensorMode():
         with capture(torch.empty(2, device="cuda:0")).restored():
@@ -269,6 +273,30 @@ def test_inside_autocast_is_as_it_was_and_after_it_as_before(
             pass
         assert settings() == backward
     assert settings() == outside
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_settings_of_our_own_autocast_are_captured_as_well(fails: bool) -> None:
+    from shardbook.autocast import autocast as own
+    from shardbook.autocast import current
+
+    def product() -> torch.dtype:
+        return torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype
+
+    plain = capture_autocast()
+    with own("cpu", torch.bfloat16):
+        captured, inside = capture_autocast(), current()
+        with plain.restored():
+            assert product() == torch.float32
+        assert product() == torch.bfloat16
+    try:
+        with captured.restored():
+            assert (product(), current()) == (torch.bfloat16, inside)
+            if fails:
+                raise Boom
+    except Boom:
+        pass
+    assert (product(), current()) == (torch.float32, {})
 
 
 def test_other_types_of_devices_are_captured_when_asked_for() -> None:
