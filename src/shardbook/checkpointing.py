@@ -125,7 +125,7 @@ def checkpoint_module(model: M, units: Select | None = None, **options: Any) -> 
     |---|---|
     | nothing | twice |
     | the units of `shard`, or what is inside of them | twice |
-    | what is around several units | three times |
+    | what is around several units | three times, the last of them twice |
 
     In the second row the unit is whole in its backward pass anyway, and that is when it
     runs again. In the third row the second run goes through all units before the

@@ -129,13 +129,14 @@ def test_both_orders_of_sharding_and_checkpointing_gather_as_often() -> None:
     units = [f"{stage}.{index}" for stage in (1, 2) for index in range(3)]
     twice = {"the root": 2, **dict.fromkeys(units, 2)}
     three_times = {"the root": 2, **dict.fromkeys(units, 3)}
+    # The backward pass of the last unit inside of a checkpoint has begun when the second run comes to it.
+    around = {**three_times, "1.2": 2, "2.2": 2}
     expected = {
         "units": twice,
         "inside": twice,
         "reentrant": twice,
-        "around": three_times,
-        # The backward pass of the last unit has begun when the second run comes to it.
-        "around, to the end": {**three_times, "1.2": 2, "2.2": 2},
+        "around": around,
+        "around, to the end": around,
     }
     for found in ranks.run(2, sharded_and_checkpointed):
         assert found == {name: [(True, counts)] * 2 for name, counts in expected.items()}

@@ -400,6 +400,39 @@ def test_tensors_are_freed_one_by_one_in_the_backward_pass() -> None:
     assert alive(made) == 0
 
 
+class Bulky(torch.autograd.Function):
+    """An operation whose node holds something that autograd does not know of."""
+
+    held: list[weakref.ref[Any]]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.bulk = nn.Identity()
+        Bulky.held.append(weakref.ref(ctx.bulk))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+def test_of_the_second_run_only_the_tensors_stay(inputs: Inputs) -> None:
+    Bulky.held = []
+    x, _ = inputs
+    there: list[int] = []
+    y = checkpoint_saved(lambda x: Bulky.apply(x).exp().sin(), x, early_stop=False)
+    node: Any = y.grad_fn
+    node.register_hook(lambda *_: there.append(alive(Bulky.held)))
+    gc.disable()
+    try:
+        y.sum().backward()
+    finally:
+        gc.enable()
+    # Two runs have made a node each, and only that of the forward pass is there.
+    assert len(Bulky.held) == 2
+    assert there == [1]
+
+
 @pytest.mark.parametrize("retain", [False, True])
 def test_nothing_is_left_after_a_backward_pass(retain: bool, inputs: Inputs) -> None:
     x, _ = inputs
