@@ -45,6 +45,11 @@ keep the last ones, which are gone when the first ones come back. The head is al
 checkpointed: its matrix product comes after the last tensor that it saves, and so it is
 never repeated.
 
+**Best among what?** Among all cuts of the chain into segments, each of which is kept or
+checkpointed as a whole. Other plans exist. A checkpoint inside of a checkpoint computes
+some layers three times, and can take still less. [A policy](selective.py) keeps a part
+of a layer.
+
 :notation $i$: `start`, the number of layers that are dealt with already
 """
 
