@@ -16,8 +16,9 @@ So the settings are captured with the first run and restored for the second:
 | dtype | each type of device | BF16 becomes FP16, or the reverse |
 | keep casts | all | the gradient has other last bits |
 
-The third setting is the cache of casts. With it, a weight that is used twice is cast once, and
-the gradients of both uses are added in 16 bits; without it they are added in FP32.
+The third setting is the cache of casts. With it, a weight that is used twice is cast
+once, and the gradients of both uses are added in 16 bits; without it they are added in
+FP32.
 
 [This book's autocast](autocast.py) has settings of its own, for which the same holds.
 They are captured, too.
@@ -90,8 +91,8 @@ def capture_autocast(types: Iterable[str] = ()) -> AmbientAutocast:
     """The present settings for the CPU, for this machine's accelerator, and for other
     types of devices.
 
-    A function may move its arguments from the CPU to the accelerator, so the accelerator
-    is captured in any case. To read a setting initialises no device.
+    A function may move its arguments from the CPU to the accelerator. So that one is
+    captured in any case. To read a setting initialises no device.
 
     :param types: as `"cuda"`; types for which there is no autocast are passed over
 

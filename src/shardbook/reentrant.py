@@ -5,9 +5,10 @@ r"""# Checkpointing with a second backward pass
 In a forward pass autograd keeps what the derivative of each single operation needs. For
 [a segment](segment.py) of a model that is most of what it computes. But all of it
 follows from what the segment was given. So the segment can run without autograd at
-first, and only its arguments are kept. When its backward pass is due it runs again, with
-autograd this time, and a second backward pass goes through what it has just recorded.
-It is started from inside the first one. That is why this variant is called *reentrant*.
+first, and only its arguments are kept. When its backward pass is due it runs again,
+with autograd this time, and a second backward pass goes through what it has just
+recorded. It is started from inside the first one. That is why this variant is called
+*reentrant*.
 
 | | plain | checkpointed |
 |---|---|---|
@@ -102,8 +103,8 @@ def checkpoint_reentrant(
     True
     """
     if not torch.is_grad_enabled():
-        # There will be no backward pass, or this is the first run of a checkpoint around
-        # this one, whose second run comes back here with autograd.
+        # There will be no backward pass, or this is the first run of a checkpoint
+        # around this one, whose second run comes back here with autograd.
         return function(*args, **kwargs)
     if not any(requires_gradient(leaf) for leaf in tree_leaves((args, kwargs))):
         warn_of_no_gradient()
@@ -126,8 +127,8 @@ def warn_of_no_gradient() -> None:
     """
     warnings.warn(
         "None of the inputs has requires_grad=True, so the parameters of the "
-        "checkpointed function get no gradient; call x.requires_grad_() on an input, or "
-        "use the variant that is not reentrant",
+        "checkpointed function get no gradient; call x.requires_grad_() on an input, "
+        "or use the variant that is not reentrant",
         stacklevel=3,
     )
 
@@ -141,7 +142,9 @@ def record(
 ) -> Any:
     """Run the function, and put a node into the graph that can run it again."""
     segment, tensors = Segment.of(function, args, kwargs, preserve_rng_state)
-    returned = Recomputation.apply(segment, args, kwargs, *tensors)  # type: ignore[no-untyped-call]
+    returned = Recomputation.apply(  # type: ignore[no-untyped-call]
+        segment, args, kwargs, *tensors
+    )
     assert segment.returned is not None
     return tree_unflatten(returned, segment.returned)
 
@@ -157,9 +160,9 @@ class Recomputation(torch.autograd.Function):
         computes is freed as soon as the segment itself is done with it.
         """
         ctx.segment = segment
-        # Autograd looks after what is saved in this way. It notices at the second run if
-        # a tensor was changed in the meantime, it frees the tensors after the backward
-        # pass, and it lets hooks [move them elsewhere](residual.py).
+        # Autograd looks after what is saved in this way. It notices at the second run
+        # if a tensor was changed in the meantime, it frees the tensors after the
+        # backward pass, and it lets hooks [move them elsewhere](residual.py).
         ctx.save_for_backward(*tensors)
         # An output that the loss does not use has no gradient. Zeros in its place would
         # give a gradient to parameters that have none without a checkpoint.
@@ -210,7 +213,8 @@ class Recomputation(torch.autograd.Function):
                 "because it detaches them all; call it without a checkpoint"
             )
         # A gradient for an output that the segment detaches ends here, as it would end
-        # without a checkpoint. What is detached inside of a segment needs no care.
+        # without a checkpoint. What is detached inside of a segment, by `detach()` or
+        # under `no_grad`, needs no care.
         due = [pair for pair in differentiable if pair[1] is not None]
         if due:
             outputs, output_gradients = zip(*due, strict=True)
@@ -222,8 +226,9 @@ def refuse_partial_backward() -> None:
     """The inner backward pass adds to the gradients of all parameters that the segment
     uses, whatever the outer one was asked for, and it records nothing.
 
-    Without the first check `torch.autograd.grad` would change the parameters' gradients.
-    Without the second one a second derivative would silently leave this segment out.
+    Without the first check `torch.autograd.grad` would change the gradients of
+    parameters. Without the second one a second derivative would silently leave this
+    segment out.
 
     :raises RuntimeError: naming what was asked for
     """

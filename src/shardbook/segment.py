@@ -39,8 +39,8 @@ __all__ = ["Place", "Segment", "not_compiled", "take_apart"]
 class Segment:
     """A function, and what its second run needs besides the tensors.
 
-    :param leaves: the arguments without their structure, with [a place](#Place) for each
-        tensor
+    :param leaves: the arguments without their structure, with [a place](#Place) for
+        each tensor
     :param spec: the structure of the arguments
     :param returned: the structure of what the first run returned
     """
@@ -185,9 +185,9 @@ def refuse_hidden(values: Sequence[Any]) -> None:
             for tensor in tensors_in(value)
         ):
             raise TypeError(
-                f"the checkpointed function returned a {type(value).__name__} that holds "
-                "tensors, where no gradient would reach them; return the tensors in a "
-                "tuple, a list or a dictionary"
+                f"the checkpointed function returned a {type(value).__name__} that "
+                "holds tensors, where no gradient would reach them; return the tensors "
+                "in a tuple, a list or a dictionary"
             )
 
 
