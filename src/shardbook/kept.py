@@ -11,7 +11,7 @@ is dealt with here:
 | the result is changed in place, later in the function | refused at that operation, or computed again |
 | it is changed in place after the function has returned | refused when it is handed out |
 | the operation itself has changed an argument in place | the values are copied, and copied back |
-| the second run makes other calls than the first | refused, if their number or the shapes of their arguments show it |
+| the second run makes other calls than the first | refused, if their number or shapes show it |
 """
 
 # sidelit: hide
