@@ -19,10 +19,11 @@ backward pass wants the tensor, `unpack` has to give it. So this chapter keeps n
 | each one is wanted | it leaves its placeholder, which is empty again |
 
 The graph of the forward pass stays. It is the one that autograd goes through, as if
-nothing had happened, so `torch.autograd.grad`, `backward(inputs=...)`, second
-derivatives, keyword arguments and outputs of any structure work as they do without
-checkpoints. [The other variant](reentrant.py) has no graph to go through, and none of
-these. The graph of the second run is dropped at once; only its tensors are wanted.
+nothing had happened. So `torch.autograd.grad`, `backward(inputs=...)` and second
+derivatives work as they do without checkpoints, and a result may be any object that
+holds tensors. [The other variant](reentrant.py) has no graph to go through, and can do
+none of that. The graph of the second run is dropped at once. Only its tensors are
+wanted.
 
 ## Checkpoints inside of checkpoints
 
@@ -35,8 +36,10 @@ checkpoints is computed up to $d + 1$ times, and only the outermost keep their a
 
 The function is run twice, and so is all else that it does: a running mean moves twice,
 a counter counts twice, a line is printed twice. What it changes and then reads differs
-the second time, and [that is found out](determinism.py). Tensors that a function takes
-from its surroundings, and not as arguments, are kept by the function itself.
+the second time, and [that can be found out](determinism.py). Tensors that a function
+takes from its surroundings, and not as arguments, are kept by the function itself.
+Forward-mode derivatives do not pass a checkpoint, because [its
+arguments](arguments.py) are saved for a backward pass.
 
 :notation $k$: `needed`, the number of tensors that autograd saves
 :notation $d$: the number of checkpoints around an operation

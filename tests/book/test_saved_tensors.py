@@ -847,3 +847,27 @@ def test_two_threads_may_go_backward_through_one_checkpoint(inputs: Inputs) -> N
     assert not any(overlaps)
     assert all(torch.equal(one, expected) for one in found)
     assert len(found) == 2
+
+
+class Answer:
+    """No container that PyTorch knows of."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_a_result_may_be_any_object(inputs: Inputs) -> None:
+    x, w = inputs
+    answer = checkpoint_saved(lambda x: Answer((x @ w).sin()), x)
+    found = torch.autograd.grad(answer.tensor.sum(), [x, w])
+    assert_equal(list(found), list(torch.autograd.grad((x @ w).sin().sum(), [x, w])))
+
+
+# Dual numbers make PyTorch load decompositions that it has scripted.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_forward_mode_derivatives_are_refused() -> None:
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        with pytest.raises(NotImplementedError, match="jvp"):
+            checkpoint_saved(torch.sin, dual)
