@@ -27,8 +27,8 @@ its forward operation saved, and receives a gradient in the dtype of that operat
 result. So it runs in the dtype of the forward pass by itself, and no context has to tell
 it. Under `torch.autocast` it would be wrong to put it inside: that context casts also
 what the backward pass computes, and an operation that had been kept in FP32 by an inner
-context would get a gradient of 16 bits. The context of this chapter does not see the
-operations of the backward pass.
+context would get a gradient of 16 bits. The context of this chapter sees no operation of
+the backward pass that is not called from Python.
 
 **What it costs.** The casts of the parameters are kept until the outermost context ends,
 and by autograd until the backward pass. So a layer's parameters exist in 16 bits, too,

@@ -2,11 +2,11 @@ r"""# What autocast casts
 
 > Matrix products run in 16 bits, what rounding would harm in FP32, and the rest in the dtype it is given.
 
-[Autocast](autocast.py) decides by the name of an operation. A matrix product takes most
-of the time of a training step and is the least sensitive to rounded inputs: its sum is
-[kept in FP32](rounding.py). An exponential turns an error of its input into a relative
-error of its result, and overflows FP16 above 11. A sum over many elements needs more
-digits than any of them has. So there are four rules, and no rule for what stays:
+[Autocast](autocast.py) decides by the name of an operation. A matrix product is what 16
+bits are for: processors have units for it, and its sum is [kept in FP32](rounding.py).
+An exponential turns an error of its input into a relative error of its result, and it
+overflows FP16 above 11.09. A sum of many elements needs more digits than each of them
+has. So there are five rules, and no rule for what stays:
 
 | rule | its inputs are | for example |
 |---|---|---|
@@ -14,13 +14,15 @@ digits than any of them has. So there are four rules, and no rule for what stays
 | `FP32` | cast to FP32 | `exp`, `pow`, the losses |
 | `RESULT` | left alone; the result is asked for in FP32 | `softmax`, `sum` |
 | `PROMOTE` | cast to the widest dtype among them | `cat` |
+| `REFUSE` | refused | `binary_cross_entropy` on a GPU |
 | none | left alone | `add`, `relu`, views |
 
 The rules are data, and they differ between devices. The two tables below are those of
 [`torch.autocast`](https://docs.pytorch.org/docs/stable/amp.html), whose judgement this
 is. On a GPU nearly everything sensitive runs in FP32. On a CPU softmax and the norms
-stay in 16 bits, since the kernels there compute in FP32 inside. What is listed in FP32
-there are mostly operations without a kernel for BF16.
+have no rule: their kernels compute in FP32 inside, and only the result is rounded. There
+the rule for FP32 is also for operations that have no kernel for BF16, such as the matrix
+decompositions.
 
 Our tests compare each operation of the table for CPUs with `torch.autocast`: dtypes,
 results and gradients, bit by bit, but for the last bits of matrix decompositions. For

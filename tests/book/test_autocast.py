@@ -36,6 +36,15 @@ LOW = [torch.bfloat16, torch.float16]
 GENERATOR = torch.Generator().manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors are small, and threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def r(*shape: int) -> Tensor:
     return torch.randn(shape, generator=GENERATOR)
 
@@ -501,6 +510,19 @@ def test_products_inside_of_other_functions_of_cpp_stay_in_fp32(name: str) -> No
         for context in (torch.autocast, autocast)
     ]
     assert found == [torch.bfloat16, torch.float32]
+
+
+def test_softmax_and_the_norms_compute_in_fp32_inside_on_a_cpu() -> None:
+    x = (3 * r(64, 512)).bfloat16()
+    for function in (partial(torch.softmax, dim=-1), partial(F.layer_norm, normalized_shape=(512,))):
+        # Off by half a step of BF16, as after a single rounding.
+        torch.testing.assert_close(function(x).float(), function(x.float()), rtol=1.1 * 2**-8, atol=1e-5)
+
+
+def test_matrix_decompositions_have_no_kernel_for_bf16() -> None:
+    for function in (linalg.cholesky, linalg.inv, linalg.svd, linalg.qr):
+        with pytest.raises(RuntimeError, match=r"BFloat16|[Ll]ow precision"):
+            function(spd(3).bfloat16())
 
 
 # --- models ---
