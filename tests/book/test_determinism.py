@@ -339,3 +339,20 @@ def test_a_place_without_a_text_is_shown_by_its_number() -> None:
     names: dict[str, Any] = {"__name__": "made_up"}
     exec(code, names)
     assert shown(place_of(names["frame"])) == "made up:2"
+
+
+def test_a_part_that_nobody_wants_may_differ() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        unused = (x if Switch.on else x[:1]).sin()
+        return x.exp(), unused.cos()
+
+    Switch.on = True
+    x = torch.ones(3, requires_grad=True)
+    y, unused = checkpoint_saved(function, x, early_stop=False)
+    del unused
+    Switch.on = False
+    try:
+        y.sum().backward()
+    finally:
+        Switch.on = True
+    assert torch.equal(x.grad, y)
