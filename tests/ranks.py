@@ -6,9 +6,9 @@
 
     assert ranks.run(2, double, 21) == [42, 42]
 
-The processes are forked from a server that imported torch once and has never run anything: `spawn` would
-import torch again in every rank, and a plain `fork` hangs once the parent has run a backward pass. Every call
-starts fresh processes, so no test sees what another left behind.
+The processes are forked from a server that imported torch and the book once and has never run anything:
+`spawn` would import both again in every rank, and a plain `fork` hangs once the parent has run a backward
+pass. Every call starts fresh processes, so no test sees what another left behind.
 
 What goes wrong is told whole: the traceback of every rank, the rank that failed first at the head; a rank
 that died, with its exit code; a rank that hangs, with the stacks of its threads. Nothing is left running.
@@ -34,8 +34,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-# Every optimizer imports torch._dynamo, which takes seconds: once in the server, not once in each rank.
-PRELOAD = ["pytest", "hypothesis", "torch", "torch.distributed", "torch._dynamo"]
+# Every optimizer imports torch._dynamo, which takes seconds: once in the server, not once in each rank. The
+# book takes more of a rank's time than all else that a small test does.
+PRELOAD = ["pytest", "hypothesis", "torch", "torch.distributed", "torch._dynamo", "shardbook", "ranks"]
 GRACE_S = 10.0  # what the other ranks get, after one has failed, to fail as well and say where
 
 _context = multiprocessing.get_context("forkserver")
