@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Page
 
@@ -19,6 +20,14 @@ CHAPTERS = [chapter.output for chapter in CONFIG.chapters]
 NAMES = [prose.output for prose in CONFIG.prose] + CHAPTERS
 
 Open = Callable[..., Page]
+WIDE, NARROW, HEIGHT = 1280, 390, 900
+
+
+def show(page: Page, width: int = WIDE, scheme: Any = "light", media: Any = "screen") -> Page:
+    """Show a shared page in one way; the test before may have left it in another."""
+    page.set_viewport_size({"width": width, "height": HEIGHT})
+    page.emulate_media(color_scheme=scheme, media=media)
+    return page
 
 
 def path_of(name: str, language: str) -> str:

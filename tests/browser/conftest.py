@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +19,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
 
 import chromium
-from built import PAGES, ROOT, Open
+from built import PAGES, ROOT, Open, show
 
 FLAGS = [
     "--no-sandbox",
@@ -37,8 +37,9 @@ FLAGS = [
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that takes `path` runs for every page, or for the PATHS that its module names."""
     if "path" in metafunc.fixturenames:
-        # With this scope all tests of one page run after each other and share what they open.
-        metafunc.parametrize("path", getattr(metafunc.module, "PATHS", PAGES), scope="module")
+        # With this scope the tests of one page run after each other, whatever their file, and share what they
+        # open.
+        metafunc.parametrize("path", getattr(metafunc.module, "PATHS", PAGES), scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -80,61 +81,99 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-@contextmanager
-def watched(browser: Browser, address: str) -> Iterator[Open]:
-    """Hand out a way to open pages; what they ask of other hosts or write to the console is a failure."""
-    contexts = []
-    messages: list[str] = []
-    strangers: list[str] = []
+class Window:
+    """A page of the browser, and what it asked of other hosts or wrote to the console."""
 
-    def asked(request: Request) -> None:
-        if not request.url.startswith((address, "data:", "blob:")):
-            strangers.append(request.url)
-
-    def answered(response: Response) -> None:
-        if response.status >= 400:
-            messages.append(f"{response.url}: {response.status}")
-
-    def open_page(path: str, width: int = 1280, scheme: Any = "light", scripts: bool = True) -> Page:
+    def __init__(self, browser: Browser, address: str, scripts: bool) -> None:
         # Without motion a colour is at once what it will be, so that axe never measures one on its way.
-        context = browser.new_context(
-            viewport={"width": width, "height": 900},
-            color_scheme=scheme,
-            java_script_enabled=scripts,
-            reduced_motion="reduce",
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: messages.append(f"{page.url}: {message.type}: {message.text}"))
-        page.on("pageerror", lambda error: messages.append(f"{page.url}: {error}"))
-        page.on("request", asked)
-        page.on("response", answered)
-        page.goto(address + path, wait_until="load")
-        return page
+        context = browser.new_context(java_script_enabled=scripts, reduced_motion="reduce")
+        self.address = address
+        self.messages: list[str] = []
+        self.strangers: list[str] = []
+        self.page = page = context.new_page()
+        page.on("console", lambda said: self.messages.append(f"{page.url}: {said.type}: {said.text}"))
+        page.on("pageerror", lambda error: self.messages.append(f"{page.url}: {error}"))
+        page.on("request", self.asked)
+        page.on("response", self.answered)
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert messages == []
-    assert strangers == []
+    def asked(self, request: Request) -> None:
+        if not request.url.startswith((self.address, "data:", "blob:")):
+            self.strangers.append(request.url)
+
+    def answered(self, response: Response) -> None:
+        if response.status >= 400:
+            self.messages.append(f"{response.url}: {response.status}")
+
+    def open(self, path: str, **way: Any) -> Page:
+        """Load a page that is shown in one way from the start."""
+        show(self.page, **way).goto(self.address + path, wait_until="load")
+        return self.page
+
+    def verdict(self) -> None:
+        """Fail if there was anything since the last verdict."""
+        messages, self.messages = self.messages, []
+        strangers, self.strangers = self.strangers, []
+        assert messages == []
+        assert strangers == []
 
 
 @pytest.fixture
 def visit(browser: Browser, address: str) -> Iterator[Open]:
-    """Open a page for this test alone: `visit(path, width=1280, scheme="light", scripts=True)`."""
-    with watched(browser, address) as open_page:
-        yield open_page
+    """Open a page as a newcomer, for this test alone: `visit(path, width=1280, scheme="light")`."""
+    windows: list[Window] = []
+
+    def open_page(path: str, **way: Any) -> Page:
+        windows.append(Window(browser, address, scripts=True))
+        return windows[-1].open(path, **way)
+
+    yield open_page
+    for window in windows:
+        window.page.context.close()
+        window.verdict()
 
 
-@pytest.fixture(scope="module")
-def shared(browser: Browser, address: str, path: str) -> Iterator[Page]:
+class Windows:
+    """Windows that go from page to page: to open a page there takes a quarter of what a new window takes."""
+
+    def __init__(self, browser: Browser, address: str) -> None:
+        self.browser, self.address = browser, address
+        self.opened: dict[tuple[str, bool], Window] = {}
+
+    @contextmanager
+    def show(self, use: str, path: str, scripts: bool = True) -> Iterator[Page]:
+        """Show a page in the window of this use; no other use leads that window away."""
+        if (use, scripts) not in self.opened:
+            self.opened[use, scripts] = Window(self.browser, self.address, scripts)
+        window = self.opened[use, scripts]
+        yield window.open(path)
+        window.verdict()
+
+
+@pytest.fixture(scope="session")
+def windows(browser: Browser, address: str) -> Iterator[Windows]:
+    """The windows of all tests that do not mind what was shown in them before."""
+    several = Windows(browser, address)
+    yield several
+    for window in several.opened.values():
+        window.page.context.close()
+
+
+@pytest.fixture
+def walk(windows: Windows) -> Iterator[Open]:
+    """Open a page for this test, which follows links: `walk(path, scripts=True)`."""
+    with ExitStack() as stack:
+        yield lambda path, scripts=True: stack.enter_context(windows.show("walk", path, scripts))
+
+
+@pytest.fixture(scope="session")
+def shared(windows: Windows, path: str) -> Iterator[Page]:
     """The page at `path`, open for all tests that only look at it; each says first how it wants it shown."""
-    with watched(browser, address) as open_page:
-        yield open_page(path)
+    with windows.show("shared", path) as page:
+        yield page
 
 
-@pytest.fixture(scope="module")
-def scriptless(browser: Browser, address: str, path: str) -> Iterator[Page]:
+@pytest.fixture(scope="session")
+def scriptless(windows: Windows, path: str) -> Iterator[Page]:
     """The page at `path` in a browser whose scripts are off."""
-    with watched(browser, address) as open_page:
-        yield open_page(path, scripts=False)
+    with windows.show("shared", path, scripts=False) as page:
+        yield page

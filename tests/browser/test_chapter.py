@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from playwright.sync_api import Page
 
-from built import CHAPTERS, CONFIG, LANGUAGES, Open, language_of, name_of, path_of
+from built import CHAPTERS, CONFIG, LANGUAGES, NARROW, WIDE, Open, language_of, name_of, path_of, show
 from sidelit import source
 
 PATHS = [path_of(name, language) for name in CHAPTERS for language in LANGUAGES]
@@ -51,7 +51,7 @@ def pairs(page: Page, path: str) -> list[dict[str, Any]]:
 
 def test_columns_line_up(shared: Page, path: str) -> None:
     """At 1280 px each section's commentary and code start on one line, side by side, inside their section."""
-    shared.set_viewport_size({"width": 1280, "height": 900})
+    show(shared, WIDE)
     before = float("-inf")
     for section in pairs(shared, path):
         doc, code, whole = section["doc"], section["code"], section["all"]
@@ -63,7 +63,7 @@ def test_columns_line_up(shared: Page, path: str) -> None:
 
 
 def test_narrow_pages_put_commentary_above_code(shared: Page, path: str) -> None:
-    shared.set_viewport_size({"width": 390, "height": 900})
+    show(shared, NARROW)
     for section in pairs(shared, path):
         assert section["doc"]["bottom"] <= section["code"]["top"] + 1, section["id"]
         assert section["doc"]["left"] >= 0, section["id"]
@@ -76,8 +76,7 @@ def test_the_columns_share_one_scroll(shared: Page) -> None:
         element.scrollHeight > element.clientHeight + 1 &&
         ["auto", "scroll"].includes(getComputedStyle(element).overflowY)
     ).map(element => element.outerHTML.slice(0, 80))"""
-    shared.set_viewport_size({"width": 1280, "height": 900})
-    assert shared.evaluate(inner) == []
+    assert show(shared, WIDE).evaluate(inner) == []
 
 
 def test_line_numbers_and_code_are_those_of_the_file(shared: Page, path: str) -> None:
@@ -94,8 +93,8 @@ def test_line_numbers_and_code_are_those_of_the_file(shared: Page, path: str) ->
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_the_language_menu_keeps_the_section(visit: Open, start: str) -> None:
-    page = visit(start)
+def test_the_language_menu_keeps_the_section(walk: Open, start: str) -> None:
+    page = walk(start)
     ids = page.eval_on_selector_all("section[id]", "all => all.map(one => one.id)")
     wanted = ids[len(ids) // 2]
     page.evaluate("id => { location.hash = '#' + encodeURIComponent(id) }", wanted)
@@ -106,8 +105,8 @@ def test_the_language_menu_keeps_the_section(visit: Open, start: str) -> None:
     assert in_view(page, wanted)
 
 
-def test_the_language_menu_keeps_the_place_of_a_reader_who_scrolled(visit: Open) -> None:
-    page = visit(CHAPTERS[0])
+def test_the_language_menu_keeps_the_place_of_a_reader_who_scrolled(walk: Open) -> None:
+    page = walk(CHAPTERS[0])
     ids = page.eval_on_selector_all("section[id]", "all => all.map(one => one.id)")
     wanted = ids[len(ids) // 2]
     page.evaluate("id => document.getElementById(id).scrollIntoView()", wanted)
@@ -117,9 +116,9 @@ def test_the_language_menu_keeps_the_place_of_a_reader_who_scrolled(visit: Open)
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_each_section_links_to_itself_in_the_other_languages(visit: Open, start: str) -> None:
+def test_each_section_links_to_itself_in_the_other_languages(walk: Open, start: str) -> None:
     """Without any script a reader changes language and stays at the section."""
-    page = visit(start, scripts=False)
+    page = walk(start, scripts=False)
     sections = page.locator("section[id]")
     wanted = sections.nth(sections.count() // 2)
     name = wanted.get_attribute("id")

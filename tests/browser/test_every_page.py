@@ -8,21 +8,13 @@ from typing import Any
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
-from built import LANGUAGES, NAMES, PAGES, language_of, path_of, read
+from built import LANGUAGES, NAMES, NARROW, PAGES, WIDE, language_of, path_of, read, show
 
 AXE = Axe()
-WIDE, NARROW = 1280, 390
 # Colours depend on the theme and boxes on the width, neither on the language. So translations are looked at
 # in two of the four ways, which between them have both themes and both widths.
 WAYS: list[tuple[int, Any]] = [(WIDE, "light"), (NARROW, "dark")]
 MORE_WAYS: list[tuple[int, Any]] = [(WIDE, "dark"), (NARROW, "light")]
-
-
-def show(page: Page, width: int = WIDE, scheme: Any = "light", media: Any = "screen") -> Page:
-    """Show a shared page in one way; the test before may have left it in another."""
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme, media=media)
-    return page
 
 
 def test_the_build_holds_these_pages_and_no_others(site: Path) -> None:
