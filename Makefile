@@ -4,10 +4,12 @@
 #   PYTHON=python3.12     the Python that makes the environments
 #   PIP_ARGS="…"          more arguments for pip, such as an index with CPU builds of torch
 #   ARGS="…"              arguments for the tests (pytest) or the benchmarks
+#   JOBS=2                how many processes share the tests
 
 PYTHON ?= python3
 PIP_ARGS ?=
 ARGS ?=
+JOBS ?= 2
 
 SITE := .venv-site
 ALL := .venv
@@ -29,7 +31,7 @@ serve: $(SITE)/.ready ## show the site on this machine and rebuild it on every s
 
 test: $(ALL)/.ready ## prove it: every test but those that need a GPU
 	@$(ALL)/bin/python tools/chromium.py
-	@$(ALL)/bin/python -m pytest $(ARGS)
+	@$(ALL)/bin/python -m pytest -n $(JOBS) $(ARGS)
 
 lint: $(ALL)/.ready ## check style, types, sources and translations
 	@$(ALL)/bin/ruff check .
