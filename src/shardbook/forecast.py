@@ -17,7 +17,8 @@ $$\text{sent}_3 = 3 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d} \qquad
 \text{sent}_{0,1,2} = 2 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d}$$
 
 The first two are exact for any FP32 model without frozen parameters whose units each run once in a forward
-pass, if each micro-batch exchanges its gradients. The last is known for stage 3 only, and exact for [this
+pass, if each micro-batch exchanges its gradients. [A policy](policy_bytes.py) sets other bytes for an element,
+and both stay exact. The last is known for stage 3 without such a policy only, and exact for [this
 GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many shapes. On a GPU attention saves other
 tensors for its backward pass, so there the figure is an estimate. None of the three contains the temporaries
 inside one operation, the buffers inside the communication backend, or what an allocator adds to round a size
@@ -40,7 +41,9 @@ from dataclasses import dataclass
 import torch
 
 from shardbook.gpt import GPT, Config
-from shardbook.partition import Layout, plan
+from shardbook.partition import Layout
+from shardbook.policy import Policy
+from shardbook.policy_bytes import AS_IT_IS, layouts_with, total
 
 __all__ = ["Forecast", "Setup", "forecast"]
 # sidelit: show
@@ -59,6 +62,7 @@ class Setup:
     :param optimizer: `"adamw"`, or `"sgd"` without momentum, which stores nothing
     :param text: the bytes of text that each rank holds
     :param stage: the stage of ZeRO
+    :param policy: the formats, and whether it is stored on the host
     """
 
     config: Config
@@ -68,18 +72,22 @@ class Setup:
     optimizer: str = "adamw"
     text: int = 0
     stage: int = 3
+    policy: Policy = AS_IT_IS
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """The figures of one rank, in bytes: `steady` by its terms, the peak by the moments where it can lie.
 
-    Where the moments are not known, the peak is `None`.
+    Where the moments are not known, the peak is `None`. `host` is the part of the steady bytes that is on the
+    host, and `moved` what crosses between host and device in a step.
     """
 
     sent: int
     steady: dict[str, int]
     moments: dict[str, int]
+    host: int = 0
+    moved: int = 0
 
     @property
     def peak(self) -> int | None:
@@ -96,14 +104,23 @@ def forecast(setup: Setup, rank: int) -> Forecast:
     # A model on the meta device has shapes and no values, so this costs nothing at any size.
     with torch.device("meta"):
         model = GPT(setup.config)
-    layouts = [plan(layer.named_parameters(), setup.world_size)[0] for layer in model]
-    # In each exchange a rank sends as much as all shards but one hold.
-    once = FLOAT * sum(layout.padded - layout.shard_numel for layout in layouts)
+    policy = setup.policy
+    units = [layouts_with(policy, layer, setup.world_size) for layer in model]
+    layouts = [layout for unit in units for layout in unit]
+    kinds = total(layouts, setup.stage, policy)
     steady = steady_terms(setup, layouts, rank)
-    extra = extra_moments(setup, layouts, rank) if setup.stage == 3 else {}
+    known = setup.stage == 3 and policy.param_dtype is None and not policy.offload
+    extra = extra_moments(setup, layouts, rank) if known else {}
     moments = {name: sum(steady.values()) + more for name, more in extra.items()}
-    times = (3 if setup.stage == 3 else 2) * setup.accumulate
-    return Forecast(sent=times * once, steady=steady, moments=moments)
+    # What the optimizer stores stands where the masters stand.
+    state = sum(steady.get(name, 0) for name in ("moments", "step counters"))
+    return Forecast(
+        sent=setup.accumulate * kinds.sent,
+        steady=steady,
+        moments=moments,
+        host=kinds.masters_on_host + state if policy.offload else 0,
+        moved=setup.accumulate * kinds.moved,
+    )
 
 
 def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, int]:
@@ -114,12 +131,11 @@ def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, in
     $$4 \sum_u S_u + 8\,\Psi_r + 4n + \text{text}$$
 
     The shards count their padding, but the moments do not, since an optimizer sees only the slices. Below
-    stage 3 the vectors stay whole, with $P_u$ instead of $S_u$. In stage 0 so do the moments.
+    stage 3 the vectors stay whole, with $P_u$ instead of $S_u$. In stage 0 so do the moments. What a policy
+    adds is in [a table of its own](policy_bytes.py).
     """
-    kept = sum(
-        layout.shard_numel if setup.stage == 3 else layout.padded for layout in layouts
-    )
-    terms = {"parameters": FLOAT * kept}
+    kinds = total(layouts, setup.stage, setup.policy)
+    terms = {"parameters": kinds.parameters + kinds.masters_on_host}
     if setup.optimizer == "adamw":
         trained = sum(
             sum(pieces(layout, rank)) if setup.stage else layout.numel

@@ -71,16 +71,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardbook.gpt import Config, parameters
-from shardbook.launch import Mistake, Parser
+from shardbook.launch import Mistake
 from shardbook.planner import activations, layouts_of, one_vector, own_bytes, tables
+from shardbook.planner_options import parse, parser
+from shardbook.policy import Policy
 from shardbook.report import write
 
-__all__ = ["Cost", "Row", "cost_of", "main", "zero_table"]
+__all__ = ["Cost", "Row", "cost_of", "main", "parser", "zero_table"]
 # sidelit: show
-
-SHAPE = ("layers", "width", "heads", "context", "vocabulary")
-LARGEST, PAPER = 10**18, 7_500_000_000
 
 
 def zero_table(numel: int, world_size: int, cost: Cost) -> list[Row]:
@@ -186,18 +184,25 @@ def planned(options: argparse.Namespace) -> dict[str, Any]:
     """All figures, under the names that they have in the file."""
     cost, model = cost_of(options.precision, options.optimizer), options.config
     batch, checkpointing = options.batch or 1, options.checkpointing == "on"
+    policy, extra = options.policy, None
     if model is None:
-        layouts, extra = [one_vector(options.numel, options.ranks)], None
+        layouts = [one_vector(options.numel, options.ranks, policy)]
     else:
-        layouts = layouts_of(model, options.ranks)
-        extra = activations(model, batch, checkpointing)
+        layouts = layouts_of(model, options.ranks, policy)
+        # In 16 bits activations are smaller, by how much depends on the model's code.
+        if policy.param_dtype is None and not policy.offload:
+            extra = activations(model, batch, checkpointing)
     rows = zero_table(options.numel, options.ranks, cost)
-    own = [own_bytes(layouts, stage, options.optimizer, extra) for stage in range(4)]
+    own = [
+        own_bytes(layouts, stage, options.optimizer, extra, policy)
+        for stage in range(4)
+    ]
     return {
         "parameters": options.numel,
         "ranks": options.ranks,
         "optimizer": options.optimizer,
         "precision": options.precision,
+        "policy": repr(policy) if policy != Policy() else None,
         "bytes_per_parameter": asdict(cost),
         "model": model and asdict(model),
         "batch": model and batch,
@@ -205,85 +210,6 @@ def planned(options: argparse.Namespace) -> dict[str, Any]:
         "zero": [{**asdict(row), "total": row.total} for row in rows],
         "own": [{**asdict(row), "steady": row.steady, "step": row.step} for row in own],
     }
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, checked. `options.config` is the model's shape, `options.numel` its number of parameters.
-
-    :raises Mistake: an option is unknown, or its value makes no sense
-    """
-    options = parser().parse_args(arguments)
-    given = {name: getattr(options, name) for name in SHAPE}
-    shape = {name: value for name, value in given.items() if value is not None}
-    if shape and options.params is not None:
-        raise Mistake(
-            f"--params and --{next(iter(shape))} exclude each other; "
-            "give a number of parameters or the shape of a model"
-        )
-    for name in ("batch", "checkpointing"):
-        if getattr(options, name) is not None and not shape:
-            raise Mistake(f"--{name} needs a model; give --layers, --width, --heads")
-    for name, most in {"ranks": 10**6, "layers": 10**4, "batch": 10**6}.items():
-        number = getattr(options, name)
-        if number is not None and not 1 <= number <= most:
-            raise Mistake(f"--{name} is {number}, but it must be from 1 to {most:,}")
-    try:
-        options.config = Config(**shape) if shape else None
-    except ValueError as refusal:
-        raise Mistake(str(refusal)) from refusal
-    options.numel = parameters(options.config) if shape else options.params or PAPER
-    if options.numel > LARGEST:
-        raise Mistake(f"{options.numel:,} parameters are more than {LARGEST:,}")
-    return options
-
-
-def parser() -> argparse.ArgumentParser:
-    """Every option with its default."""
-    result = Parser(
-        prog="shardbook.memory",
-        description="Print what training takes on each rank at every stage of ZeRO.",
-        epilog="For a model instead of --params the second table also says what a step takes.",
-    )
-    add = result.add_argument
-    add("--params", type=count, help="number of parameters (default: 7.5e9)")
-    add("--ranks", type=int, default=64, help="number of ranks (default: 64)")
-    for name in SHAPE:
-        default = getattr(Config(), name)
-        add(f"--{name}", type=int, help=f"of the book's GPT (default: {default})")
-    add("--batch", type=int, help="sequences on a rank in a step (default: 1)")
-    add(
-        "--checkpointing",
-        choices=["on", "off"],
-        nargs="?",
-        const="on",
-        help="let the backward pass compute each block's activations again (default: off)",
-    )
-    add(
-        "--precision",
-        choices=["bf16", "fp16", "fp32"],
-        default="bf16",
-        help="for the paper's table; in 16 bits the optimizer keeps a copy in FP32 (default: bf16)",
-    )
-    add(
-        "--optimizer",
-        choices=["adamw", "sgd"],
-        default="adamw",
-        help="sgd is plain, without momentum (default: adamw)",
-    )
-    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    return result
-
-
-def count(text: str) -> int:
-    """A number of parameters, also written as 7.5e9.
-
-    >>> count("7.5e9"), count("124_000_000")
-    (7500000000, 124000000)
-    """
-    number = float(text)
-    if not 1 <= number <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text} is not from 1 to {LARGEST:.0e}")
-    return int(number)
 
 
 def save(path: Path, figures: dict[str, Any]) -> None:

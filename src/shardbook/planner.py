@@ -14,7 +14,8 @@ stores, by kind. In FP32 a parameter takes 4 bytes, its gradient 4, and AdamW's 
 
 The vectors of parameters and gradients count their [padding](partition.py). The moments do not, since an
 optimizer sees only the parameters themselves: all $\Psi$ of them, or the $\Psi_r$ in this rank's slices.
-AdamW also counts the steps of each of the $n$ tensors, in 4 bytes.
+AdamW also counts the steps of each of the $n$ tensors, in 4 bytes. What [a policy](policy.py) changes, such as
+masters on the host, is in [a table of its own](policy_bytes.py).
 
 **Between steps** a rank stores parameters and optimizer state. **In a step** gradients join them, and two
 more kinds that depend on the model. *In flight* are the [units](unit.py) that are whole for the moment, and
@@ -54,6 +55,8 @@ from shardbook.forecast import (
 )
 from shardbook.gpt import GPT, Config
 from shardbook.partition import Layout, plan
+from shardbook.policy import Policy
+from shardbook.policy_bytes import AS_IT_IS, layouts_with, total
 
 __all__ = ["Own", "activations", "layouts_of", "one_vector", "own_bytes", "tables"]
 # sidelit: show
@@ -61,7 +64,9 @@ __all__ = ["Own", "activations", "layouts_of", "one_vector", "own_bytes", "table
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The bytes that this library stores and sends on rank 0 at one stage."""
+    """The bytes that this library stores and sends on rank 0 at one stage. With offload `host` counts what
+    is on the host, gradients included, and the other kinds what is on the device.
+    """
 
     stage: int
     parameters: int
@@ -70,6 +75,8 @@ class Own:
     sent: int
     in_flight: int | None = None
     activations: int | None = None
+    host: int | None = None
+    moved: int | None = None
 
     @property
     def steady(self) -> int:
@@ -85,16 +92,24 @@ class Own:
 
 
 def own_bytes(
-    layouts: list[Layout], stage: int, optimizer: str, extra: int | None = None
+    layouts: list[Layout],
+    stage: int,
+    optimizer: str,
+    extra: int | None = None,
+    policy: Policy = AS_IT_IS,
 ) -> Own:
     """Add up the bytes of one stage from the layouts of all units.
 
-    :param extra: the bytes of activations; `None` if the model is not known
+    :param extra: the bytes of activations; `None` if they are not known
+    :param policy: [what it changes](policy_bytes.py) about the bytes
     """
-    whole = FLOAT * sum(layout.padded for layout in layouts)
-    part = FLOAT * sum(layout.shard_numel for layout in layouts)
-    setup = Setup(Config(), layouts[0].world_size, 1, optimizer=optimizer, stage=stage)
-    kept, *state = steady_terms(setup, layouts, rank=0).values()
+    setup = Setup(
+        Config(), layouts[0].world_size, 1, 1, optimizer, stage=stage, policy=policy
+    )
+    kinds = total(layouts, stage, policy)
+    _, *terms = steady_terms(setup, layouts, rank=0).values()
+    state = sum(terms)
+    on_host = kinds.masters_on_host + kinds.gradients_on_host + state
     # From stage 2 on three vectors of gradients are there at once: one is filled, one sent, one received. At
     # stage 3 two units are whole besides, one that computes and one on its way. Stages 0 and 1 keep all
     # vectors until the backward pass ends, so only the received one comes on top, and at stage 0 the mean.
@@ -102,12 +117,14 @@ def own_bytes(
     largest = FLOAT * max(layout.padded for layout in layouts)
     return Own(
         stage=stage,
-        parameters=kept,
-        state=sum(state),
-        gradients=part if stage >= 2 else whole,
+        parameters=kinds.parameters,
+        state=0 if policy.offload else state,
+        gradients=kinds.gradients,
         in_flight=None if extra is None else vectors * largest,
         activations=extra,
-        sent=(3 if stage == 3 else 2) * (whole - part),
+        sent=kinds.sent,
+        host=on_host if policy.offload else None,
+        moved=kinds.moved if policy.offload else None,
     )
 
 
@@ -152,20 +169,21 @@ def moments(config: Config, batch: int) -> tuple[int, int, int, int]:
     )
 
 
-def layouts_of(config: Config, world_size: int) -> list[Layout]:
-    """The layouts of all units of the GPT. All blocks have the same one, so it is made once."""
+def layouts_of(
+    config: Config, world_size: int, policy: Policy = AS_IT_IS
+) -> list[Layout]:
+    """The layouts of all units of the GPT. All blocks have the same ones, so they are made once."""
     with torch.device("meta"):
         model = GPT(replace(config, layers=1))
-    first, block, last = (
-        plan(layer.named_parameters(), world_size)[0] for layer in model
-    )
-    return [first, *[block] * config.layers, last]
+    first, block, last = (layouts_with(policy, unit, world_size) for unit in model)
+    return [*first, *block * config.layers, *last]
 
 
-def one_vector(numel: int, world_size: int) -> Layout:
+def one_vector(numel: int, world_size: int, policy: Policy = AS_IT_IS) -> Layout:
     """The layout of parameters of which only the number is known."""
     tensor = nn.Parameter(torch.empty(numel, device="meta"))
-    return plan([("all", tensor)], world_size)[0]
+    low = policy.computes_in(tensor.dtype)
+    return plan([("all", tensor)], world_size, computes_in=lambda _: low)[0]
 
 
 def tables(figures: dict[str, Any]) -> str:
@@ -185,6 +203,7 @@ def tables(figures: dict[str, Any]) -> str:
         {**row, "moved": f"{row['moved'] // numel} Ψ = {row['moved']:,}"}
         for row in figures["zero"]
     ]
+    under = f", {figures['policy']}" if figures["policy"] else ""
     lines = [
         f"{numel:,} parameters on {ranks:,} rank{'s' * (ranks > 1)}",
         *([", ".join(known)] if known else []),
@@ -193,7 +212,7 @@ def tables(figures: dict[str, Any]) -> str:
         f"By the ZeRO paper: {kind}, {cost} bytes for each parameter",
         *columns(zero, ZERO, size),
         "",
-        f"Stored by this library: fp32 and {figures['optimizer']}",
+        f"Stored by this library: fp32 and {figures['optimizer']}{under}",
         *columns(figures["own"], OWN, size),
     ]
     return "\n".join(lines)
@@ -220,8 +239,10 @@ OWN = {
     "gradients": "gradients",
     "in_flight": "in flight",
     "activations": "activations",
+    "host": "on the host",
     "step": "step, at most",
     "sent": "sent",
+    "moved": "moved",
 }
 
 

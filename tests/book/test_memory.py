@@ -165,6 +165,27 @@ def test_the_command_prints_the_papers_table(capsys: pytest.CaptureFixture[str])
     ]
 
 
+def test_a_policy_changes_what_the_library_stores_and_not_the_papers_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "figures.json"
+    plain = run(capsys, "--params 7.5e9 --ranks 64")
+    out = run(capsys, f"--params 7.5e9 --ranks 64 --param-dtype bf16 --offload --json {file}")
+    assert "adamw, Policy(param_dtype=torch.bfloat16, offload=True)" in out
+    assert [cells(out, stage)[0] for stage in range(4)] == [cells(plain, stage)[0] for stage in range(4)]
+    # On the device the copies, on the host 16 bytes for each parameter in a step.
+    assert [cells(out, stage)[1] for stage in range(4)] == [
+        ["15.0", "0.0", "15.0", "15.0", "120.0", "29.5", "30.0"],
+        ["15.0", "0.0", "15.0", "15.0", "1.9", "29.5", "0.5"],
+        ["15.0", "0.0", "15.0", "0.0", "1.9", "29.5", "0.5"],
+        ["0.0", "0.0", "0.0", "0.0", "1.9", "44.3", "0.7"],
+    ]
+    figures = json.loads(file.read_text("utf-8"))
+    assert figures["policy"] == "Policy(param_dtype=torch.bfloat16, offload=True)"
+    # Into the device twice and out of it once, 2 bytes each; one counter of 4 bytes is no parameter.
+    assert 16 * figures["own"][3]["moved"] == 6 * (figures["own"][3]["host"] - 4)
+
+
 def test_the_command_of_the_chapter_runs(capsys: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-m", "shardbook.memory", "--params", "7.5e9", "--ranks", "64"]
     shown = subprocess.run(command, capture_output=True, check=True, timeout=120, encoding="utf-8")
