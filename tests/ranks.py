@@ -47,7 +47,7 @@ class RanksFailed(AssertionError):
 
 
 def run(
-    world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 60, backend: str = "gloo"
+    world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 120, backend: str = "gloo"
 ) -> list[Any]:
     """Call `function(*args)` on `world_size` ranks at once and return their results in rank order.
 

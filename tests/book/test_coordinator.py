@@ -627,11 +627,11 @@ def run_programs(stage: int, prefetch: int) -> None:
 
 @pytest.mark.parametrize(("stage", "prefetch"), WAYS)
 def test_every_program_trains_as_a_plain_model(stage: int, prefetch: int) -> None:
-    ranks.run(2, run_programs, stage, prefetch, timeout=200)
+    ranks.run(2, run_programs, stage, prefetch, timeout=400)
 
 
 def test_three_ranks_too() -> None:
-    ranks.run(3, run_programs, 3, 1, timeout=250)
+    ranks.run(3, run_programs, 3, 1, timeout=400)
 
 
 # Checkpointing
@@ -722,7 +722,7 @@ def run_checkpoints(stage: int, prefetch: int, reentrant: bool) -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize(("stage", "prefetch"), [WAYS[0], WAYS[2], *WAYS[3:]])
 def test_what_is_computed_again_gives_the_same(stage: int, prefetch: int, reentrant: bool) -> None:
-    ranks.run(2, run_checkpoints, stage, prefetch, reentrant, timeout=120)
+    ranks.run(2, run_checkpoints, stage, prefetch, reentrant, timeout=300)
 
 
 # Failures
@@ -851,7 +851,7 @@ def run_failures(stage: int, prefetch: int) -> None:
 
 @pytest.mark.parametrize(("stage", "prefetch"), WAYS)
 def test_after_a_failure_the_next_step_is_right(stage: int, prefetch: int) -> None:
-    ranks.run(2, run_failures, stage, prefetch, timeout=120)
+    ranks.run(2, run_failures, stage, prefetch, timeout=300)
 
 
 # What is refused, what is warned of, and what is given back
@@ -1122,7 +1122,7 @@ def every_sequence(stage: int, length: int) -> None:
 
 @pytest.mark.parametrize("stage", range(4))
 def test_no_sequence_of_calls_corrupts_a_unit(stage: int) -> None:
-    ranks.run(1, every_sequence, stage, 3, timeout=120)
+    ranks.run(1, every_sequence, stage, 3, timeout=300)
 
 
 # Ranks that disagree
