@@ -355,6 +355,29 @@ def test_a_graph_that_is_kept_can_be_gone_through_again() -> None:
     assert same(list(first), list(second))
 
 
+def test_what_is_kept_holds_nothing_of_the_second_run() -> None:
+    w = torch.randn(4, 4)
+    x = torch.randn(3, 4, requires_grad=True)
+    made: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def function(x: Tensor) -> Tensor:
+        y = x.sin()
+        made.add(y.untyped_storage())
+        # The product saves `y` for the gradient of `v`, and its own result is kept.
+        return ((y @ v) * 2).exp()
+
+    v = w.clone().requires_grad_()
+    gc.collect()
+    z = ours(function, x, [aten.mm]).sum()
+    assert not made
+    gc.disable()
+    try:
+        z.backward(retain_graph=True)
+        assert not made
+    finally:
+        gc.enable()
+
+
 def test_second_derivatives_are_those_of_the_plain_function() -> None:
     w = torch.randn(4, 4, dtype=torch.float64)
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
