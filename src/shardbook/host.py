@@ -27,6 +27,7 @@ bytes in the same places as on a GPU.
 # sidelit: hide
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -36,7 +37,7 @@ from torch import Tensor
 
 from shardbook.ledger import record_move
 
-__all__ = ["Crossing", "to_device", "to_host"]
+__all__ = ["Crossing", "pin", "to_device", "to_host"]
 # sidelit: show
 
 
@@ -112,6 +113,24 @@ def start(copy: Tensor, values: Tensor, device: torch.device) -> Crossing:
     done = module.Event()
     done.record(road(device))
     return Crossing(copy, done)
+
+
+def pin(tensors: Iterable[Tensor]) -> None:
+    """Put tensors of the host into pinned memory, as the objects that they are.
+
+    What shared memory before, such as two views of one vector, shares it afterwards.
+
+    :param tensors: parameters and buffers on the CPU
+    """
+    pinned: dict[int, torch.UntypedStorage] = {}
+    for tensor in tensors:
+        old = tensor.untyped_storage()
+        if old._cdata not in pinned:
+            pinned[old._cdata] = old.pin_memory()
+        place = tensor.storage_offset(), tensor.size(), tensor.stride()
+        tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
+            pinned[old._cdata], *place
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ still be trained if only a part has to be there at any time. A chain of layers h
 parts: its consecutive *slices*.
 
 ```python
-model = stream(GPT(config), device=torch.device("cuda"), slices=8)
+model = stream(GPT(config), device="cuda", slices=8)
 optimizer = torch.optim.AdamW(model.parameters())
 for tokens_BT, targets_BT in batches:
     loss(model(tokens_BT), targets_BT).backward()
@@ -21,8 +21,8 @@ once more, from the last to the first, and each computes its activations again. 
 [a checkpoint](checkpointing.py) around each slice. A gradient leaves for the host as
 soon as it is finished.
 
-The parameters never move. They stay on the host as the model's own, with their names,
-and what comes to the device are copies. So the optimizer runs on the host, where its
+The parameters stay on the host as the model's own, with their names, and what comes to
+the device are copies. So the optimizer runs on the host, where its
 state is, and a saved `state_dict` is that of the plain model.
 
 **What is on the device.** While slice $k$ computes, the next one is on its way. With
@@ -57,9 +57,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from shardbook.host import Crossing, to_device, to_host
+from shardbook.checkpointing import checkpoint
+from shardbook.host import Crossing, pin, to_device, to_host
 from shardbook.residual import offload
-from shardbook.saved_tensors import checkpoint_saved
 from shardbook.slices import Slice, slices_of
 
 __all__ = ["stream"]
@@ -69,7 +69,7 @@ __all__ = ["stream"]
 def stream(
     model: nn.Sequential | Sequence[nn.Module],
     *,
-    device: torch.device,
+    device: torch.device | str,
     slices: int | None = None,
     offload_activations: bool = False,
     param_dtype: torch.dtype | None = None,
@@ -95,7 +95,13 @@ def stream(
     """
     chain = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
     around = offload(least=0) if offload_activations else nullcontext()
-    streamer = Streamer(slices_of(chain, slices), device, param_dtype, around)
+    # A device without a number is the current one, and its tensors carry the number.
+    numbered = torch.empty(0, device=device).device
+    streamer = Streamer(slices_of(chain, slices), numbered, param_dtype, around)
+    # From memory that is not pinned the thread would copy by itself, and it could not
+    # start the computation that the copy is to run beside.
+    if numbered.type != "cpu":
+        pin([*chain.parameters(), *chain.buffers()])
     vars(chain).update(forward=streamer.forward, __reduce_ex__=refuse_copy)
     return chain
 
@@ -130,7 +136,7 @@ class Streamer:
             for number in range(len(self.slices)):
                 call = Call(self, number, x.requires_grad)
                 with self.around:
-                    x = checkpoint_saved(call, x) if call.backward else call(x)
+                    x = checkpoint(call, x) if call.backward else call(x)
         finally:
             self.ahead.clear()
         return x

@@ -22,7 +22,7 @@ from book.live import LiveStorages
 from book.toys import assert_equal, batch, chain, error
 from shardbook.check import Disagreement
 from shardbook.gpt import GPT, Config, loss
-from shardbook.host import to_device, to_host
+from shardbook.host import pin, to_device, to_host
 from shardbook.ledger import ledger
 from shardbook.pieces import Sharing, digest, piece_numel
 from shardbook.reentrant import checkpoint_reentrant
@@ -447,3 +447,30 @@ def test_a_copy_is_a_copy_where_host_and_device_are_one() -> None:
     assert torch.equal(narrow, values.to(torch.bfloat16))
     assert book.moved == {"x to the host": 48, "x to the device": 48 + 24}
     assert book.total == 0
+
+
+def test_pinned_tensors_are_the_same_objects_and_share_what_they_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is no pinned memory without a GPU, so other memory stands for it."""
+    calls: list[int] = []
+
+    def elsewhere(storage: torch.UntypedStorage, device: Any = None) -> torch.UntypedStorage:
+        calls.append(storage.nbytes())
+        return storage.clone()
+
+    monkeypatch.setattr(torch.UntypedStorage, "pin_memory", elsewhere)
+    vector = torch.arange(12.0)
+    one, other = nn.Parameter(vector[:6].view(2, 3).t()), nn.Parameter(vector[3:])
+    alone = nn.Parameter(torch.ones(2))
+    values = [tensor.detach().clone() for tensor in (one, other, alone)]
+    before = vector.data_ptr()
+    pin([one, other, alone])
+    assert calls == [48, 8]
+    assert all(torch.equal(tensor, value) for tensor, value in zip((one, other, alone), values, strict=True))
+    assert one.stride() == (1, 3)
+    assert one.data_ptr() != before
+    with torch.no_grad():
+        one[0, 1] = 7.0
+    assert other[0] == 7.0
+    assert vector[3] == 3.0

@@ -401,6 +401,18 @@ def test_a_forward_pass_that_is_dropped_leaves_nothing() -> None:
         assert live.bytes() == before
 
 
+def test_inference_needs_no_backward_pass() -> None:
+    plain, model = noisy().eval(), stream(noisy().eval(), device="cpu")
+    tokens, _ = batch(0, 0)
+    with torch.inference_mode():
+        assert torch.equal(model(tokens), plain(tokens))
+        # In training mode the statistics move, and no gradient is wanted.
+        for one in (model, plain):
+            torch.manual_seed(0)
+            one.train()(tokens)
+    assert_equal(dict(model.state_dict()), dict(plain.state_dict()))
+
+
 def test_hooks_on_parameters_see_gradients_on_the_host() -> None:
     model, seen = stream(blocks(2), device=CPU), []
     for name, parameter in model.named_parameters():
