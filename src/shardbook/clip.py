@@ -100,15 +100,16 @@ def gradient_norm(model: nn.Module, order: float) -> Tensor:
     combine = torch.max if math.isinf(order) else torch.sum
     exponent = 1.0 if math.isinf(order) else order
     # A slice can be empty, and an empty vector has no largest element.
-    norms = [
-        torch.linalg.vector_norm(gradient, order, dtype=torch.float64)
-        for gradient in gradients(model)
-        if gradient.numel()
-    ]
+    found = [gradient for gradient in gradients(model) if gradient.numel()]
     units = list(conductor_of(model).drivers)
     if not units:
         return torch.zeros((), dtype=torch.float64)
     zero = units[0].flats[0].full.new_zeros((), dtype=torch.float64)
+    # The ranks exchange on the device, and [gradients may be on the host](offload.py).
+    norms = [
+        torch.linalg.vector_norm(gradient, order, dtype=torch.float64).to(zero.device)
+        for gradient in found
+    ]
     total = combine(torch.stack([zero, *norms]).pow(exponent))
     # In stage 0 each rank has the whole gradient, and there is nothing to add.
     if units[0].stage:

@@ -17,10 +17,10 @@ $$\text{sent}_3 = 3 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d} \qquad
 \text{sent}_{0,1,2} = 2 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d}$$
 
 The first two are exact for any FP32 model without frozen parameters whose units each run once in a forward
-pass, if each micro-batch exchanges its gradients. [A policy](policy_bytes.py) sets other bytes for an element,
-and both stay exact. The last is known for stage 3 without such a policy only, and exact for [this
-GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many shapes. On a GPU attention saves other
-tensors for its backward pass, so there the figure is an estimate. None of the three contains the temporaries
+pass, if each micro-batch exchanges its gradients. [A policy](policy_bytes.py) sets other bytes an element,
+and both stay exact. The last is known for stage 3 only, without such a policy and without checkpoints, and
+exact for [this GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many shapes. On a GPU
+attention saves other tensors for its backward pass, so there the figure is an estimate. None of the three contains the temporaries
 inside one operation, the buffers inside the communication backend, or what an allocator adds to round a size
 up.
 
@@ -41,6 +41,7 @@ from dataclasses import dataclass
 import torch
 
 from shardbook.gpt import GPT, Config
+from shardbook.ledger import all_reduce_bytes
 from shardbook.partition import Layout
 from shardbook.policy import Policy
 from shardbook.policy_bytes import AS_IT_IS, layouts_with, total
@@ -63,6 +64,7 @@ class Setup:
     :param text: the bytes of text that each rank holds
     :param stage: the stage of ZeRO
     :param policy: the formats, and whether it is stored on the host
+    :param checkpointed: whether the blocks compute their activations again
     """
 
     config: Config
@@ -73,6 +75,12 @@ class Setup:
     text: int = 0
     stage: int = 3
     policy: Policy = AS_IT_IS
+    checkpointed: bool = False
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss is scaled: in FP16, and not with the range of BF16."""
+        return self.policy.param_dtype is torch.float16
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +117,16 @@ def forecast(setup: Setup, rank: int) -> Forecast:
     layouts = [layout for unit in units for layout in unit]
     kinds = total(layouts, setup.stage, policy)
     steady = steady_terms(setup, layouts, rank)
-    known = setup.stage == 3 and policy.param_dtype is None and not policy.offload
+    plain = policy.param_dtype is None and not policy.offload
+    known = setup.stage == 3 and plain and not setup.checkpointed
     extra = extra_moments(setup, layouts, rank) if known else {}
     moments = {name: sum(steady.values()) + more for name, more in extra.items()}
     # What the optimizer stores stands where the masters stand.
     state = sum(steady.get(name, 0) for name in ("moments", "step counters"))
+    # The ranks compare one flag before each step of the optimizer.
+    flag = all_reduce_bytes(rank, setup.world_size, FLOAT, FLOAT) if setup.scaled else 0
     return Forecast(
-        sent=setup.accumulate * kinds.sent,
+        sent=setup.accumulate * kinds.sent + flag,
         steady=steady,
         moments=moments,
         host=kinds.masters_on_host + state if policy.offload else 0,
@@ -144,6 +155,9 @@ def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, in
         terms["moments"] = 2 * FLOAT * trained
         # AdamW counts the steps of each tensor by itself, also of one that is empty on this rank.
         terms["step counters"] = FLOAT * sum(len(layout.slots) for layout in layouts)
+    if setup.scaled:
+        # The factor, and the steps since it last changed.
+        terms["loss scale"] = FLOAT + FLOAT
     return {**terms, "text": setup.text}
 
 

@@ -14,8 +14,8 @@ stores, by kind. In FP32 a parameter takes 4 bytes, its gradient 4, and AdamW's 
 
 The vectors of parameters and gradients count their [padding](partition.py). The moments do not, since an
 optimizer sees only the parameters themselves: all $\Psi$ of them, or the $\Psi_r$ in this rank's slices.
-AdamW also counts the steps of each of the $n$ tensors, in 4 bytes. What [a policy](policy.py) changes, such as
-masters on the host, is in [a table of its own](policy_bytes.py).
+AdamW also counts the steps of each of the $n$ tensors, in 4 bytes. What [a policy](policy.py) changes is in
+[a table of its own](policy_bytes.py).
 
 **Between steps** a rank stores parameters and optimizer state. **In a step** gradients join them, and two
 more kinds that depend on the model. *In flight* are the [units](unit.py) that are whole for the moment, and

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 import ranks
 from book.masters import assert_masters_train_alike, low_copy
 from book.reference import STAGES
 from book.toys import assert_equal, batch, chain, error, optimizer_for
+from shardbook.measure import Meter
+from shardbook.policy import Policy
 from shardbook.precise import full_precision
 from shardbook.schedule import conductor_of
 
@@ -22,7 +26,7 @@ BF16 = torch.bfloat16
 
 
 def each_stage_trains_like_masters(options: dict[str, Any], reference: dict[str, Any]) -> None:
-    from shardbook import Policy, shard
+    from shardbook import shard
 
     dtype = options["param_dtype"]
     low = partial(low_copy, dtype=dtype, norms=dtype.itemsize < 4 and "fp32_modules" not in options)
@@ -54,7 +58,7 @@ def sent_by(options: dict[str, Any]) -> list[tuple[dict[str, int], dict[str, int
     """What a step sends in each stage, and the bytes of the padded vectors: those that are computed with, and
     those that travel as gradients.
     """
-    from shardbook import Policy, shard
+    from shardbook import shard
     from shardbook.collectives import ledger
 
     policy, found = Policy(**options), []
@@ -85,7 +89,7 @@ def test_gathers_and_gradients_send_the_bytes_of_their_own_formats(wire: torch.d
 
 
 def halved() -> tuple[dict[str, int], dict[str, int]]:
-    from shardbook import Policy, shard
+    from shardbook import shard
     from shardbook.collectives import ledger
 
     books = []
@@ -107,11 +111,82 @@ def test_in_16_bits_a_step_sends_half_the_bytes() -> None:
         assert half == {name: nbytes // 2 for name, nbytes in full.items()}
 
 
+def bytes_of_a_gather() -> dict[tuple[int, bool], tuple[int, int, int, int]]:
+    """For a unit of each stage, without and with offload: the bytes that come on top while it is gathered at
+    most, while it is whole, and afterwards; and those of its vector.
+    """
+    from shardbook import shard
+
+    found = {}
+    for stage in STAGES:
+        for offload in (False, True):
+            model = shard(aligned(), stage=stage, policy=Policy(param_dtype=BF16, offload=offload))
+            unit = next(iter(conductor_of(model).drivers))
+            with Meter() as meter:
+                before = meter.now()
+                unit.wait()
+                whole = meter.now() - before
+                unit.free()
+            found[stage, offload] = meter.peak - before, whole, meter.now() - before, unit.nbytes
+    return found
+
+
+def test_the_16_bit_part_is_cast_into_its_place_and_takes_no_memory_of_its_own() -> None:
+    for found in ranks.run(2, bytes_of_a_gather):
+        for (stage, offload), (peak, whole, after, vector) in found.items():
+            assert after == 0
+            assert whole == (vector if stage == 3 else 0)
+            # From the host this rank's part comes by way of a copy, which is dropped at once.
+            staged = vector // (2 if stage else 1) if offload else 0
+            assert peak == whole + staged
+
+
+# --- the settings ---
+
+
+@pytest.mark.parametrize("name", ["param_dtype", "reduce_dtype", "buffer_dtype", "output_dtype"])
+def test_only_floating_point_dtypes_are_taken(name: str) -> None:
+    for wrong in (torch.int32, "bfloat16"):
+        with pytest.raises(TypeError, match=f"{name}=.* cannot hold .*; choose a floating-point dtype"):
+            Policy(**{name: wrong})
+
+
+def test_the_norms_are_classes() -> None:
+    with pytest.raises(TypeError, match="are not all classes; pass a tuple of classes of modules"):
+        Policy(fp32_modules=(nn.LayerNorm(3),))  # type: ignore[arg-type]
+
+
+def test_a_policy_can_be_compared_and_sent() -> None:
+    policy = Policy(param_dtype=BF16, fp32_norms=(F.layer_norm, torch.layer_norm), offload=True)
+    assert pickle.loads(pickle.dumps(policy)) == policy
+    assert hash(policy) == hash(copy.copy(policy))
+    # No address, which would differ from rank to rank.
+    assert repr(policy) == (
+        "Policy(param_dtype=torch.bfloat16, fp32_norms=(layer_norm, _VariableFunctionsClass.layer_norm), "
+        "offload=True)"
+    )
+
+
+def different_policies() -> str:
+    from shardbook import shard
+
+    policy = Policy(param_dtype=BF16, offload=dist.get_rank() == 1)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        shard(chain(), policy=policy)
+    return str(caught.value)
+
+
+def test_ranks_with_different_policies_are_told() -> None:
+    for said in ranks.run(2, different_policies):
+        assert "rank 1 shards with stage=3, Policy(param_dtype=torch.bfloat16, offload=True), " in said
+        assert "rank 0 with stage=3, Policy(param_dtype=torch.bfloat16), " in said
+
+
 # --- the masters ---
 
 
 def masters_are_saved_and_loaded() -> None:
-    from shardbook import Policy, shard
+    from shardbook import shard
 
     policy = Policy(param_dtype=BF16)
     for stage in STAGES:
@@ -135,7 +210,7 @@ def masters_are_saved_and_loaded() -> None:
 
 def changes_by_hand_are_seen() -> None:
     """Also those of which PyTorch's counter of writes learns nothing."""
-    from shardbook import Policy, shard
+    from shardbook import shard
 
     for stage in STAGES:
         plain, model = chain(), shard(chain(), stage=stage, policy=Policy(param_dtype=BF16))
@@ -149,7 +224,7 @@ def changes_by_hand_are_seen() -> None:
 
 
 def evaluates_in_full_precision() -> None:
-    from shardbook import Policy, shard
+    from shardbook import shard
     from shardbook.collectives import ledger
 
     for stage in STAGES:
