@@ -15,9 +15,21 @@ stand](sites.py), [how units take turns](schedule.py), [what comes next](prefetc
 how the ranks make sure that they hold the [same model](check.py) and keep the [same
 order](order.py), and [where they ask each other](meeting.py); [how units form a
 model](model.py), [how it gets its first values](construct.py), [which ranks share
-it](groups.py), [in which format gradients travel](policy.py), [micro-batches](accumulate.py),
-[clipping](clip.py), [what an optimizer may do](guard.py), [steps inside the backward
-pass](lean.py), [how the result is saved](state.py).
+it](groups.py), [micro-batches](accumulate.py), [clipping](clip.py), [what an optimizer
+may do](guard.py), [steps inside the backward pass](lean.py), [how the result is
+saved](state.py), [what waits on the host](offload.py).
+
+**Activation checkpointing**: [one door](checkpointing.py) to [two](reentrant.py)
+[variants](saved_tensors.py), [the same random numbers](rng.py) and [the same
+dtypes](ambient.py) in the second run, [whether it was the same](determinism.py), [chains
+in segments](sequential.py), [what is kept all the same](selective.py), [the cheapest plan
+for a budget](budget.py), [where checkpoints wait](residual.py), [a model that is streamed
+through its device](streaming.py).
+
+**Mixed precision**: [floating-point formats](formats.py) and [what rounding does to
+training](rounding.py), [autocast](autocast.py), [loss scaling](loss_scaling.py), also
+[over ranks](sharded_scaler.py), [the policy](policy.py) of a sharded model, [its master
+weights](masters.py), [its norms and losses](norms.py).
 
 **Running it**: [a model](gpt.py), [a loss in chunks](chunked.py), [a text](corpus.py),
 [the options](launch.py), [the training](train.py), [its report](report.py), [what is
@@ -38,23 +50,38 @@ except ModuleNotFoundError as error:
 
 from shardbook.accumulate import no_sync
 from shardbook.check import Disagreement
+from shardbook.checkpointing import checkpoint, checkpoint_module
 from shardbook.clip import clip_grad_norm_, clip_grad_value_
+from shardbook.determinism import CheckpointError
 from shardbook.lean import step_in_backward
+from shardbook.loss_scaling import GradScaler
 from shardbook.model import Zero3Layer, Zero3Sequential, shard
 from shardbook.policy import Policy
+from shardbook.precise import full_precision
 from shardbook.prefetch import Prefetch
+from shardbook.sequential import checkpoint_sequential
+from shardbook.sharded_scaler import ShardedGradScaler
+from shardbook.streaming import stream
 
 __all__ = [
+    "CheckpointError",
     "Disagreement",
+    "GradScaler",
     "Policy",
     "Prefetch",
+    "ShardedGradScaler",
     "Zero3Layer",
     "Zero3Sequential",
     "__version__",
+    "checkpoint",
+    "checkpoint_module",
+    "checkpoint_sequential",
     "clip_grad_norm_",
     "clip_grad_value_",
+    "full_precision",
     "no_sync",
     "shard",
     "step_in_backward",
+    "stream",
 ]
 __version__ = "0.1.0"

@@ -56,19 +56,18 @@ not as an argument, is kept by the function.
 # sidelit: hide
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from shardbook.determinism import LEVELS
 from shardbook.model import Select, called, select
 from shardbook.reentrant import checkpoint_reentrant
 from shardbook.saved_tensors import checkpoint_saved
+from shardbook.segment import not_compiled
 from shardbook.selective import Policy, contexts
 
 __all__ = ["checkpoint", "checkpoint_module"]
@@ -195,9 +194,10 @@ class Options:
         kwargs: dict[str, Any],
     ) -> Any:
         """Call a function with these options."""
-        return eager()(self, function, args, kwargs)
+        return start(self, function, args, kwargs)
 
 
+@not_compiled
 def start(
     options: Options,
     function: Callable[..., Any],
@@ -242,26 +242,3 @@ class Checkpointed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.options.run(self.__wrapped__, args, kwargs)
-
-
-def eager() -> Callable[..., Any]:
-    """The call, as `torch.compile` has to leave it.
-
-    The first run would be compiled and the second, in the backward pass, would not. They
-    would save other tensors. What a function compiles by itself is the same in both.
-    A program that has not loaded the compiler need not do so for this.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return start
-    if not UNCOMPILED:
-        quiet: Callable[..., Any] = torch.compiler.disable(
-            start,
-            reason="a checkpointed function runs again in the backward pass, where "
-            "nothing is compiled; compile it by itself, as in "
-            "checkpoint(torch.compile(block), x)",
-        )
-        UNCOMPILED.append(quiet)
-    return UNCOMPILED[0]
-
-
-UNCOMPILED: list[Callable[..., Any]] = []

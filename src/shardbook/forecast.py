@@ -20,9 +20,9 @@ The first two are exact for any FP32 model without frozen parameters whose units
 pass, if each micro-batch exchanges its gradients. [A policy](policy_bytes.py) sets other bytes an element,
 and both stay exact. The last is known for stage 3 only, without such a policy and without checkpoints, and
 exact for [this GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many shapes. On a GPU
-attention saves other tensors for its backward pass, so there the figure is an estimate. None of the three contains the temporaries
-inside one operation, the buffers inside the communication backend, or what an allocator adds to round a size
-up.
+attention saves other tensors for its backward pass, so there the figure is an estimate. None of the three
+contains the temporaries inside one operation, the buffers inside the communication backend, or what an
+allocator adds to round a size up.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $P_u$: `padded`, the elements of unit $u$ with its padding

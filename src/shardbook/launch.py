@@ -147,6 +147,23 @@ def parser() -> argparse.ArgumentParser:
         "3 the parameters too",
     )
     add(
+        "--precision",
+        choices=["fp32", "bf16", "fp16"],
+        default="fp32",
+        help="the format that modules compute with; the optimizer's stays fp32, and fp16 scales the loss",
+    )
+    add(
+        "--checkpoint",
+        choices=["none", "reentrant", "non-reentrant"],
+        default="none",
+        help="how the blocks' activations are computed again in the backward pass",
+    )
+    add(
+        "--offload",
+        action="store_true",
+        help="keep parameters, gradients and the optimizer's state in the host's memory",
+    )
+    add(
         "--seed",
         type=int,
         default=0,

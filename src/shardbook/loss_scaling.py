@@ -88,10 +88,10 @@ class GradScaler:
         self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
         self.growth_interval, self.enabled = growth_interval, enabled
         # $S$, and the steps since it last changed. Both move to the device of the first
-        # loss and stay there, so that the host need not wait to learn them.
-        self.factor = torch.full((), init_scale, dtype=torch.float32)
-        self.calm = torch.zeros((), dtype=torch.int32)
-        self.in_use = False
+        # loss and stay there: the host need not wait for them. Turned off, none is stored.
+        with torch.device("cpu" if enabled else "meta"):
+            self.factor = torch.full((), init_scale, dtype=torch.float32)
+            self.calm, self.in_use = torch.zeros((), dtype=torch.int32), False
         # Since the last `update`: the flag of each optimizer whose gradients were
         # divided, and the optimizers that were asked to step.
         self.found: dict[Optimizer, Tensor | None] = {}

@@ -34,7 +34,7 @@ __all__ = ["Meter"]
 
 
 class Meter(TorchDispatchMode):
-    """Counts the bytes of all live storages, on all devices.
+    """Counts the bytes of all live storages, on all devices but `meta`, where nothing is stored.
 
     It sees each operation below autograd, so it also sees the tensors that only the graph refers to.
     """
@@ -75,8 +75,9 @@ class Meter(TorchDispatchMode):
 
     def see(self, tensor: Tensor) -> None:
         """Remember the storage under a tensor."""
-        storage = tensor.untyped_storage()
-        self.storages[storage._cdata] = storage
+        if not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            self.storages[storage._cdata] = storage
 
     def now(self) -> int:
         """The bytes of all storages that are alive, at their present sizes."""

@@ -49,14 +49,17 @@ def report(setup: Setup, counted: Counted, options: argparse.Namespace) -> None:
     if dist.get_rank() != 0:
         return
     forecasts = [forecast(setup, rank) for rank in range(setup.world_size)]
-    figures = summary(setup, ranks, forecasts)
+    figures = summary(setup, ranks, forecasts, options)
     print(table(figures))
     if options.json is not None:
         write(options.json, json.dumps(figures, indent=1) + "\n")
 
 
 def summary(
-    setup: Setup, ranks: list[Counted], forecasts: list[Forecast]
+    setup: Setup,
+    ranks: list[Counted],
+    forecasts: list[Forecast],
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     """All figures under flat names. `losses` has an entry for each step, other lists one for each rank."""
     steps = len(ranks[0].losses)
@@ -72,6 +75,11 @@ def summary(
     return {
         "ranks": setup.world_size,
         "stage": setup.stage,
+        "techniques": [
+            *[options.precision] * (options.precision != "fp32"),
+            *[f"{options.checkpoint} checkpoints"] * (options.checkpoint != "none"),
+            *["offload"] * options.offload,
+        ],
         "steps": steps,
         "parameters": parameters(setup.config),
         **asdict(setup.config),
@@ -83,6 +91,11 @@ def summary(
         "tokens_per_second": tokens * len(timed) / sum(timed),
         "sent_by_collective": ranks[0].sent,
         "sent": [sum(rank.sent.values()) for rank in ranks],
+        "sent_formula": (
+            f"{12 if setup.stage == 3 else 8} ΣP (N-1)/N"
+            if setup.policy.param_dtype is None
+            else "each vector in its own format"
+        ),
         "sent_forecast": [steps * one.sent for one in forecasts],
         "steady": [rank.steady for rank in ranks],
         "steady_forecast": [sum(one.steady.values()) for one in forecasts],
@@ -110,7 +123,7 @@ def table(figures: dict[str, Any]) -> str:
         (
             "bytes sent per rank and step",
             *both(figures, "sent", steps),
-            f"{12 if figures['stage'] == 3 else 8} ΣP (N-1)/N",
+            figures["sent_formula"],
         ),
         (
             "steady bytes per rank",
@@ -125,7 +138,8 @@ def table(figures: dict[str, Any]) -> str:
     ]
     heading = (
         f"GPT of {figures['layers']} x {figures['width']}, {figures['parameters']:,} parameters, "
-        f"{figures['ranks']} rank{'s' * (figures['ranks'] > 1)}, stage {figures['stage']}, {steps} steps"
+        f"{figures['ranks']} rank{'s' * (figures['ranks'] > 1)}, stage {figures['stage']}, "
+        f"{', '.join([*figures['techniques'], f'{steps} steps'])}"
     )
     lines = [
         f"{name:<30}{left:>14}{right:>14}  {note}".rstrip()

@@ -18,9 +18,11 @@ works without autograd](reentrant.py).
 # sidelit: hide
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -197,9 +199,21 @@ def not_compiled(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
     The compiler would record the first run and not know of the second, and the
     parameters would have wrong gradients. What a checkpoint calls may be compiled.
     """
-    quiet: Callable[..., Any] = torch.compiler.disable(
-        checkpoint,
-        reason="a checkpoint runs its function again in the backward pass; compile the "
-        "function by itself, inside of the checkpoint",
-    )
-    return quiet
+    quiet: list[Callable[..., Any]] = []
+
+    @wraps(checkpoint)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # To load the compiler takes seconds. Nobody compiles before it is loaded.
+        if "torch._dynamo" not in sys.modules:
+            return checkpoint(*args, **kwargs)
+        if not quiet:
+            quiet.append(torch.compiler.disable(checkpoint, reason=REASON))
+        return quiet[0](*args, **kwargs)
+
+    return call
+
+
+REASON = (
+    "a checkpointed function runs again in the backward pass, where nothing is "
+    "compiled; compile the function by itself, as in checkpoint(torch.compile(block), x)"
+)

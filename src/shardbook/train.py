@@ -10,7 +10,11 @@ Each of the two processes is a rank. Both build the same [GPT](gpt.py), shard it
 call](model.py#shard), and read [different windows](corpus.py#Reader) of the text. Nothing in the training
 loop shows that the model is sharded. At the end rank 0 prints a table: the loss, the speed, and the bytes
 that were sent and stored. Beside each figure in bytes stands [its forecast](forecast.py); the peak has one
-in stage 3 only.
+in stage 3 only, for a run without the options below.
+
+The other two techniques of this book are options of the same program: `--precision bf16` or `fp16`
+[computes in 16 bits](policy.py), `--checkpoint non-reentrant` [computes activations
+again](checkpointing.py), and `--offload` [keeps what is stored on the host](offload.py).
 
 Without `torchrun` the same program trains on one rank. World size 1 is no special case in this book: the same
 lines run, and the collectives send nothing.
@@ -31,12 +35,15 @@ import torch.distributed as dist
 from torch import nn
 
 from shardbook import corpus, gpt
+from shardbook.checkpointing import checkpoint_module
 from shardbook.collectives import ledger
 from shardbook.forecast import Setup
 from shardbook.launch import Mistake, complain, parse, start
 from shardbook.measure import Meter
 from shardbook.model import shard
+from shardbook.policy import Policy
 from shardbook.report import Counted, Progress, report
+from shardbook.sharded_scaler import ShardedGradScaler
 
 __all__ = ["main", "train"]
 # sidelit: show
@@ -70,8 +77,13 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
         # ever holds all of it, unless the stage wants that.
         with torch.device("meta"):
             model = gpt.GPT(config)
-        shard(model, stage=options.stage, device=device)
+        if options.checkpoint != "none":
+            reentrant = options.checkpoint == "reentrant"
+            checkpoint_module(model, units=gpt.Block, use_reentrant=reentrant)
+        policy = policy_of(options)
+        shard(model, stage=options.stage, policy=policy, device=device)
     optimizer = make_optimizer(options, model)
+    scaler = ShardedGradScaler(enabled=options.precision == "fp16")
     counted = Counted()
     with (
         ledger() as book,
@@ -82,7 +94,9 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             meter = Meter() if number + 1 == options.steps else None
             started = time.perf_counter()
             with meter or nullcontext():
-                loss = step(number, options.accumulate, model, optimizer, training)
+                loss = step(
+                    number, options.accumulate, model, optimizer, scaler, training
+                )
             counted.losses.append(loss)
             counted.seconds.append(time.perf_counter() - started)
             progress.show(number, loss)
@@ -101,6 +115,8 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
         optimizer=options.optimizer,
         text=len(training.text) + len(unseen.text),
         stage=options.stage,
+        policy=policy,
+        checkpointed=options.checkpoint != "none",
     )
     report(setup, counted, options)
 
@@ -110,6 +126,7 @@ def step(
     accumulate: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
+    scaler: ShardedGradScaler,
     training: corpus.Reader,
 ) -> float:
     """One step of the optimizer, from one or several micro-batches; returns the mean loss of this rank.
@@ -122,9 +139,11 @@ def step(
     for micro in range(accumulate):
         inputs_BT, targets_BT = training[number * accumulate + micro]
         loss = gpt.loss(model(inputs_BT), targets_BT) / accumulate
-        loss.backward()
+        # In FP32 and BF16 the scaler is turned off. Then these are `loss.backward()` and `optimizer.step()`.
+        scaler.scale(loss).backward()
         total += loss.item()
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     # `zero_grad` sets the gradients to `None`, and their memory is free until the next backward
     # pass.
     optimizer.zero_grad()
@@ -144,6 +163,16 @@ def evaluate(model: nn.Module, unseen: corpus.Reader) -> float:
         for inputs, targets in map(unseen.__getitem__, range(unseen.batches))
     ]
     return sum(losses) / len(losses)
+
+
+def policy_of(options: argparse.Namespace) -> Policy:
+    """The formats of a run. The model returns FP32, since the loss is computed outside of it."""
+    if options.precision == "fp32":
+        return Policy(offload=options.offload)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[options.precision]
+    return Policy(
+        param_dtype=dtype, output_dtype=torch.float32, offload=options.offload
+    )
 
 
 def make_optimizer(

@@ -87,6 +87,27 @@ def test_below_stage_3_only_the_peak_has_no_forecast(tmp_path: Path) -> None:
     assert line.split() == ["peak", "bytes", "per", "rank", f"{max(figures['peak']):,}"]
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            "--precision fp16 --checkpoint reentrant --stage 2",
+            "stage 2, fp16, reentrant checkpoints, 30 steps",
+        ),
+        ("--precision bf16 --checkpoint non-reentrant --offload", "bf16, non-reentrant checkpoints, offload"),
+    ],
+)
+def test_the_other_techniques_learn_too_and_are_forecast(options: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    run = start(*TORCHRUN, "2", "-m", "shardbook.train", *SMALL, *options.split(), "--json", str(file))
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(file.read_text(encoding="utf-8"))
+    assert figures["peak_forecast"] == [None, None]
+    check_figures({**figures, "peak_forecast": figures["peak"]}, ranks=2)
+    assert told in run.stdout
+    assert "each vector in its own format" in run.stdout
+
+
 def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         train.main(["--help"])
