@@ -27,8 +27,8 @@ They are captured, too.
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ from torch.utils._pytree import tree_leaves
 from shardbook.autocast import current
 from shardbook.autocast import restored as casting_restored
 from shardbook.casting import Setting
+from shardbook.norms import rules_in_force
 
 __all__ = ["AmbientAutocast", "capture_autocast", "device_types"]
 # sidelit: show
@@ -51,11 +52,14 @@ class AmbientAutocast:
     :param settings: for each type of device whether autocast is enabled, and its dtype
     :param keeps_casts: whether a weight that was cast once is kept in its new dtype
     :param own: the settings of [this book's autocast](autocast.py#current)
+    :param rules: gives a block in which [norms and losses](norms.py#rules_in_force) of a
+        sharded model are computed as they were
     """
 
     settings: dict[str, tuple[bool, torch.dtype]]
     keeps_casts: bool
     own: dict[str, Setting]
+    rules: Callable[[], AbstractContextManager[None]]
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -68,7 +72,7 @@ class AmbientAutocast:
         differs = self.own != surrounding.own
         try:
             self.set()
-            with casting_restored(self.own) if differs else nullcontext():
+            with casting_restored(self.own) if differs else nullcontext(), self.rules():
                 yield
         finally:
             surrounding.set()
@@ -112,7 +116,8 @@ def capture_autocast(types: Iterable[str] = ()) -> AmbientAutocast:
         for device_type in found
         if torch.amp.is_autocast_available(device_type)
     }
-    return AmbientAutocast(settings, torch.is_autocast_cache_enabled(), current())
+    keeps_casts = torch.is_autocast_cache_enabled()
+    return AmbientAutocast(settings, keeps_casts, current(), rules_in_force())
 
 
 def device_types(*args: Any) -> set[str]:

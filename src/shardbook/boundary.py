@@ -30,7 +30,12 @@ from torch.utils._pytree import tree_map_only
 
 from shardbook.norms import Rule, compute_in_fp32
 from shardbook.policy import Policy
-from shardbook.schedule import conductor_of, not_compiled
+from shardbook.schedule import (
+    calls_under_way,
+    conductor_of,
+    in_backward,
+    not_compiled,
+)
 
 __all__ = ["enforce"]
 # sidelit: show
@@ -44,6 +49,7 @@ def enforce(policy: Policy, model: nn.Module) -> None:
         parts = [part for driver in drivers for part in driver.parts]
         for module in dict.fromkeys((model, *parts)):
             put_in_force(rule, module)
+        start_afresh(rule, model)
         for module in model.modules():
             if isinstance(module, policy.fp32_modules):
                 compute_in_fp32(module)
@@ -64,6 +70,16 @@ def put_in_force(rule: Rule, module: nn.Module) -> None:
     module.register_forward_pre_hook(not_compiled(rule.enter), prepend=True)
     # After an exception, too.
     module.register_forward_hook(not_compiled(rule.leave), always_call=True)
+
+
+def start_afresh(rule: Rule, model: nn.Module) -> None:
+    """Let no rule be in force from a pass that was interrupted."""
+
+    def before(model: nn.Module, args: Any) -> None:
+        if not in_backward() and calls_under_way(model) < 2:
+            rule.forget()
+
+    model.register_forward_pre_hook(not_compiled(before), prepend=True)
 
 
 def cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -114,10 +114,16 @@ class Rule(TorchFunctionMode):
         active.rules.append(self)
 
     def leave(self, *_: Any) -> None:
-        """A forward pass has ended."""
-        active.rules.remove(self)
-        if self not in active.rules:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        """A forward pass has ended. One that was left early may have ended already."""
+        if self in active.rules:
+            active.cut(len(active.rules) - 1 - active.rules[::-1].index(self))
+
+    def forget(self) -> None:
+        """No forward pass is under way. An interrupt from the keyboard, after which no hook
+        is called, may have left one in the list.
+        """
+        if self in active.rules:
+            active.cut(active.rules.index(self))
 
 
 class Active(threading.local):
@@ -125,6 +131,13 @@ class Active(threading.local):
 
     def __init__(self) -> None:
         self.rules: list[Rule] = []
+
+    def cut(self, length: int) -> None:
+        """Forget the latest forward passes."""
+        while len(self.rules) > length:
+            rule = self.rules.pop()
+            if rule not in self.rules:
+                rule.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 active = Active()
@@ -138,16 +151,20 @@ def rules_in_force() -> Callable[[], AbstractContextManager[None]]:
     :returns: a function that gives a block in which the present rules are in force
     """
     rules = tuple(dict.fromkeys(active.rules))
+    if not rules:
+        return nullcontext
 
     @contextmanager
     def restored() -> Iterator[None]:
+        before = len(active.rules)
         for rule in rules:
             rule.enter()
         try:
             yield
         finally:
-            for rule in reversed(rules):
-                rule.leave()
+            # A recomputation ends as soon as it has what it is for, and no hook of the
+            # modules that it leaves is called.
+            active.cut(before)
 
     return restored
 
@@ -159,18 +176,16 @@ def compute_in_fp32(module: nn.Module) -> None:
     and in its code they would meet 16-bit inputs. The result would be FP32, and the
     next matrix product would refuse it.
     """
-    # A module may call itself, so what it was given is kept in a list.
-    given: list[torch.dtype | None] = []
+    given: list[torch.dtype | None] = [None]
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        given.append(narrow_dtype((args, kwargs)))
+        given[0] = narrow_dtype((args, kwargs))
         return tree_map_only(Tensor, widen, (args, kwargs))
 
     def after(_: nn.Module, args: Any, result: Any) -> Any:
-        dtype = given.pop()
-        if dtype is None:
+        if given[0] is None:
             return result
-        return tree_map_only(Tensor, partial(narrow, dtype), result)
+        return tree_map_only(Tensor, partial(narrow, given[0]), result)
 
     module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after)

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 from book.toys import assert_equal, whole_gradients
-from shardbook.norms import LOSSES, NORM_FUNCTIONS, NORMS, Rule, rules_in_force
+from shardbook import checkpointing
+from shardbook.norms import LOSSES, NORM_FUNCTIONS, NORMS, Rule
 
 BF16, FP32 = torch.bfloat16, torch.float32
 WIDTH = 8
@@ -41,29 +42,6 @@ Wrap = Callable[..., Any]
 
 def plainly(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
-
-
-def ours(function: Callable[..., Any], *args: Any) -> Any:
-    """What a recomputation has to do: capture the rules, and restore them for the second run."""
-    return Again.apply(function, rules_in_force(), *args)
-
-
-class Again(torch.autograd.Function):
-    """A checkpoint in a few lines, which computes the function again in its backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, function: Any, rules: Any, x: Tensor) -> Any:
-        ctx.function, ctx.rules = function, rules
-        ctx.save_for_backward(x)
-        return function(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        with torch.enable_grad(), ctx.rules():
-            x = x.detach().requires_grad_()
-            ctx.function(x).backward(gradient)
-        return None, None, x.grad
 
 
 class Block(nn.Module):
@@ -144,7 +122,8 @@ def expected() -> tuple[float, dict[str, Tensor]]:
 
 reentrant = partial(checkpoint, use_reentrant=True)
 otherwise = partial(checkpoint, use_reentrant=False)
-WAYS = [(plainly, plainly), (otherwise, plainly), (plainly, ours), (reentrant, ours)]
+first, second = (partial(checkpointing.checkpoint, use_reentrant=kind) for kind in (True, False))
+WAYS = [(plainly, plainly), (otherwise, plainly), (reentrant, second), (second, plainly), (plainly, first)]
 
 
 def norms_and_losses_are_in_fp32() -> None:
@@ -159,6 +138,10 @@ def norms_and_losses_are_in_fp32() -> None:
         found.backward()
         assert found.item() == loss
         assert_equal(whole_gradients(model), gradients)
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def a_forgotten_rule_is_not_silent() -> None:
@@ -189,6 +172,13 @@ def nothing_stays_in_force() -> None:
     with pytest.raises(IndexError):
         model(*data(0)[:1], torch.full((6,), 99))
     assert F.mse_loss(x, x).dtype == BF16
+    model(*data(0)).backward()
+    assert F.mse_loss(x, x).dtype == BF16
+    # An interrupt runs no hooks. The next pass makes up for it.
+    hook = model.blocks[1].linear.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(*data(0))
+    hook.remove()
     model(*data(0)).backward()
     assert F.mse_loss(x, x).dtype == BF16
     rule = Rule(NORM_FUNCTIONS, LOSSES)
