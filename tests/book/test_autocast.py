@@ -446,7 +446,7 @@ def dtypes(context: AbstractContextManager[Any], call: tuple[Any, ...], dtype: t
     return [leaf.dtype for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
 
 
-@pytest.mark.parametrize("name", [*SHARED, *ON_CUDA])
+@pytest.mark.parametrize("name", sorted({*SHARED, *ON_CUDA}))
 def test_an_operation_on_a_gpu_gives_the_dtype_that_torch_gives(name: str) -> None:
     worked = 0
     for call in [*CASES.get(name, []), *ON_CUDA.get(name, [])]:
