@@ -14,7 +14,7 @@ backward pass wants the tensor, `unpack` has to give it. So this chapter keeps n
 | moment | what is done |
 |---|---|
 | before forward | the arguments are saved, the generators and the settings are noted |
-| a tensor is saved | `pack` returns an empty [placeholder](#Placeholder) |
+| a tensor is saved | `pack` returns an empty [placeholder](recomputation.py#Placeholder) |
 | the first one is wanted | the function runs again, and its tensors fill the placeholders |
 | each one is wanted | it leaves its placeholder, which is empty again |
 
