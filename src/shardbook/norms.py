@@ -4,9 +4,8 @@ r"""# Norms and losses
 
 A matrix product adds up in FP32 also when it is given 16-bit numbers. A norm and a loss
 have sums of their own, and what is done with them in between is rounded to the format
-of the input. BF16 keeps 8 significant bits. So the loss of a step and the loss of the
-next are often the same number, and a gradient that is the difference of two nearly
-equal probabilities is zero or twice too large.
+of the input. BF16 keeps 8 significant bits: between 2 and 4 it has 128 numbers, so two
+losses that differ by less than a 64th can be the same number.
 
 Under a [`param_dtype`](policy.py#Policy) three things are therefore kept out of it:
 
