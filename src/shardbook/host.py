@@ -37,7 +37,7 @@ from torch import Tensor
 
 from shardbook.ledger import record_move
 
-__all__ = ["Crossing", "pin", "to_device", "to_host"]
+__all__ = ["Crossing", "host_memory", "pin", "to_device", "to_host"]
 # sidelit: show
 
 
@@ -58,7 +58,7 @@ def to_host(values: Tensor, what: str) -> Crossing:
     :returns: a copy under way; its tensor is on the CPU, pinned if `values` was not
     """
     values = values.detach()
-    copy = torch.empty_like(values, device="cpu", pin_memory=not values.is_cpu)
+    copy = host_memory(values)
     record_move(f"{what} to the host", values.nbytes)
     return start(copy, values, values.device)
 
@@ -85,9 +85,7 @@ def to_device(
     """
     values = values.detach()
     if dtype is not None and dtype != values.dtype:
-        pin = device.type != "cpu"
-        narrow = torch.empty_like(values, dtype=dtype, pin_memory=pin)
-        values = narrow.copy_(values)
+        values = host_memory(values, device, dtype).copy_(values)
     copy = torch.empty_like(values, device=device)
     record_move(f"{what} to the device", values.nbytes)
     return start(copy, values, device)
@@ -113,6 +111,24 @@ def start(copy: Tensor, values: Tensor, device: torch.device) -> Crossing:
     done = module.Event()
     done.record(road(device))
     return Crossing(copy, done)
+
+
+def host_memory(
+    like: Tensor,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Memory on the host, as much as a tensor has, and laid out like it.
+
+    It is pinned, unless its values never leave the host.
+
+    :param like: on any device
+    :param device: where the values come from or will go; by default that of `like`
+    :param dtype: that of `like` if it is `None`
+    """
+    other = device or like.device
+    pinned = other.type != "cpu"
+    return torch.empty_like(like, dtype=dtype, device="cpu", pin_memory=pinned)
 
 
 def pin(tensors: Iterable[Tensor]) -> None:

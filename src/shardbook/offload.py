@@ -41,13 +41,13 @@ other tensors than those that the modules compute with.
 # sidelit: hide
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from shardbook.host import host_memory
 from shardbook.ledger import record_move
 from shardbook.streams import host_waits_for_current_stream
 
-__all__ = ["host_memory", "move_in", "move_out", "put_away"]
+__all__ = ["move_in", "move_out", "put_away"]
 # sidelit: show
 
 
@@ -93,9 +93,3 @@ def move_out(mean: Tensor) -> Tensor:
     # it would add whatever the memory held before.
     host_waits_for_current_stream(mean.device)
     return arrived
-
-
-def host_memory(like: Tensor) -> Tensor:
-    """Memory on the host, as much as a tensor has; pinned if that is on another device."""
-    pinned = like.device.type != "cpu"
-    return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=pinned)

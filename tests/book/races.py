@@ -24,11 +24,12 @@ events, and `races` feeds that list to `torch.cuda._sanitizer.EventHandler`. Mod
   sizes and on chance, so the model takes the worst of every case: who first writes to new memory must come
   after all uses of all memory that was ever given back to the same stream. `record_stream` makes the
   allocator wait for what is queued on the named stream.
-- **the host**: memory that an offloaded model takes on the host, and whatever torch computes from it. There
-  the thread itself computes, in the order of the program, as if on a stream of its own. A kernel comes after
-  all that the thread did before it queued the kernel. The thread comes after a kernel only where it waits,
-  for an event or for a copy that does not return before it is done. Pinned memory that is dropped is not
-  handed out again before the copies from it are done.
+- **the host**: memory that `host_memory` gives, what `Recorder.keep_on_host` was told of, and whatever torch
+  computes from it. There the thread itself computes, in the order of the program, as if on a stream of its
+  own. A kernel comes after all that the thread did or waited for before it queued the kernel. The thread
+  comes after a kernel only where it waits, for an event or for a copy that does not return before it is done.
+  Pinned memory that is dropped is not handed out again before the copies from it are done. Every other tensor
+  is on the device: `is_cpu` says so, and so is new memory for which a device is named.
 
 Not modelled are several devices and other waits of the host. `item()` makes the host wait for the stream, but
 a program that is in order only because of that is out of order on the day the `item()` goes, so it counts as
@@ -61,7 +62,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardbook import offload
+from shardbook import host, offload
 
 FACTORY = re.compile("^new_|_like$")  # these ask a tensor for its shape, not for its values
 COMPUTE = 0  # the number of the stream that is current when nobody chose another
@@ -236,7 +237,9 @@ class Recorder(TorchDispatchMode):
         change(patch.object(dist, "get_backend_config", lambda group=None: "cpu:nccl"))
         change(patch.object(torch.UntypedStorage, "resize_", _resize))
         change(patch.object(Tensor, "record_stream", _record_stream))
-        change(patch.object(offload, "host_memory", self.on_host(offload.host_memory)))
+        change(patch.object(Tensor, "is_cpu", property(_is_cpu)))
+        for module in (host, offload):
+            change(patch.object(module, "host_memory", self.on_host(host.host_memory)))
         for name in ("all_gather_single", "reduce_scatter_single", "all_reduce", "broadcast"):
             change(patch.object(dist, name, self.collective(getattr(dist, name))))
         # The garbage collector would free memory at moments of its own.
@@ -272,7 +275,9 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         outputs = tensors_in(result)
         # A copy may have one end on the host. Any other operation has all of its tensors there or none.
-        here = HOST if any(given) and (all(given) or name != "copy_") else self.current
+        # But new memory may be like a tensor of the host, and for the device.
+        moves = FACTORY.search(name) is not None and kwargs.get("device") is not None
+        here = HOST if any(given) and (all(given) or name != "copy_") and not moves else self.current
         for tensor in outputs:
             storage = tensor.untyped_storage()
             if storage.nbytes() and storage._cdata not in self.storages:
@@ -285,7 +290,7 @@ class Recorder(TorchDispatchMode):
         # What returns no tensor reads a value for the host.
         if writes or not outputs:
             self.launch(here, reads, writes, name)
-        crosses = any(given) and here != HOST
+        crosses = any(given) and here != HOST and not moves
         if crosses and not (kwargs.get("non_blocking") or args[2:3] == (True,)):
             self.wait(HOST, self.record(here), lines=())
         return result
@@ -305,6 +310,12 @@ class Recorder(TorchDispatchMode):
             return made
 
         return call
+
+    def keep_on_host(self, tensors: Iterable[Tensor]) -> None:
+        """These count as memory on the host. It is older than all that the recording holds."""
+        for tensor in tensors:
+            self.host.add(tensor.untyped_storage()._cdata)
+            self.blocks_of(tensor)
 
     def launch(self, stream: int, reads: set[int], writes: set[int], name: str) -> None:
         """Queue a kernel, unless it touches nothing."""
@@ -337,6 +348,8 @@ class Recorder(TorchDispatchMode):
         """Let the stream wait for the event."""
         self.sweep()
         self.trace.append(Wait(event, stream, tuple(lines)))
+        if stream == HOST:
+            self.told[HOST] = len(self.trace)
 
     # Memory.
 
@@ -512,6 +525,11 @@ def recording() -> Recorder:
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors that have memory; those on the meta device have none."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and not leaf.is_meta]
+
+
+def _is_cpu(tensor: Tensor) -> bool:
+    """Whether a tensor is on the host. The tensors of the device are on the CPU, too, and must not say so."""
+    return tensor.untyped_storage()._cdata in recording().host
 
 
 _resize_storage = torch.UntypedStorage.resize_

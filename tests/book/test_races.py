@@ -19,10 +19,13 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 import shardbook
-from book.races import Recorder, Stream, Trace, Wait, device, races
-from shardbook import Policy, clip_grad_norm_, clip_grad_value_, no_sync, shard
+from book.races import Recorder, Stream, Trace, Wait, device, races, recording
+from shardbook import Policy, ShardedGradScaler, clip_grad_norm_, clip_grad_value_, no_sync, residual, shard
+from shardbook import checkpoint as book_checkpoint
+from shardbook.host import to_device, to_host
 from shardbook.lean import step_in_backward
 from shardbook.precise import full_precision
+from shardbook.streaming import stream
 
 STEPS, WIDTH, VOCABULARY = 3, 24, 16
 BOOK = Path(shardbook.__file__).parent
@@ -66,7 +69,7 @@ class Model(nn.Module):
 
 
 def fail(gradient: Tensor) -> None:
-    raise ArithmeticError("the backward pass ends here")
+    raise ArithmeticError("the pass ends here")
 
 
 class Training:
@@ -238,6 +241,91 @@ def failed(stage: int) -> None:
     training.step()
 
 
+def scaled(stage: int) -> None:
+    """Losses are scaled for FP16 gradients, and the ranks agree on the steps that are skipped."""
+    policy = Policy(param_dtype=torch.float16, output_dtype=torch.float32)
+    training, scaler = Training(stage, policy=policy), ShardedGradScaler(growth_interval=2)
+    for _ in range(STEPS):
+        for _ in range(2):
+            scaler.scale(training.loss()).backward()
+        scaler.unscale_(training.optimizer)
+        clip_grad_norm_(training.model, 0.1)
+        scaler.step(training.optimizer)
+        scaler.update()
+        training.optimizer.zero_grad()
+
+
+def rested(around: residual.Residual) -> None:
+    """Train a model whose checkpoints wait somewhere else; each variant of checkpoints in turn."""
+    model = Model(torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    tokens = torch.arange(12).view(2, 6)
+    for reentrant in (False, True, False):
+        x = model.embedding(tokens)
+        with around:
+            for block in model.blocks:
+                x = book_checkpoint(block, x, use_reentrant=reentrant)
+        F.cross_entropy(model.head(x).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def resting() -> None:
+    """Checkpoints wait on the host."""
+    rested(residual.offload(least=0))
+
+
+def parted() -> None:
+    """Each rank keeps a piece of each checkpoint."""
+    rested(residual.partition(least=0))
+
+
+def parted_and_resting() -> None:
+    """The pieces wait on the host."""
+    rested(residual.partition(offload=True, least=0))
+
+
+def on_the_host(norm: Callable[[], nn.Module]) -> nn.Sequential:
+    """A chain whose second layer is frozen. It is older than the recording."""
+    torch.manual_seed(0)
+    with recording().paused():
+        frozen = Block(torch.float32).requires_grad_(False)
+        ends = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        model = nn.Sequential(ends[0], frozen, norm(), Block(torch.float32), ends[1])
+    recording().keep_on_host([*model.parameters(), *model.buffers()])
+    return model
+
+
+def streamed() -> None:
+    """Parameters and buffers come from the host slice by slice, and gradients and buffers go there."""
+    train_streamed(partial(nn.BatchNorm1d, 6), offload_activations=True)
+
+
+def streamed_low() -> None:
+    """Parameters and gradients travel in 16 bits; the inputs of the slices stay on the device."""
+    train_streamed(partial(nn.LayerNorm, WIDTH), param_dtype=torch.bfloat16)
+
+
+def train_streamed(norm: Callable[[], nn.Module], **options: Any) -> None:
+    """First a forward pass breaks off while a slice is on its way. After each step there is one alone."""
+    model = stream(on_the_host(norm), device="cpu", **options)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, foreach=False)
+    tokens = torch.arange(12).view(2, 6)
+    broken = model[1].register_forward_pre_hook(lambda *_: fail(tokens))
+    with pytest.raises(ArithmeticError):
+        model(tokens)
+    torch.ones(WIDTH)  # it may get the memory of that slice
+    broken.remove()
+    for _ in range(STEPS):
+        for _ in range(2):
+            F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model(tokens)
+
+
 Mode = Callable[[int], None]
 MODES: list[Mode] = [
     plain,
@@ -256,35 +344,40 @@ MODES: list[Mode] = [
     rerouted,
     saved,
     failed,
+    scaled,
 ]
 STAGES = [0, 1, 2, 3]
-Case = tuple[int, str]
+# These shard no model.
+ALONE: list[Callable[[], None]] = [resting, parted, parted_and_resting, streamed, streamed_low]
+RUNS: dict[str, Callable[[], None]] = {
+    **{f"{stage}-{mode.__name__}": partial(mode, stage) for stage, mode in product(STAGES, MODES)},
+    **{mode.__name__: mode for mode in ALONE},
+}
 
 
-def record() -> dict[Case, Trace]:
-    """What this rank asks of its device, in each stage and mode."""
+def record() -> dict[str, Trace]:
+    """What this rank asks of its device in each run."""
     traces = {}
-    for stage, mode in product(STAGES, MODES):
+    for name, run in RUNS.items():
         with Recorder() as recorder:
-            mode(stage)
-        traces[stage, mode.__name__] = recorder.trace
+            run()
+        traces[name] = recorder.trace
     return traces
 
 
 @pytest.fixture(scope="module")
-def recordings() -> dict[Case, Trace]:
+def recordings() -> dict[str, Trace]:
     """What rank 0 of 2 asked of its device."""
-    traces: dict[Case, Trace] = ranks.run(2, record, timeout=240)[0]
+    traces: dict[str, Trace] = ranks.run(2, record, timeout=240)[0]
     return traces
 
 
-@pytest.mark.parametrize("mode", [mode.__name__ for mode in MODES])
-@pytest.mark.parametrize("stage", STAGES)
-def test_nothing_races(recordings: dict[Case, Trace], stage: int, mode: str) -> None:
-    assert not [str(race) for race in races(recordings[stage, mode])]
+@pytest.mark.parametrize("run", RUNS)
+def test_nothing_races(recordings: dict[str, Trace], run: str) -> None:
+    assert not [str(race) for race in races(recordings[run])]
 
 
-def test_each_wait_prevents_a_race(recordings: dict[Case, Trace]) -> None:
+def test_each_wait_prevents_a_race(recordings: dict[str, Trace]) -> None:
     """A wait whose absence nobody notices is either superfluous or has no test."""
     idle = [
         wait
@@ -298,11 +391,11 @@ def test_each_wait_prevents_a_race(recordings: dict[Case, Trace]) -> None:
     assert not idle
 
 
-WAITS = ("wait", "wait_stream", "wait_event", "synchronize")
+WAITS = ("wait", "wait_stream", "wait_event", "synchronize", "arrive")
 
 
 def waits_in_the_book() -> dict[str, set[str]]:
-    """Every call in the sources that makes a stream wait, and the lines it stands on."""
+    """Every call in the sources that makes a stream or the host wait, and the lines it stands on."""
     found = {}
     for file in sorted(BOOK.glob("*.py")):
         for function in ast.walk(ast.parse(file.read_text())):
@@ -311,6 +404,9 @@ def waits_in_the_book() -> dict[str, set[str]]:
                 continue
             for node in ast.walk(function):
                 match node:
+                    # What a class passes on to its parent is another thing of the same name.
+                    case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")))):
+                        pass
                     case ast.Call(func=ast.Attribute(attr=name)) if name in WAITS:
                         name = f"{file.name}:{node.lineno} {ast.unparse(node)}"
                         lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
@@ -379,3 +475,20 @@ def test_the_model_lets_views_and_empty_memory_alone() -> None:
             torch.empty_like(y)
             y.fill_(1)
     assert races(recorder.trace) == []
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_the_model_lets_the_thread_and_then_the_device_read_what_the_thread_waited_for(wait: bool) -> None:
+    found = []
+    for away in (False, True):
+        with Recorder() as recorder:
+            there = to_host(torch.ones(8), "x")
+            crossing = to_device(there.copy, torch.device("cpu"), "x") if away else there
+            assert there.copy.is_cpu
+            assert crossing.copy.is_cpu is not away
+            if wait:
+                crossing.arrive()
+            crossing.copy.sum()
+        found.append([str(race).split(",")[0] for race in races(recorder.trace)])
+    expected = ["read on the host by sum"], ["read on the compute stream by sum"]
+    assert found == ([[], []] if wait else [*expected])
