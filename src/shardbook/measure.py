@@ -36,6 +36,8 @@ __all__ = ["Meter"]
 class Meter(TorchDispatchMode):
     """Counts the bytes of all live storages, on all devices but `meta`, where nothing is stored.
 
+    A sparse tensor has no storage of its own, and is left out. The book makes none.
+
     It sees each operation below autograd, so it also sees the tensors that only the graph refers to.
     """
 
@@ -75,7 +77,7 @@ class Meter(TorchDispatchMode):
 
     def see(self, tensor: Tensor) -> None:
         """Remember the storage under a tensor."""
-        if not tensor.is_meta:
+        if tensor.layout is torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
             self.storages[storage._cdata] = storage
 

@@ -79,6 +79,7 @@ class Kinds:
 def kinds_of(layout: Layout, stage: int, policy: Policy) -> Kinds:
     """The bytes of one vector.
 
+    >>> import torch
     >>> (layout,) = plan([("weight", nn.Parameter(torch.ones(64, 64)))], world_size=4)
     >>> kinds_of(layout, 3, Policy()).sent, kinds_of(layout, 3, Policy()).parameters
     (36864, 4096)

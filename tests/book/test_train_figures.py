@@ -20,6 +20,7 @@ from shardbook.gpt import GPT, Config
 from shardbook.launch import parse
 from shardbook.measure import Meter
 from shardbook.model import shard
+from shardbook.sharded_scaler import ShardedGradScaler
 from shardbook.train import make_optimizer, step
 
 
@@ -99,6 +100,16 @@ def test_the_meter_counts_storages_and_not_views() -> None:
     assert meter.peak == start + 4000
 
 
+def test_the_meter_leaves_out_what_stores_nothing() -> None:
+    """Somebody else's sparse tensor, which has no storage of its own, must not stop it."""
+    sparse, shape = torch.eye(3).to_sparse(), torch.empty(1000, device="meta")
+    with Meter() as meter:
+        before = meter.now()
+        kept = torch.ones(5)
+        assert meter.now() == before + kept.nbytes
+    assert (sparse.layout, shape.device.type) == (torch.sparse_coo, "meta")
+
+
 def test_the_meter_sees_what_only_the_graph_refers_to() -> None:
     weight = torch.ones(1000, requires_grad=True)
     with Meter() as meter:
@@ -146,9 +157,9 @@ def count_and_predict() -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
         model = shard(GPT(config))
         optimizer = make_optimizer(parse(["--optimizer", kind]), model)
         # The first step makes the optimizer's state.
-        step(0, accumulate, model, optimizer, reader)
+        step(0, accumulate, model, optimizer, ShardedGradScaler(enabled=False), reader)
         with Meter() as meter:
-            step(1, accumulate, model, optimizer, reader)
+            step(1, accumulate, model, optimizer, ShardedGradScaler(enabled=False), reader)
         predicted = forecast(Setup(config, world_size, batch, accumulate, kind, len(text)), rank)
         steady = sum(predicted.steady.values())
         found.append((predicted.peak_moment, (meter.now(), steady), (meter.peak, predicted.peak)))
@@ -203,9 +214,9 @@ def count_at_other_stages() -> list[tuple[str, int, int]]:
             with torch.device("meta"):
                 model = GPT(config)
             optimizer = make_optimizer(parse(["--optimizer", kind]), shard(model, stage=stage))
-            step(0, accumulate, model, optimizer, reader)
+            step(0, accumulate, model, optimizer, ShardedGradScaler(enabled=False), reader)
             with ledger() as book, Meter() as meter:
-                step(1, accumulate, model, optimizer, reader)
+                step(1, accumulate, model, optimizer, ShardedGradScaler(enabled=False), reader)
             one = forecast(Setup(config, world_size, batch, accumulate, kind, len(text), stage), rank)
             assert one.peak is None
             found.append((f"sent in stage {stage}, {kind}", book.total, one.sent))
