@@ -62,7 +62,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardbook import host, offload
+from shardbook import host, offload, streams
 
 FACTORY = re.compile("^new_|_like$")  # these ask a tensor for its shape, not for its values
 COMPUTE = 0  # the number of the stream that is current when nobody chose another
@@ -252,6 +252,9 @@ class Recorder(TorchDispatchMode):
         gc.enable()
         self.patches.close()
         Recorder.active = None
+        # The book keeps its streams. These belong to a device that is gone.
+        for kept in (streams.streams, host.road):
+            kept.cache_clear()
 
     # Kernels.
 
