@@ -1,6 +1,6 @@
 r"""# A chain in segments
 
-> Keep the input of each segment, compute the rest again: $n$ layers then need the memory of about $2\sqrt n$.
+> Keep the input of each segment and compute the rest again: memory then grows as the root of the depth.
 
 To checkpoint a function is to forget what its operations save, and to keep only its
 input. The backward pass then runs the function again. Where is the best place to do
