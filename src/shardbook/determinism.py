@@ -14,13 +14,18 @@ saves:
 | level | a line holds | what is found |
 |---|---|---|
 | `"none"` | nothing | another number of tensors |
-| `"default"` | shape, dtype, device, version, [place](operations.py) | another kind, a changed weight |
+| `"default"` | shape, dtype, device, version, [place](operations.py) | another kind, a later version |
 | `"debug"` | the same, [a digest](operations.py#digest) of the values | any other value, and where it arose |
 
 The *version* of a tensor counts its changes in place, and costs nothing to read. When
-an optimizer steps between the forward pass and the backward pass, the weights have a
-higher version in the second run. Without this line the gradient would be that of the
-new weights at the activations of the old ones, which is the gradient of no loss at all.
+an optimizer steps between the forward pass and the backward pass, the weights that
+autograd saves have a higher version in the second run. Without this comparison the
+function would run again with the new weights, for an output gradient that belongs to
+the old ones. The result would be the gradient of no loss at all.
+
+A weight that autograd does not save has no line in the record, so `"default"` does not
+notice its change. Such are a bias, and the weight of a first layer, whose input needs
+no gradient. Let the optimizer step after the backward pass.
 
 What `"default"` cannot see is another value of the same shape, as from a global
 variable. `"debug"` sees it, and reads each tensor once more for that. It is for a

@@ -7,7 +7,7 @@ the device does not need now can wait there. The price is the way. The link betw
 two is far slower than the device's own memory, so a copy must not keep the device from
 computing.
 
-On CUDA each copy runs on a stream of its own, beside the *compute stream*. Three things
+On CUDA all copies share a stream of their own, beside the *compute stream*. Three things
 make that right, and each line below that waits belongs to one of them:
 
 | who reads or writes | may do so only after |

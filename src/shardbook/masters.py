@@ -77,8 +77,8 @@ class FlatWithMasters(Flat):
     def take(self, place: slice, *, apart: bool) -> None:
         """Put the masters apart, and lay the parameters over a vector of the other form.
 
-        Until then `full` holds the values as the model had them, and no second vector
-        stands beside it. A unit is cut with no more memory than without a policy.
+        Until then `full` holds the values as the model had them. It is dropped before
+        the other vector is made, so the two never stand beside each other.
         """
         if not self.converts:
             super().take(place, apart=apart)
@@ -88,6 +88,7 @@ class FlatWithMasters(Flat):
             masters = put_away(masters)
         elif self.sliced:
             masters = masters.clone()
+        del self.full
         self.full = torch.empty(
             self.layout.padded, dtype=self.layout.computes_in, device=self.device
         )
