@@ -52,9 +52,12 @@ class Kept:
     def __post_init__(self) -> None:
         self.versions = [tensor._version for tensor in tensors_in(self.value)]
 
-    def hand_out(self, args: Any, kwargs: Any) -> Any:
-        """Give the result, as an alias: autograd will attach its history to it.
+    def hand_out(self, args: Any, kwargs: Any, *, copied: bool = False) -> Any:
+        """Give an alias of the result. Autograd attaches the second run's history to it,
+        which the kept tensor must not get.
 
+        :param copied: give a copy instead, because the forward pass still runs, and a
+            write to an alias would be a write to its tensor
         :raises RuntimeError: if it was changed in place since
         """
         if self.versions != [tensor._version for tensor in tensors_in(self.value)]:
@@ -65,7 +68,8 @@ class Kept:
             )
         written = written_by(self.op, args, kwargs)
         if not written:
-            return tree_map_only(Tensor, Tensor.detach, self.value)
+            give = Tensor.clone if copied else Tensor.detach
+            return tree_map_only(Tensor, give, self.value)
         for tensor, value in zip(written, self.value, strict=True):
             tensor.copy_(value)
         # An operation in place returns what it has written, or nothing.
@@ -74,9 +78,16 @@ class Kept:
 
 
 class Store:
-    """What is kept of one call of a checkpointed function."""
+    """What is kept of one call of a checkpointed function.
+
+    A function that asks for gradients itself is recomputed in the middle of its forward
+    pass. That recomputation hands out what is kept so far, and its own calls are not
+    counted: they are no calls of the forward pass.
+    """
 
     def __init__(self) -> None:
+        # Whether the forward pass is over, and how many recomputations run now.
+        self.complete, self.replaying = False, 0
         # For each operation its calls in order. The second run makes the same ones.
         self.calls: defaultdict[Any, list[Kept | None]] = defaultdict(list)
         # Whose result lies in a storage, as long as the forward pass runs.
@@ -110,6 +121,7 @@ class Store:
         The results have a history by now. To keep it would keep the graph, and the graph
         keeps this store. An alias has none, and still counts what is written to it.
         """
+        self.complete = True
         self.owners.clear()
         for kept in self.entries():
             kept.value = tree_map_only(Tensor, Tensor.detach, kept.value)
@@ -120,10 +132,11 @@ class Store:
         :raises RuntimeError: if the forward pass has made no such call
         """
         calls = self.calls[op]
-        if not any(calls):
+        known = number < len(calls)
+        if not any(calls) or not (known or self.complete):
             return None
-        kept = calls[number] if number < len(calls) else None
-        if number >= len(calls) or (kept and kept.shapes != shapes(args, kwargs)):
+        kept = calls[number] if known else None
+        if not known or (kept and kept.shapes != shapes(args, kwargs)):
             raise RuntimeError(
                 f"call {number} of {op} in the recomputation has no equal in the forward "
                 "pass, so what the policy keeps cannot be handed out; a checkpointed "

@@ -149,7 +149,7 @@ class Keeping(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not computes(func):
+        if self.store.replaying or not computes(func):
             return func(*args, **kwargs)
         keep = self.policy(func, *args, **kwargs)
         written = written_by(func, args, kwargs)
@@ -198,6 +198,7 @@ class HandingOut(TorchDispatchMode):
         # A graph that is kept can be gone through again, and then so can this block.
         self.numbers: defaultdict[Any, int] = defaultdict(int)
         self.drawn = ExitStack()
+        self.store.replaying += 1
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -214,10 +215,11 @@ class HandingOut(TorchDispatchMode):
             return func(*args, **kwargs)
         # At the end of the block they get back the state that they had before.
         self.drawn.enter_context(kept.drawn.restored())
-        return kept.hand_out(args, kwargs)
+        return kept.hand_out(args, kwargs, copied=not self.store.complete)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.store.replaying -= 1
         self.drawn.close()
 
 

@@ -378,6 +378,37 @@ def test_what_is_kept_holds_nothing_of_the_second_run() -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("early_stop", [False, True])
+@pytest.mark.parametrize("which", range(4))
+def test_a_function_that_asks_for_gradients_counts_its_calls_once(which: int, early_stop: bool) -> None:
+    """Its recomputation in the middle of the forward pass makes calls of its own."""
+    w = torch.linspace(-1, 1, 12).view(3, 4)
+
+    def function(x: Tensor) -> Tensor:
+        a = torch.tanh(x * w)
+        (g,) = torch.autograd.grad((a * torch.tanh(a)).sum(), x, create_graph=True)
+        b = torch.tanh(g * 2)
+        return (b * torch.tanh(b * w + 3 * g)).sin()
+
+    for policy in (number(which, aten.tanh.default), lambda *_, **__: Keep.PREFER):
+        run = partial(ours, function, policy=policy, early_stop=early_stop)
+        assert same(results(run), results(function))
+
+
+@pytest.mark.parametrize("early_stop", [False, True])
+def test_a_recomputation_within_the_forward_pass_writes_over_nothing(early_stop: bool) -> None:
+    """Without early stop it reaches a write that the forward pass has still to do."""
+    w = torch.linspace(-1, 1, 16).view(4, 4)
+
+    def function(x: Tensor) -> Tensor:
+        y = x.sin() @ w
+        (g,) = torch.autograd.grad((y * 3).sum(), x, create_graph=True)
+        return (y.mul_(2) * g).sin()
+
+    run = partial(ours, function, policy=lambda *_, **__: Keep.PREFER, early_stop=early_stop)
+    assert same(results(run), results(function))
+
+
 def test_second_derivatives_are_those_of_the_plain_function() -> None:
     w = torch.randn(4, 4, dtype=torch.float64)
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
