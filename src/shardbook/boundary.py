@@ -28,14 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from shardbook.machinery import calls_under_way, in_backward, not_compiled
 from shardbook.norms import Rule, compute_in_fp32
 from shardbook.policy import Policy
-from shardbook.schedule import (
-    calls_under_way,
-    conductor_of,
-    in_backward,
-    not_compiled,
-)
+from shardbook.schedule import conductor_of
 
 __all__ = ["enforce"]
 # sidelit: show

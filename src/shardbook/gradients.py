@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from shardbook.collectives import PendingReduce, reduce_scatter_mean
 from shardbook.flat import resize
+from shardbook.machinery import machinery
 from shardbook.masters import FlatWithMasters
 from shardbook.pages import ask_for_large_pages
 from shardbook.partition import Layout, shares_storage
@@ -90,6 +91,7 @@ class FlatWithGradients(FlatWithMasters):
             self.arrived.clear()
         return self.grad_full
 
+    @machinery()
     def collect(self, index: int, whole: Tensor) -> None:
         """Move one finished gradient into `grad_full`, and free it at once.
 

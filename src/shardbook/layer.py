@@ -29,17 +29,24 @@ grow with the number of layers, and that is what sharding is to prevent.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from shardbook.guard import refuse_copies_of
-from shardbook.schedule import Conductor, calls_under_way, in_backward, not_compiled
+from shardbook.machinery import (
+    calls_under_way,
+    in_backward,
+    machinery,
+    not_compiled,
+    tensors_in,
+)
+from shardbook.schedule import Conductor
 from shardbook.unit import Unit
 
 __all__ = ["Hooks"]
@@ -191,6 +198,7 @@ class Hooks:
             return value.clone()
         return value.view_as(value) if value.grad_fn in inputs else value
 
+    @machinery()
     def before_backward(
         self, use: Use, number: int, version: int, gradients: Any
     ) -> None:
@@ -231,6 +239,7 @@ class Hooks:
         if self.in_backward is not None and self.in_backward.start > number:
             self.after_backward(self.in_backward)
 
+    @machinery()
     def after_backward(self, use: Use, *_: Any) -> None:
         """Free the unit and, unless more backward passes are to come, reduce its gradients.
 
@@ -254,6 +263,7 @@ class Hooks:
         self.owes = False
         self.conductor.reduce(self.unit)
 
+    @machinery()
     def look_ahead(self, *_: Tensor) -> None:
         """Let the next units be gathered, once a first gradient of this one is stored.
 
@@ -282,19 +292,3 @@ class Hooks:
         self.unit.free()
         if self.owes:
             self.reduce()
-
-
-def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Every tensor in what a module takes or returns, also inside of dataclasses and
-    other objects.
-
-    An output that is overlooked is one whose backward pass begins without the
-    parameters. So a result must be returned; one left in an attribute is not found.
-    """
-    for value in tree_leaves(output):
-        if isinstance(value, Tensor):
-            yield value
-        elif is_dataclass(value) and not isinstance(value, type):
-            yield from tensors_in([getattr(value, f.name, None) for f in fields(value)])
-        elif hasattr(value, "__dict__") and not isinstance(value, nn.Module | type):
-            yield from (v for v in vars(value).values() if isinstance(v, Tensor))

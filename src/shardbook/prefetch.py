@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardbook.machinery import calls_under_way, in_backward, not_compiled
 from shardbook.order import Order
-from shardbook.schedule import Conductor, calls_under_way, in_backward, not_compiled
+from shardbook.schedule import Conductor
 from shardbook.unit import State, Unit
 
 __all__ = ["Chain", "Prefetch", "Route"]

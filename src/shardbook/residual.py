@@ -64,8 +64,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shardbook.collectives import world
 from shardbook.host import Crossing, to_device, to_host
+from shardbook.machinery import in_backward
 from shardbook.pieces import Sharing
-from shardbook.schedule import in_backward
 
 __all__ = ["Residual", "offload", "partition"]
 # sidelit: show

@@ -61,8 +61,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shardbook.arguments import Arguments
 from shardbook.determinism import Record, compare
+from shardbook.machinery import in_backward
 from shardbook.recomputation import Collector, Placeholder, Settings
-from shardbook.schedule import in_backward
 
 __all__ = ["Contexts", "checkpoint_saved"]
 

@@ -22,7 +22,6 @@ the same order, and the exchanges meet. [The order](order.py) makes sure of that
 # sidelit: hide
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Protocol
@@ -31,17 +30,11 @@ import torch
 from torch import nn
 
 from shardbook.guard import refuse_copies_of
+from shardbook.machinery import in_backward, machinery
 from shardbook.order import Order
 from shardbook.unit import State, Unit
 
-__all__ = [
-    "Conductor",
-    "Driver",
-    "calls_under_way",
-    "conductor_of",
-    "in_backward",
-    "not_compiled",
-]
+__all__ = ["Conductor", "Driver", "conductor_of"]
 # sidelit: show
 
 
@@ -156,6 +149,7 @@ class Conductor:
         if unit is not None:
             unit.finish_reduce()
 
+    @machinery()
     def backward_ended(self, task: int) -> None:
         """Settle every unit that this backward pass has reached.
 
@@ -220,40 +214,6 @@ class Conductor:
         self.passes.clear()
         self.late.clear()
         Conductor.in_flight = None
-
-
-def in_backward() -> bool:
-    """Whether this thread is inside of a backward pass."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-def calls_under_way(*modules: nn.Module) -> int:
-    """How many calls of these modules have begun and not ended, by the stack of calls.
-
-    A module that calls itself must not start anew, and one whose last call was
-    interrupted must. No flag can tell the two apart, since an interrupt from the
-    keyboard runs no hooks. The stack can: an interrupted call is not on it.
-    """
-    frame, calls = sys._getframe(1), 0
-    while frame is not None:
-        if frame.f_code is nn.Module._call_impl.__code__:
-            here = frame.f_locals["self"]
-            calls += any(here is module for module in modules)
-        frame = frame.f_back  # type: ignore[assignment]
-    return calls
-
-
-def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that `torch.compile` runs as it is.
-
-    With `fullgraph=True`, which leaves nothing uncompiled, it stops with the reason.
-    """
-    quiet: Callable[..., Any] = torch.compiler.disable(
-        hook,
-        reason="a sharded unit gathers its parameters here; compile its units by "
-        "themselves, as in unit.compile()",
-    )
-    return quiet
 
 
 _CONDUCTOR = "_shardbook_conductor"

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from shardbook.ambient import AmbientAutocast, capture_autocast, device_types
-from shardbook.layer import tensors_in
+from shardbook.machinery import tensors_in
 from shardbook.rng import RNGState, capture
 
 __all__ = ["Place", "Segment", "not_compiled", "take_apart"]

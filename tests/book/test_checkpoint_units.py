@@ -173,7 +173,7 @@ class Fragile(nn.Linear):
     fails = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        from shardbook.schedule import in_backward
+        from shardbook.machinery import in_backward
 
         if self.fails and in_backward():
             self.fails -= 1

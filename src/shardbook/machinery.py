@@ -1,0 +1,128 @@
+r"""# Around a hook
+
+> A hook is called in the middle of a program, and has to know what else is under way.
+
+The hooks of this library do not call the program; the program calls them. It may be in a
+backward pass, inside of another call of the same module, or in the hands of a compiler.
+Nothing in a hook's arguments says so. This chapter holds what a hook can ask.
+
+It also holds what a hook says. A program that watches each operation of a function sees
+more than the function's own. [A policy of a checkpoint](selective.py) is such a program:
+it counts the operations of the first run, and finds each again in the second. If a
+sharded unit is called in the function, its gather makes copies in between. The second
+run may gather a unit less, because it finds it whole. From there on each count would
+mean another operation. So the hooks say when they are at work, and whoever watches
+looks away.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+__all__ = [
+    "calls_under_way",
+    "in_backward",
+    "machinery",
+    "machinery_at_work",
+    "not_compiled",
+    "tensors_in",
+]
+# sidelit: show
+
+
+@contextmanager
+def machinery() -> Iterator[None]:
+    """What this thread does in the block is the library's own work.
+
+    Blocks may nest. A method that is one such block has this as its decorator.
+
+    >>> with machinery():
+    ...     machinery_at_work()
+    True
+    >>> machinery_at_work()
+    False
+    """
+    before, here.at_work = here.at_work, True
+    try:
+        yield
+    finally:
+        here.at_work = before
+
+
+def machinery_at_work() -> bool:
+    """Whether this thread is in such a block."""
+    return here.at_work
+
+
+class Here(threading.local):
+    """What is so in one thread. While one gathers, another may run a function that is watched."""
+
+    at_work = False
+
+
+here = Here()
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside of a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def calls_under_way(*modules: nn.Module) -> int:
+    """How many calls of these modules have begun and not ended, by the stack of calls.
+
+    A module that calls itself must not start anew, and one whose last call was
+    interrupted must. No flag can tell the two apart, since an interrupt from the
+    keyboard runs no hooks. The stack can: an interrupted call is not on it.
+    """
+    frame, calls = sys._getframe(1), 0
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            called = frame.f_locals["self"]
+            calls += any(called is module for module in modules)
+        frame = frame.f_back  # type: ignore[assignment]
+    return calls
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Every tensor in what a module takes or returns, also inside of dataclasses and
+    other objects.
+
+    An output that is overlooked is one whose backward pass begins without the
+    parameters. So a result must be returned; one left in an attribute is not found.
+    """
+    for value in tree_leaves(output):
+        if isinstance(value, Tensor):
+            yield value
+        elif is_dataclass(value) and not isinstance(value, type):
+            yield from tensors_in([getattr(value, f.name, None) for f in fields(value)])
+        elif hasattr(value, "__dict__") and not isinstance(value, nn.Module | type):
+            yield from (v for v in vars(value).values() if isinstance(v, Tensor))
+
+
+def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that is at work, and that `torch.compile` runs as it is.
+
+    With `fullgraph=True`, which leaves nothing uncompiled, it stops with the reason.
+    """
+
+    def work(*args: Any, **kwargs: Any) -> Any:
+        with machinery():
+            return hook(*args, **kwargs)
+
+    quiet: Callable[..., Any] = torch.compiler.disable(
+        work,
+        reason="a sharded unit gathers its parameters here; compile its units by "
+        "themselves, as in unit.compile()",
+    )
+    return quiet
