@@ -7,10 +7,12 @@ r"""# Autocast
 casts happen where operations are called:
 
 ```python
+from shardbook.autocast import autocast
+
 with autocast("cpu", torch.bfloat16):
-    scores = model(tokens)
-    error = loss(scores, targets)
-error.backward()
+    logits = model(tokens)
+    loss = loss_fn(logits, targets)
+loss.backward()
 ```
 
 The parameters stay in FP32. An operation that has [a rule](autocast_rules.py) gets its
@@ -19,27 +21,32 @@ matrix product goes into the next one as it is.
 
 **The gradients come back in FP32.** A cast is an operation like others, so autograd
 records it. Its backward pass casts the gradient back to the dtype that its input had.
-The gradient of a parameter is as wide as the parameter, though it has only the digits
-of 16 bits.
+So the gradient of a parameter is FP32, though each of its contributions has only the
+digits of 16 bits.
 
 **Why the backward pass is outside.** Its operations are not chosen anew. Each reads what
 its forward operation saved, and receives a gradient in the dtype of that operation's
 result. So it runs in the dtype of the forward pass by itself, and no context has to tell
-it. Under `torch.autocast` it would be wrong to put it inside: that context casts also
-what the backward pass computes, and an operation that had been kept in FP32 by an inner
-context would get a gradient of 16 bits. The context of this chapter sees no operation of
-the backward pass that is not called from Python.
+it. Under `torch.autocast` it would be wrong to put it inside. That context also casts
+what the backward pass computes, so an operation that an inner context had kept in FP32
+would have its gradients computed in 16 bits. The context of this chapter sees no
+operation of the backward pass that is not called from Python.
 
 **What it costs.** The casts of the parameters are kept until the outermost context ends,
 and by autograd until the backward pass. So a layer's parameters exist in 16 bits, too,
-and in the memory of the whole layer: under [stage 3](zero3.py) nothing splits them.
+and whole: [stage 3](zero3.py) splits the parameters, but not these copies.
 
 It does what `torch.autocast` does. Our tests compare every operation of its list for
 CPUs and whole models, results and gradients. `torch.autocast` acts one level deeper, in
 the dispatcher of PyTorch, so it also sees operations that other operations call in C++.
 [The rules](autocast_rules.py) say where that makes a difference. In three things this
-context differs on purpose: a parameter that was changed is cast again, one parameter can
-be used in nested contexts of two dtypes, and the backward pass is left alone.
+context differs on purpose:
+
+- A parameter is cast again after it was changed in place, by an optimizer or by hand. So
+  a context may last for many steps. PyTorch does not count a write to
+  `parameter.data`, and that one is not seen.
+- One parameter can be used in nested contexts of two dtypes.
+- Operations of the backward pass are not cast.
 """
 
 # sidelit: hide
@@ -75,7 +82,7 @@ class autocast(ContextDecorator):
     :param enabled: `False` lets every operation run in the dtype of its inputs
     :param cache_enabled: whether a parameter that was cast once is kept in its new dtype
     :raises ValueError: there are no rules for this type of device, or the dtype does not
-        have 16 bits
+        have 16 bits although the context is enabled
     """
 
     def __init__(
@@ -92,7 +99,7 @@ class autocast(ContextDecorator):
                 f"choose one of {', '.join(RULES)}"
             )
         dtype = dtype or RULES[device_type].dtype
-        if dtype not in (torch.bfloat16, torch.float16):
+        if enabled and dtype not in (torch.bfloat16, torch.float16):
             raise ValueError(
                 f"autocast cannot run in {dtype}; "
                 "choose torch.bfloat16 or torch.float16, or enabled=False"

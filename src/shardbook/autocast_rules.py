@@ -3,8 +3,8 @@ r"""# What autocast casts
 > Matrix products run in 16 bits, what rounding would harm in FP32, and the rest in the dtype it is given.
 
 [Autocast](autocast.py) decides by the name of an operation. A matrix product is what 16
-bits are for: processors have units for it, and its sum is [kept in FP32](rounding.py).
-An exponential turns an error of its input into a relative error of its result, and it
+bits are for: processors have units for it, and they [add up in FP32](rounding.py). An
+exponential turns an error of its input into a relative error of its result, and it
 overflows FP16 above 11.09. A sum of many elements needs more digits than each of them
 has. So there are five rules, and no rule for what stays:
 
@@ -13,7 +13,7 @@ has. So there are five rules, and no rule for what stays:
 | `LOW` | cast to 16 bits | `linear`, `conv2d`, `matmul`, attention |
 | `FP32` | cast to FP32 | `exp`, `pow`, the losses |
 | `RESULT` | left alone; the result is asked for in FP32 | `softmax`, `sum` |
-| `PROMOTE` | cast to the widest dtype among them | `cat` |
+| `PROMOTE` | cast to the narrowest dtype that holds theirs and that of the context | `cat` |
 | `REFUSE` | refused | `binary_cross_entropy` on a GPU |
 | none | left alone | `add`, `relu`, views |
 
@@ -32,6 +32,11 @@ have no data. The values were never compared there.
 Some functions in C++ call products where [a function mode](casting.py) does not see
 them: `inner`, `tensordot`, `cov`, `matrix_power`, and recurrent layers other than
 `LSTM` on a CPU. They run in the dtype they are given, and `torch.autocast` would cast.
+
+In an evaluation on a CPU an `nn.TransformerEncoderLayer` is one function of C++, and
+`torch.autocast` casts everything that it gets. While a function mode is on, PyTorch
+takes the layer's ordinary way. So here an evaluation gives the result of a forward pass
+in training.
 """
 
 # sidelit: hide
@@ -81,7 +86,8 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# In 16 bits on every device: products, convolutions, and attention, which is two products.
+# In 16 bits on every device: products, convolutions, attention, which is two products,
+# and with them PyTorch's choice of `prelu`.
 PRODUCTS = words("""
     addbmm addmm baddbmm bmm linalg_vecdot linear matmul mm prelu
     conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
@@ -124,7 +130,8 @@ SUMS = words("cumprod cumsum prod sum")
 # Small differences of large numbers.
 DISTANCES = words("cdist cosine_similarity dist pdist")
 
-# All that is sensitive to rounding, whatever the device.
+# All that is sensitive to rounding. The table for CUDA casts it; a CPU's kernels mostly
+# need no cast.
 FP32_FUNCTIONS = FUNCTIONS | NORMS | SOFTMAX | LOSSES | SUMS | DISTANCES
 
 UPSAMPLING = words("""

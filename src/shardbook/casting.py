@@ -18,15 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardbook.autocast_rules import RULES, Rule
+from shardbook.flat import version_of
 
 __all__ = ["Casting", "Setting"]
 
@@ -44,6 +47,9 @@ class Casting(TorchFunctionMode):
         super().__init__()
         self.settings: dict[str, Setting] = {}
         self.kept: dict[tuple[int, torch.dtype], tuple[Tensor, int, Tensor]] = {}
+        # The count of optimizers' steps that `kept` belongs to.
+        self.steps = 0
+        count_steps()
         self.opened: list[Callable[..., Any]] = []
 
     def __torch_function__(
@@ -117,7 +123,7 @@ class Casting(TorchFunctionMode):
         return found
 
     def cast(self, value: Tensor, dtype: torch.dtype, setting: Setting) -> Tensor:
-        """A parameter is cast once, however often it is used.
+        """A parameter in FP32 is cast once, however often it is used. Any other tensor is cast at each use.
 
         It saves the time of the casts, and it decides digits: the gradients of all uses
         meet at the cast and are added in 16 bits. Without gradients nothing is kept, for
@@ -134,16 +140,35 @@ class Casting(TorchFunctionMode):
             and torch.is_grad_enabled()
         ):
             return value.to(dtype)
+        # A fused optimizer writes into parameters, and PyTorch does not count it. So
+        # after a step of any optimizer nothing is taken for unchanged.
+        if self.steps != steps.count:
+            self.steps = steps.count
+            self.kept.clear()
         # The tensor is kept with its cast. Otherwise it could be freed, and another one
         # could have its `id`. The version tells whether somebody has written into it.
-        kept = self.kept.get((id(value), dtype))
-        if kept is None or kept[1] != value._version:
-            kept = self.kept[id(value), dtype] = (
-                value,
-                value._version,
-                value.to(dtype),
-            )
+        kept, version = self.kept.get((id(value), dtype)), version_of(value)
+        if kept is None or kept[1] != version:
+            kept = self.kept[id(value), dtype] = (value, version, value.to(dtype))
         return kept[2]
+
+
+class Steps:
+    """How often an optimizer of this process has stepped, in whatever thread."""
+
+    count = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.count += 1
+
+
+steps = Steps()
+
+
+@cache
+def count_steps() -> None:
+    """Let each step of each optimizer be counted from now on."""
+    register_optimizer_step_post_hook(steps)
 
 
 @dataclass(frozen=True, slots=True)

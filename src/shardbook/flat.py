@@ -31,7 +31,14 @@ from shardbook.collectives import PendingGather
 from shardbook.pages import ask_for_large_pages
 from shardbook.partition import Layout, flatten, shares_storage, views
 
-__all__ = ["Flat", "has_gradient_hook", "is_sharded", "owner_of", "resize"]
+__all__ = [
+    "Flat",
+    "has_gradient_hook",
+    "is_sharded",
+    "owner_of",
+    "resize",
+    "version_of",
+]
 # sidelit: show
 
 
@@ -84,6 +91,8 @@ class Flat:
         if apart:
             self.shard = self.shard.clone()
         self.whole = self.parameters_in(self.full, trainable=self.layout.trainable)
+        for whole in self.whole:
+            setattr(whole, _WHOLE_IN, weakref.ref(self))
 
     def parameters_in(
         self, full: Tensor, *, trainable: bool
@@ -173,6 +182,7 @@ class Flat:
 # A parameter refers to its vector by this name. The reference is weak: in a circle, a
 # model that nobody uses would keep its memory until the garbage collector runs.
 _OWNER = "_shardbook_flat"
+_WHOLE_IN = "_shardbook_whole_in"
 
 
 def is_sharded(parameter: Tensor) -> bool:
@@ -184,6 +194,15 @@ def owner_of(parameter: Tensor) -> Flat | None:
     """The vector that a parameter belongs to, if there is one."""
     owner: Flat | None = getattr(parameter, _OWNER, lambda: None)()
     return owner
+
+
+def version_of(value: Tensor) -> int:
+    """A number that grows whenever somebody changes a tensor's values.
+
+    A whole parameter changes with the model's own, and PyTorch counts no write to it.
+    """
+    flat: Flat | None = getattr(value, _WHOLE_IN, lambda: None)()
+    return value._version + (flat.version if flat is not None else 0)
 
 
 def has_gradient_hook(parameter: Tensor) -> bool:

@@ -17,6 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
+import ranks
 from shardbook import gpt
 from shardbook.autocast import autocast, current, restored
 from shardbook.autocast_rules import (
@@ -512,6 +513,20 @@ def test_products_inside_of_other_functions_of_cpp_stay_in_fp32(name: str) -> No
     assert found == [torch.bfloat16, torch.float32]
 
 
+def test_a_transformer_layer_is_evaluated_as_it_is_trained() -> None:
+    """The chapter says so, and that it is otherwise in torch."""
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), r(2, 3, 8)
+    with autocast("cpu"):
+        in_training = layer(x)
+        with torch.no_grad():
+            assert torch.equal(layer(x), in_training)
+    with torch.autocast("cpu"):
+        assert torch.equal(layer(x), in_training)
+        with torch.no_grad():
+            assert layer(x).dtype == torch.bfloat16
+    assert in_training.dtype == torch.float32
+
+
 def test_softmax_and_the_norms_compute_in_fp32_inside_on_a_cpu() -> None:
     x = (3 * r(64, 512)).bfloat16()
     for function in (partial(torch.softmax, dim=-1), partial(F.layer_norm, normalized_shape=(512,))):
@@ -725,6 +740,12 @@ def test_what_cannot_be_is_refused(options: tuple[Any, ...], sentence: str) -> N
         autocast(*options)
 
 
+def test_a_context_that_is_not_enabled_needs_no_dtype_of_16_bits() -> None:
+    x = torch.ones(2, 2)
+    with autocast("cpu"), autocast("cpu", torch.float32, enabled=False):
+        assert (x @ x).dtype == torch.float32
+
+
 def test_settings_can_be_taken_along_into_a_recomputation() -> None:
     """Checkpointing computes again in the backward pass, where no context is entered."""
     layer, x = nn.Linear(4, 4), r(2, 4).requires_grad_()
@@ -861,6 +882,53 @@ def test_a_parameter_that_has_changed_is_cast_again() -> None:
             with torch.no_grad():
                 weight.fill_(2.0)
             assert (ONES @ weight)[0, 0] == seen
+
+
+def losses_of_steps(model: nn.Module, **options: Any) -> list[float]:
+    """Of three steps in one context, of a change by hand, and of a load."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, **options)
+    found = []
+
+    def evaluate(backward: bool = True) -> None:
+        loss = model(torch.ones(1, 4)).float().sum()
+        found.append(loss.item())
+        if backward:
+            loss.backward()
+
+    with autocast("cpu"):
+        for _ in range(3):
+            evaluate()
+            optimizer.step()
+            optimizer.zero_grad()
+        # What is kept is kept from here on.
+        evaluate(backward=False)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+        evaluate(backward=False)
+        model.load_state_dict({name: value + 1.0 for name, value in model.state_dict().items()})
+        evaluate()
+    return found
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(4, 1)
+
+
+def sharded_models_step_in_a_context() -> None:
+    from shardbook import shard
+
+    expected = losses_of_steps(linear())
+    assert len(set(expected)) == 6
+    for fused in (False, True):
+        assert losses_of_steps(linear(), fused=fused) == expected
+        for stage in range(4):
+            assert losses_of_steps(shard(linear(), stage=stage), fused=fused) == expected
+
+
+def test_a_context_around_several_steps_casts_what_each_step_has_left() -> None:
+    ranks.run(2, sharded_models_step_in_a_context)
 
 
 def test_another_dtype_inside_has_casts_of_its_own() -> None:
