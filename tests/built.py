@@ -21,12 +21,17 @@ NAMES = [prose.output for prose in CONFIG.prose] + CHAPTERS
 
 Open = Callable[..., Page]
 WIDE, NARROW, HEIGHT = 1280, 390, 900
+# A page hears of a new width with the next frame, and has answered when that frame is painted.
+FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 def show(page: Page, width: int = WIDE, scheme: Any = "light", media: Any = "screen") -> Page:
     """Show a shared page in one way; the test before may have left it in another."""
-    page.set_viewport_size({"width": width, "height": HEIGHT})
     page.emulate_media(color_scheme=scheme, media=media)
+    size = {"width": width, "height": HEIGHT}
+    if page.viewport_size != size:
+        page.set_viewport_size(size)
+        page.evaluate(FRAMES)
     return page
 
 

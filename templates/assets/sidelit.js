@@ -136,28 +136,29 @@
   const close = () => menus.forEach((menu) => { menu.open = false; });
 
   // ---- A box that can scroll is a stop for the keyboard only while it has something to scroll.
-  const boxes = [...document.querySelectorAll("main [tabindex='0'][role='group']")].map((box) => [box, box.getAttribute("aria-label")]);
-  const reachable = () => {
-    for (const [box, label] of boxes) {
+  const labels = new Map([...document.querySelectorAll("main [tabindex='0'][role='group']")].map((box) => [box, box.getAttribute("aria-label")]));
+  const reachable = (boxes) => {
+    for (const box of boxes) {
       if (box.scrollWidth > box.clientWidth) {
         box.tabIndex = 0;
         box.setAttribute("role", "group");
-        box.setAttribute("aria-label", label);
+        box.setAttribute("aria-label", labels.get(box));
       } else {
         for (const name of ["tabindex", "role", "aria-label"]) box.removeAttribute(name);
       }
     }
   };
+  // Either the box changes its width, or what it holds does: with the window, and once the fonts are there.
+  const sizes = new ResizeObserver((entries) => {
+    reachable(new Set(entries.map(({ target }) => (labels.has(target) ? target : target.parentElement))));
+  });
+  for (const box of labels.keys()) for (const part of [box, ...box.children]) sizes.observe(part);
 
   themeSwitch();
   nameTarget();
   follow();
-  reachable();
   addEventListener("scroll", soon, { passive: true });
-  addEventListener("resize", () => { soon(); reachable(); }, { passive: true });
-  // Widths change once the fonts are there.
-  document.fonts.ready.then(reachable);
-  addEventListener("load", reachable);
+  addEventListener("resize", soon, { passive: true });
   addEventListener("hashchange", () => { nameTarget(); soon(); });
   // A hand can be ahead of the next frame: a link to another language is looked at again when it is used.
   for (const kind of ["pointerdown", "click"]) {

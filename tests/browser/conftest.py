@@ -19,7 +19,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
 
 import chromium
-from built import PAGES, ROOT, Open, show
+from built import HEIGHT, PAGES, ROOT, WIDE, Open, show
 
 FLAGS = [
     "--no-sandbox",
@@ -86,7 +86,8 @@ class Window:
 
     def __init__(self, browser: Browser, address: str, scripts: bool) -> None:
         # Without motion a colour is at once what it will be, so that axe never measures one on its way.
-        context = browser.new_context(java_script_enabled=scripts, reduced_motion="reduce")
+        size = {"width": WIDE, "height": HEIGHT}
+        context = browser.new_context(java_script_enabled=scripts, reduced_motion="reduce", viewport=size)
         self.address = address
         self.messages: list[str] = []
         self.strangers: list[str] = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page
 
-from built import CHAPTERS, Open
+from built import CHAPTERS, FRAMES, Open
 
 COLOUR = "getComputedStyle(document.body).backgroundColor"
 
@@ -59,6 +59,17 @@ def test_the_first_tab_skips_to_the_text(visit: Open) -> None:
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
     assert page.url.endswith("#main-text")
+
+
+def test_a_box_is_a_stop_for_the_keyboard_while_it_has_something_to_scroll(visit: Open) -> None:
+    """Whatever makes it too narrow: the window, or what it holds, as when a font comes late."""
+    page = visit("api.html")
+    box = page.locator("main .scroll:not([tabindex])").first.element_handle()
+    assert box is not None
+    for width, stop in [("300vw", "0"), ("auto", None)]:
+        box.evaluate("(box, width) => { box.firstElementChild.style.width = width }", width)
+        page.evaluate(FRAMES)
+        assert box.get_attribute("tabindex") == stop
 
 
 def test_the_site_opens_as_plain_files(browser: Browser, site: Path) -> None:
