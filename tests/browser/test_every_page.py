@@ -18,8 +18,8 @@ WAYS: list[tuple[int, Any]] = [(WIDE, "light"), (NARROW, "dark"), (WIDE, "dark")
 def ways_of(language: str) -> list[tuple[int, Any]]:
     """In which of the four ways axe looks at the pages of a language.
 
-    Colours depend on the theme and boxes on the width, neither on the language. So a translation is looked at in
-    one way, and each language in another.
+    Colours depend on the theme and boxes on the width, neither on the language. So a translation is looked at
+    in one way, and each language in another.
     """
     place = LANGUAGES.index(language)
     return [WAYS[(place - 1) % len(WAYS)]] if place else WAYS
