@@ -76,6 +76,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardbook.kept import Kept, Store, shapes, written_by
+from shardbook.machinery import machinery_at_work
 from shardbook.rng import RNGState, capture
 
 __all__ = ["Keep", "Policy", "contexts"]
@@ -149,6 +150,7 @@ class Keeping(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        # A recomputation in the middle of the forward pass is no part of it.
         if self.store.replaying or not computes(func):
             return func(*args, **kwargs)
         keep = self.policy(func, *args, **kwargs)
@@ -224,13 +226,14 @@ class HandingOut(TorchDispatchMode):
 
 
 def computes(op: OpOverload) -> bool:
-    """Whether an operation makes or writes values.
+    """Whether an operation of the function makes or writes values.
 
-    A view makes none. It takes neither time nor memory, and it has to be a view of the
-    tensor that is there in the second run. So views are made again, and no policy is
-    asked about them.
+    A view makes none. It takes neither time nor memory, and in the second run it has to
+    be a view of that run's tensor. So views are made again, and no policy is asked about
+    them. Nor is it asked about [the work of a hook](machinery.py#machinery): the gather
+    of a sharded unit may be missing in the second run, which finds the unit whole.
     """
-    if op.is_view or torch.Tag.inplace_view in op.tags:
+    if machinery_at_work() or op.is_view or torch.Tag.inplace_view in op.tags:
         return False
     # PyTorch has no public name for the signature of an operation.
     schema = op._schema

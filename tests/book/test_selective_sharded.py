@@ -1,0 +1,93 @@
+"""A policy around sharded units: what sharding does in its hooks is not counted, and training is the same."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import ranks
+from shardbook.saved_tensors import checkpoint_saved
+from shardbook.selective import Keep, contexts
+
+aten = torch.ops.aten
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.linear(torch.tanh(self.norm(x)))
+        return result
+
+
+class Units(nn.Module):
+    """Four units of equal size, each of whose kept tensors could pass for another's."""
+
+    def __init__(self, around: int, policy: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.units = nn.ModuleList(Residual() for _ in range(4))
+        self.around, self.policy = around, policy
+
+    def some(self, first: int, x: Tensor) -> Tensor:
+        for unit in self.units[first : first + self.around]:
+            x = unit(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        for first in range(0, 4, self.around):
+            some = partial(self.some, first)
+            if self.policy is None:
+                x = some(x)
+            else:
+                x = checkpoint_saved(some, x, context_fn=partial(contexts, self.policy))
+        return x
+
+
+def prefer_all(op: Any, *args: Any, **kwargs: Any) -> Keep:
+    return Keep.PREFER
+
+
+def prefer_copies(op: Any, *args: Any, **kwargs: Any) -> Keep:
+    return Keep.PREFER if "copy" in op.name() else Keep.RECOMPUTE
+
+
+def train_units(stage: int) -> dict[str, bool]:
+    """For each way to shard and each policy: is training that without checkpoints?"""
+    from shardbook import Policy, shard
+
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "bf16": {"policy": Policy(param_dtype=torch.bfloat16)},
+        "offload": {"policy": Policy(offload=True, param_dtype=torch.bfloat16), "prefetch": 2},
+    }
+    equal = {}
+    for name, options in ways.items():
+        for around in (1, 2, 4):
+            trained = []
+            for policy in (None, prefer_all, prefer_copies, [aten.addmm, aten._to_copy]):
+                model = shard(Units(around, policy), stage=stage, units=Residual, **options)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+                for step in range(2):
+                    torch.manual_seed(10 * step + dist.get_rank())
+                    model(torch.randn(3, 4)).square().sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                trained.append([value.clone() for value in model.state_dict().values()])
+            for kind, found in zip(("all", "copies", "products"), trained[1:], strict=True):
+                equal[f"{name}, {around} units, {kind}"] = all(map(torch.equal, found, trained[0]))
+    return equal
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_sharding_does_in_its_hooks_is_no_part_of_the_function(stage: int) -> None:
+    """The second run gathers one unit less, and would take its copies for those of another."""
+    for equal in ranks.run(2, train_units, stage):
+        assert [name for name, alike in equal.items() if not alike] == []
