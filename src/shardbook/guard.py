@@ -15,6 +15,7 @@ parameters, and no message.
 # sidelit: hide
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any, NoReturn
 
@@ -50,15 +51,14 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         interrupted while the parameters were in use
     :raises Disagreement: if the ranks have [left the common order](order.py)
     """
-    name = type(optimizer).__name__
     parameters = (
         parameter for group in optimizer.param_groups for parameter in group["params"]
     )
     # A dictionary keeps the order, so that every rank names the same parameter.
     for flat in dict.fromkeys(filter(None, map(owner_of, parameters))):
-        if flat.sliced and name.lower() in _SHAPE_DEPENDENT:
+        if flat.sliced and depends_on_shapes(type(optimizer)):
             raise TypeError(
-                f"{name} depends on a parameter's shape; "
+                f"{type(optimizer).__name__} depends on a parameter's shape; "
                 "use an elementwise optimizer such as AdamW"
             )
         flat.order.check()
@@ -81,7 +81,23 @@ def refuse_waiting(flat: Flat) -> None:
         )
 
 
-_SHAPE_DEPENDENT = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
+def depends_on_shapes(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer computes with a parameter's shape, its norm, or an inner
+    product.
+
+    Only its name can tell, or that of a class it is derived from. Other libraries
+    derive classes of their own, and add to the name.
+
+    >>> [depends_on_shapes(type(name, (), {})) for name in ("FusedLAMB", "LambdaSGD")]
+    [True, False]
+    """
+    return any(_SHAPE_DEPENDENT.search(base.__name__.lower()) for base in kind.__mro__)
+
+
+_SHAPE_DEPENDENT = re.compile(
+    "adafactor|^came|dadapt|galore|lamb(?!da)|larc|lars|lbfgs|muon|novograd|prodigy|"
+    "shampoo|sm3|soap"
+)
 
 
 def refuse_copies_of(module: nn.Module) -> None:

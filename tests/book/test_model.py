@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import ranks
 from book.live import LiveStorages
 from book.toys import batch, chain, error
+from shardbook.guard import depends_on_shapes
 
 LAYERS, WIDTH = 4, 64
 EVENTS: list[tuple[str, int]] = []
@@ -316,11 +317,15 @@ def test_what_cannot_be_sharded_is_refused_in_one_sentence_on_every_rank() -> No
         }
 
 
+class Derived(torch.optim.Adafactor):
+    """As the libraries that train models wrap optimizers."""
+
+
 def optimizers_that_depend_on_shapes() -> list[str]:
     from shardbook import shard
 
     said = []
-    for kind in (torch.optim.Adafactor, torch.optim.LBFGS):
+    for kind in (torch.optim.Adafactor, torch.optim.LBFGS, Derived):
         model = shard(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
         optimizer = kind(model.parameters())
         model(torch.ones(2, 3)).sum().backward()
@@ -335,9 +340,21 @@ def optimizers_that_depend_on_shapes() -> list[str]:
 
 
 def test_an_optimizer_that_depends_on_shapes_is_refused_by_name() -> None:
-    for adafactor, lbfgs in ranks.run(2, optimizers_that_depend_on_shapes):
-        assert adafactor.startswith("Adafactor depends on a parameter's shape")
-        assert lbfgs.startswith("LBFGS depends on a parameter's shape")
+    for sentences in ranks.run(2, optimizers_that_depend_on_shapes):
+        for name, said in zip(("Adafactor", "LBFGS", "Derived"), sentences, strict=True):
+            assert said.startswith(f"{name} depends on a parameter's shape")
+
+
+@pytest.mark.parametrize(
+    ("refused", "names"),
+    [
+        (True, "Lamb8bit NVLamb FusedNovoGrad DistributedShampoo CAME Prodigy DAdaptAdam GaLoreAdamW LARC"),
+        (False, "AdamW8bit LambdaSGD Lion FusedAdam AdamWScheduleFree RAdam BecameSGD SparseAdam"),
+    ],
+)
+def test_an_optimizer_is_known_by_a_part_of_its_name(refused: bool, names: str) -> None:
+    for name in names.split():
+        assert depends_on_shapes(type(name, (torch.optim.Optimizer,), {})) == refused
 
 
 def test_without_a_process_group_one_sentence_says_what_to_do() -> None:
