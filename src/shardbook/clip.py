@@ -14,6 +14,11 @@ same numbers in the same order, so every rank gets the same norm to the last bit
 
 $$\lVert g \rVert_p = \Bigl( \sum_r \sum_{i \in \mathrm{shard}_r} |g_i|^p \Bigr)^{1/p}$$
 
+If one gradient is infinite or NaN, so is the norm, and then the finite gradients become
+0. This matters where several optimizers share a model and [a scaler](sharded_scaler.py)
+skips the step of one of them. The others then step as if their gradients were 0. With
+NaN as the factor, all their weights would become NaN.
+
 :notation $p$: `norm_type`, the order of the norm
 :notation $r$: `rank`, the number of one rank
 """
@@ -47,7 +52,8 @@ def clip_grad_norm_(
     """Scale all gradients so that their norm is at most `max_norm`.
 
     Collective: all ranks call it, between the backward pass and the optimizer's step.
-    Works like `torch.nn.utils.clip_grad_norm_`, but takes the model.
+    Works like `torch.nn.utils.clip_grad_norm_`, but takes the model, and a norm that is
+    NaN makes no other gradient NaN.
 
     :param model: a model that was sharded
     :param max_norm: the largest norm that is left as it is
@@ -55,9 +61,9 @@ def clip_grad_norm_(
         value
     :param error_if_nonfinite: raise if the norm is infinite or not a number
     :returns: the norm before clipping, FP64, the same on every rank
-    :raises RuntimeError: on every rank, if the norm is not finite and
-        `error_if_nonfinite` is set; or if gradients wait for their exchange, or were
-        used up [in the backward pass](lean.py)
+    :raises RuntimeError: if the norm is not finite and `error_if_nonfinite` is set,
+        which is so on every rank or on none; and on a rank whose gradients wait for
+        their exchange or were used up [in the backward pass](lean.py)
     :raises Disagreement: on every rank, if one of them does not clip
     :raises ValueError: if the model is not sharded as a whole, or the order is not
         positive
@@ -70,7 +76,7 @@ def clip_grad_norm_(
         )
     # As in PyTorch, the factor is at most 1, and it is always applied: to look first
     # whether it is 1 would make the host wait for the device.
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=0.0)
     for gradient in gradients(model):
         gradient.mul_(factor.to(gradient.device, gradient.dtype))
     return norm

@@ -190,6 +190,24 @@ def test_what_is_not_finite_on_one_rank_is_known_on_every_rank() -> None:
         }
 
 
+def what_is_left_of_a_damage() -> None:
+    from shardbook import clip_grad_norm_, shard
+
+    for stage in STAGES:
+        for value in (math.nan, math.inf, -math.inf):
+            model = shard(chain(), stage=stage)
+            error(model, batch(dist.get_rank(), 0)).backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None and p.grad.numel()]
+            gradients[0].view(-1)[0] = value
+            clip_grad_norm_(model, 1.0)
+            assert gradients[0].view(-1)[0].isnan()
+            assert not any(gradient.any() for gradient in (gradients[0].view(-1)[1:], *gradients[1:]))
+
+
+def test_a_norm_that_is_not_finite_damages_no_other_gradient() -> None:
+    ranks.run(2, what_is_left_of_a_damage)
+
+
 def sent_for_a_norm() -> list[dict[str, int]]:
     from shardbook import clip_grad_norm_, clip_grad_value_, shard
     from shardbook.collectives import ledger
