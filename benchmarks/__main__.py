@@ -6,7 +6,8 @@ each of our runs is compared with the others' runs of the same round, and what c
 ratios.
 
 Our lean mode saves memory in three ways: a loss in chunks, an optimizer that steps inside the backward pass,
-and units that are gathered only when they are needed. More rounds, fewer in number, show each by itself.
+and units that are gathered only when they are needed. The leanest mode also checkpoints every block, which
+costs another forward pass. More rounds, fewer in number, show each of the four by itself.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchmarks.launch import Run, Size, namespace, run
 from shardbook.gpt import parameters
 
 OURS, THEIRS = "shardbook", "fsdp2"
+OTHERS = tuple(f"{THEIRS}_{way}" for way in ("chunked", "blocks", "checkpointed"))
 MB = 1e6
 Figures = dict[str, float | str | None]
 R = TypeVar("R")
@@ -127,8 +129,9 @@ def compare(runs: dict[str, list[Run]]) -> Figures:
     for other in (name for name in runs if not name.startswith(OURS)):
         figures |= spread(f"step_ratio_{other}", runs[OURS], runs[other], seconds)
         figures |= spread(f"peak_ratio_{other}", runs[OURS], runs[other], peak)
-    for key, figure in (("step_ratio", seconds), ("peak_ratio", peak)):
-        figures |= spread(f"{key}_{THEIRS}_lean", runs[f"{OURS}_lean"], runs[THEIRS], figure)
+    for mode in ("lean", "leanest"):
+        for key, figure in (("step_ratio", seconds), ("peak_ratio", peak)):
+            figures |= spread(f"{key}_{THEIRS}_{mode}", runs[f"{OURS}_{mode}"], runs[THEIRS], figure)
     return figures
 
 
@@ -140,11 +143,16 @@ def alone(runs: dict[str, list[Run]]) -> Figures:
         for key, figure in (("step", seconds), ("peak", peak)):
             figures |= spread(f"lever_{lever}_{key}", runs[name], runs[OURS], figure)
             figures |= spread(f"lever_{lever}_{key}_over_{THEIRS}", runs[name], runs[THEIRS], figure)
-    # The lever that is not ours alone, and the parts that PyTorch's tutorial chooses.
-    for name in (f"{THEIRS}_chunked", f"{THEIRS}_blocks"):
+    # The levers that are not ours alone, and the parts that PyTorch's tutorial chooses.
+    for name in OTHERS:
         figures |= spread(f"{name}_peak_over_{THEIRS}", runs[name], runs[THEIRS], peak)
         figures |= spread(f"peak_ratio_{name}", runs[OURS], runs[name], peak)
-        figures |= spread(f"peak_ratio_{name}_lean", runs[f"{OURS}_lean"], runs[name], peak)
+        for mode in ("lean", "leanest"):
+            figures |= spread(f"peak_ratio_{name}_{mode}", runs[f"{OURS}_{mode}"], runs[name], peak)
+    # The same lever on both sides.
+    ours, theirs = runs[f"{OURS}_checkpointed"], runs[f"{THEIRS}_checkpointed"]
+    for key, figure in (("step", seconds), ("peak", peak)):
+        figures |= spread(f"checkpointed_{key}_over_{THEIRS}_checkpointed", ours, theirs, figure)
     return figures
 
 
@@ -243,17 +251,14 @@ def absolute(runs: dict[str, list[Run]]) -> str:
 
 def relative(figures: Figures) -> str:
     """The ratios with their spread."""
-    other = ("_chunked", "_blocks", "_chunked_lean", "_blocks_lean")
-    keys = [key for key in figures if "_ratio_" in key and not key.endswith(other)]
+    keys = [key for key in figures if "_ratio_" in key and not any(name in key for name in OTHERS)]
     return table("ours over theirs", keys, figures)
 
 
 def alone_as_text(figures: Figures) -> str:
     """The levers with their spread."""
-    other = (f"{THEIRS}_chunked_peak", f"{THEIRS}_blocks_peak", f"peak_ratio_{THEIRS}_")
-    keys = [key for key in figures if key.startswith(("lever_", *other))]
-    mine = [f"peak_ratio_{THEIRS}_lean", f"peak_ratio_{THEIRS}_tuned"]
-    return table("one over the other", [key for key in keys if not key.startswith(tuple(mine))], figures)
+    starts = ("lever_", "checkpointed_", *OTHERS, *(f"peak_ratio_{name}" for name in OTHERS))
+    return table("one over the other", [key for key in figures if key.startswith(starts)], figures)
 
 
 def table(title: str, keys: list[str], figures: Figures) -> str:

@@ -23,8 +23,9 @@ from benchmarks.steady import steady
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-from shardbook import gpt, shard
+from shardbook import checkpoint_module, gpt, shard
 from shardbook.chunked import ChunkedGPT
 from shardbook.collectives import ledger
 from shardbook.lean import step_in_backward
@@ -66,6 +67,18 @@ def fsdp2_tuned(model: gpt.GPT) -> nn.Module:
     return model
 
 
+def fsdp2_checkpointed(model: gpt.GPT) -> nn.Module:
+    """PyTorch's sharding, with its own checkpoint around each block."""
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+    return fsdp2(model)
+
+
+def checkpointed(model: gpt.GPT, prefetch: int = 1) -> nn.Module:
+    """Our sharding, with our checkpoint around each block."""
+    return shard(checkpoint_module(model, gpt.Block), prefetch=prefetch)
+
+
 @dataclass(frozen=True)
 class Contender:
     """How a model is made parallel, and what of the training is not the plain way."""
@@ -76,10 +89,12 @@ class Contender:
 
 
 lazy = partial(shard, prefetch=0)
-# The first five run in every round, the others only to show what each lever does alone.
+lazy_checkpointed = partial(checkpointed, prefetch=0)
+# The first six run in every round, the others only to show what each lever does alone.
 CORE: dict[str, Contender] = {
     "shardbook": Contender(shard),
     "shardbook_lean": Contender(lazy, chunked=True, step_in_backward=True),
+    "shardbook_leanest": Contender(lazy_checkpointed, chunked=True, step_in_backward=True),
     "ddp": Contender(ddp),
     "fsdp2": Contender(fsdp2),
     "fsdp2_tuned": Contender(fsdp2_tuned),
@@ -88,11 +103,14 @@ LEVERS: dict[str, Contender] = {
     "fsdp2": CORE["fsdp2"],
     "fsdp2_blocks": Contender(fsdp2_blocks),
     "fsdp2_chunked": Contender(fsdp2, chunked=True),
+    "fsdp2_checkpointed": Contender(fsdp2_checkpointed),
     "shardbook": CORE["shardbook"],
     "shardbook_chunked": Contender(shard, chunked=True),
     "shardbook_step_in_backward": Contender(shard, step_in_backward=True),
     "shardbook_lazy": Contender(lazy),
+    "shardbook_checkpointed": Contender(checkpointed),
     "shardbook_lean": CORE["shardbook_lean"],
+    "shardbook_leanest": CORE["shardbook_leanest"],
 }
 CONTENDERS = {**CORE, **LEVERS}
 

@@ -60,7 +60,8 @@ def test_ratios_are_taken_round_by_round_and_their_median_counts() -> None:
     place = list(CORE).index("fsdp2_tuned")
     assert figures["step_ratio_fsdp2_tuned"] == pytest.approx(1 / (place + 1))
     assert figures["step_ratio_fsdp2_tuned_high"] == pytest.approx(1.5 / (place + 1))
-    assert figures["peak_ratio_fsdp2_lean"] == pytest.approx(11 / 13)
+    assert figures["peak_ratio_fsdp2_lean"] == pytest.approx(11 / 14)
+    assert figures["peak_ratio_fsdp2_leanest"] == pytest.approx(12 / 14)
     assert "step_ratio_shardbook_lean" not in figures
 
 
@@ -68,10 +69,12 @@ def test_every_lever_is_compared_with_our_own_defaults_and_with_theirs() -> None
     runs = {name: [figures_of(1.0, 10.0 + index)] for index, name in enumerate(LEVERS)}
     figures = alone(runs)
     peaks = {name: of_one[0].peak for name, of_one in runs.items()}
-    for lever in ("chunked", "step_in_backward", "lazy", "lean"):
+    for lever in ("chunked", "step_in_backward", "lazy", "checkpointed", "lean", "leanest"):
         ours = peaks[f"shardbook_{lever}"]
         assert figures[f"lever_{lever}_peak"] == ours / peaks["shardbook"]
         assert figures[f"lever_{lever}_peak_over_fsdp2"] == ours / peaks["fsdp2"]
+    both = peaks["shardbook_checkpointed"] / peaks["fsdp2_checkpointed"]
+    assert figures["checkpointed_peak_over_fsdp2_checkpointed"] == both
 
 
 def test_the_figures_that_were_promised_have_their_names() -> None:
@@ -104,7 +107,7 @@ def what_is_stored(name: str) -> dict[str, Any]:
     return {**named, "rank": dist.get_rank()}
 
 
-@pytest.mark.parametrize("name", ["shardbook", "shardbook_lean"])
+@pytest.mark.parametrize("name", ["shardbook", "shardbook_lean", "shardbook_leanest"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_byte_between_two_steps_has_a_name(name: str, world_size: int) -> None:
     found = ranks.run(world_size, what_is_stored, name, timeout=120)
