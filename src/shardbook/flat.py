@@ -56,6 +56,10 @@ class Flat:
         # Whether the modules compute with the whole parameters now, and how often an
         # optimizer has stepped or values were loaded.
         self.in_use, self.changes = False, 0
+        # How often each of the whole parameters had been written to when that began or
+        # ended, and whether some were in between.
+        self.writes: list[int] = []
+        self.written = False
         # [The order](order.py) of the unit's exchanges, for whoever knows only parameters.
         self.order: Any = None
         # For this moment the unit exists twice, in the model and in `full`. A model is
@@ -150,6 +154,29 @@ class Flat:
         optimizer is counted, too.
         """
         return self.changes + sum(p._version for p in self.parameters)
+
+    def use(self, whole: bool) -> None:
+        """The modules begin or end to compute with the whole parameters."""
+        self.in_use, before = whole, self.writes
+        # PyTorch does not count the writes to what was made in inference mode.
+        self.writes = [0 if p.is_inference() else p._version for p in self.whole]
+        self.written = not whole and self.writes != before
+
+    def refuse_writes(self, unit: str) -> None:
+        """Refuse a forward pass that wrote to its own parameters, as an embedding with
+        `max_norm` does.
+
+        Only where the modules compute with the stored parameters themselves would the
+        write last. What is gathered or cast for one use is dropped after it.
+
+        :raises RuntimeError: naming the unit and what to do
+        """
+        lasts = not self.sliced and shares_storage(self.full, self.shard)
+        if self.written and not lasts:
+            raise RuntimeError(
+                f"the forward pass of {unit} has written to its own parameters, and "
+                "such a write does not last; change parameters between steps"
+            )
 
     def check(self, unit: str) -> None:
         """Refuse to gather after a change of the parameters that a unit cannot follow.

@@ -82,8 +82,13 @@ class FlatWithGradients(FlatWithMasters):
             # Uninitialised memory may hold NaN. The padding is sent with the rest, and
             # whoever takes a norm of the vector or looks for an overflow in it would
             # find that NaN. The other places are overwritten.
+            # What waits [for other micro-batches](accumulate.py) is kept in FP32 at
+            # least: in BF16 a sum of 512 ones is 256.
+            dtype = self.collects_in
+            if self.holds:
+                dtype = torch.promote_types(dtype, torch.float32)
             self.grad_full = torch.empty(
-                self.layout.padded, dtype=self.collects_in, device=self.device
+                self.layout.padded, dtype=dtype, device=self.device
             )
             ask_for_large_pages(self.grad_full)
             for start, stop in self.layout.gaps:

@@ -167,6 +167,8 @@ class Hooks:
             return output
         output = tree_map_only(Tensor, partial(self.result, inputs), output)
         self.unit.free()
+        for flat in self.unit.flats:
+            flat.refuse_writes(self.unit.name)
         # A tensor without a node has no backward pass to announce. The hook belongs to
         # the output's node, and runs after those of the tensor. So where the output is
         # the next unit's input, that unit ends before this one begins.

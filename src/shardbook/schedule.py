@@ -77,8 +77,10 @@ class Conductor:
             return
         if self.passes:
             self.recover()
-        elif unit.state is State.SHARDED and not self.kept:
-            unit.expire()
+        # An interrupt from the keyboard may have left units that were gathered ahead.
+        self.release()
+        if unit.state is State.SHARDED:
+            self.expire(unit)
         self.order.begin(f"separate {unit.name.removeprefix('the ')}")
 
     def forward_began(self, unit: Unit) -> None:
@@ -205,15 +207,22 @@ class Conductor:
                 for flat in unit.trainable:
                     flat.forget()
                 driver.expected, driver.in_backward = 0, None
-            # While gradients wait for their exchange [no optimizer may
-            # step](guard.py#before_step), so no rank has changed anything.
-            if not self.kept:
-                unit.expire()
+            self.expire(unit)
         if self.passes:
             self.kept.clear()
         self.passes.clear()
         self.late.clear()
         Conductor.in_flight = None
+
+    def expire(self, unit: Unit) -> None:
+        """Let a unit gather anew, unless all ranks know that nothing has changed.
+
+        While gradients wait for their exchange [no optimizer may
+        step](guard.py#before_step) on any rank. Somebody else may change the
+        parameters, as an evaluation of averaged weights does, but then on every rank.
+        """
+        if not self.kept or unit.made_of != unit.version:
+            unit.expire()
 
 
 _CONDUCTOR = "_shardbook_conductor"

@@ -115,6 +115,8 @@ class Unit(ABC):
         self.groups, self.order = groups, order
         # `precise`: are [the masters themselves](masters.py) to be computed with?
         self.state, self.shown, self.precise = State.SHARDED, False, False
+        # Of which `version` of the parameters `full` was filled.
+        self.made_of = -1
         self.rank, world_size = world(groups.shards)
         # A unit can hold several flat vectors. A frozen parameter needs no gradient and
         # a 16-bit parameter needs half the bytes, so [the layout](partition.py#plan)
@@ -215,7 +217,7 @@ class Unit(ABC):
             raise RuntimeError(f"{self.name} is not whole; wait for it first")
         self.shown = whole
         for flat in self.flats:
-            flat.in_use = whole
+            flat.use(whole)
         counterpart = self.counterpart if whole else {}
         for site in self.sites:
             own = site.parameter

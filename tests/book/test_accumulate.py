@@ -5,7 +5,9 @@ never there for what is frozen.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -234,7 +236,46 @@ def a_step_that_fails_after_a_micro_batch() -> None:
             assert_same_gradients(model, plain)
 
 
+def weights_changed_by_hand_while_gradients_wait() -> None:
+    """An epoch ends within an accumulation, and averaged weights are tried out."""
+    from shardbook import Policy, no_sync, shard
+
+    policies = (None, Policy(param_dtype=torch.bfloat16), Policy(offload=True))
+    for stage, policy, called, gives_up in product(STAGES, policies, ("model", "unit"), (True, False)):
+        model: Any = shard(
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), stage=stage, units=nn.Linear, policy=policy
+        )
+        x = torch.ones(2, 4)
+        with no_sync(model):
+            model(x).sum().backward()
+        if gives_up:
+            model.zero_grad()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+            dtype = policy.param_dtype if policy else None
+            y = model(x) if called == "model" else model[1](x.to(dtype))
+        assert torch.equal(y, torch.zeros_like(y)), (stage, policy, called, gives_up)
+
+
+def sums_keep_the_digits_of_fp32() -> None:
+    """A BF16 number of 256 does not change if 1 is added."""
+    from shardbook import Policy, no_sync, shard
+
+    formats = (torch.float32, Policy(param_dtype=torch.bfloat16)), (torch.bfloat16, None)
+    for stage, (dtype, policy) in product(STAGES, formats):
+        model = shard(nn.Linear(1, 1, bias=False, dtype=dtype), stage=stage, policy=policy)
+        for number, value in enumerate((256, 1, 1)):
+            with no_sync(model) if number < 2 else nullcontext():
+                model(torch.full((1, 1), value, dtype=dtype)).sum().backward()
+        (parameter,) = model.parameters()
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, torch.full_like(parameter, 258))
+
+
 CASES = [
+    weights_changed_by_hand_while_gradients_wait,
+    sums_keep_the_digits_of_fp32,
     a_step_that_fails_after_a_micro_batch,
     accumulates_like_ddp,
     no_sync_adds_to_what_was_exchanged_before,

@@ -819,6 +819,8 @@ def interrupt_what_is_called_by_itself(run: Run, step: int) -> list[Tensor]:
             for parameter in run.optimizer.param_groups[0]["params"]:
                 parameter.mul_(0.5)
             results.append(run.units[1](run.units[0](data(step, 5))))
+            # It had been gathered ahead, with the parameters of before.
+            results.append(run.units[2](data(step, 6)))
     return [*results, *plainly(run, step)]
 
 

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -426,7 +427,46 @@ def a_sparse_output() -> None:
     )  # type: ignore[index]
 
 
+class Clamped(nn.Module):
+    """Writes to its own parameter, if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4, 4), 5.0))
+        self.writes = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.writes:
+            with torch.no_grad():
+                self.weight.clamp_(-1, 1)
+        return x @ self.weight
+
+
+def a_forward_pass_that_writes_to_its_parameters() -> None:
+    """A write to what was gathered or cast is lost. A write to the stored parameters lasts."""
+    from shardbook import Policy, shard
+
+    policies = (None, Policy(param_dtype=torch.bfloat16), Policy(offload=True))
+    for stage, policy, grad in product(range(4), policies, (True, False)):
+        for build in (Clamped, partial(nn.Embedding, 8, 4, max_norm=0.1)):
+            plain, model = nn.Sequential(build()), shard(nn.Sequential(build()), stage=stage, policy=policy)
+            x = torch.ones(1, 4) if build is Clamped else torch.arange(4)
+            with torch.set_grad_enabled(grad):
+                if stage == 0 and policy is None:
+                    plain.load_state_dict(model.state_dict())
+                    assert torch.equal(model(x), plain(x))
+                    assert torch.equal(model.state_dict()["0.weight"], plain.state_dict()["0.weight"])
+                    continue
+                with pytest.raises(RuntimeError, match="has written to its own parameters"):
+                    model(x)
+            if build is Clamped:
+                # The unit is free, and the next pass is like any other.
+                model[0].writes = False
+                model(x).sum().backward()
+
+
 CASES: list[Callable[..., None]] = [
+    a_forward_pass_that_writes_to_its_parameters,
     a_layer_used_twice_in_a_row_by_two_losses,
     outputs_in_an_object,
     packed_sequences,
