@@ -21,18 +21,20 @@ import linecache
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
 __all__ = ["Log", "Operation", "Place", "digest", "part", "place_of", "shown"]
 
+# The code of a function, and the offset of an instruction in it.
 Place = tuple[CodeType, int]
 # sidelit: show
 
@@ -113,54 +115,92 @@ def part(forward: list[Operation], again: list[Operation]) -> Iterator[str]:
 
 @torch.no_grad()
 def digest(tensor: Tensor) -> int:
-    """A number that depends on each bit of the data and on where the bit stands.
+    """A number made from all bits of a tensor and from where they stand.
 
     It is computed where the data is, so that 8 bytes travel and not the tensor. The
-    products and shifts mix the bits of each byte with its number, and the sum makes one
-    number of all.
+    bytes are read as numbers of 64 bits. Each is mixed with its index, and the sum makes
+    one number of all. The mixing maps different numbers to different ones, so a change
+    of a single one always changes the digest. Without it the sum would not notice that
+    two values of FP64 have changed their sign: both would add $2^{63}$.
+
+    The bytes are read in pieces of 1 MiB, so the copies that this makes stay small.
 
     >>> one, other = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
     >>> digest(one) == digest(one.clone()), digest(one) == digest(other)
     (True, False)
     """
     data = tensor.detach().to_dense().resolve_conj().resolve_neg().contiguous()
-    octets = data.flatten().view(torch.uint8).to(torch.int64)
-    mixed = octets + 256 * torch.arange(len(octets), device=octets.device)
+    # The element of a vector of length 1 may have any stride. Only a stride of 1 can be
+    # read as bytes.
+    octets = data.as_strided((data.numel(),), (1,)).view(torch.uint8)
+    total = torch.zeros((), dtype=torch.int64, device=octets.device)
+    for start in range(0, len(octets), PIECE):
+        piece = octets[start : start + PIECE]
+        # The padding also moves the bytes to an address that numbers of 64 bits need.
+        words = nn.functional.pad(piece, (0, -len(piece) % 8)).view(torch.int64)
+        first = start // 8
+        index = torch.arange(first, first + len(words), device=words.device)
+        total += mix(words + index.mul_(ODD)).sum()
+    return int(total)
+
+
+def mix(words: Tensor) -> Tensor:
+    """Mix the bits of each number, in place.
+
+    A product carries bits up, and a shift carries them down. Both can be undone, so
+    different numbers stay different.
+    """
     for shift in (32, 29):
-        mixed = mixed * 0x1E3779B97F4A7C15
-        mixed = mixed ^ (mixed >> shift)
-    return int(mixed.sum())
+        # A shift to the right repeats the sign, and the mask takes it away.
+        words = words.mul_(ODD).bitwise_xor_((words >> shift) & (2 ** (64 - shift) - 1))
+    return words
+
+
+PIECE, ODD = 2**20, 0x1E3779B97F4A7C15
 
 
 def place_of(frame: FrameType) -> Place:
     """The line of the program behind a call: neither PyTorch's nor that of a checkpoint.
 
-    In a checkpointed `nn.Linear` there is none, and the innermost line is taken. The
-    search ends at [the line that runs the function](saved_tensors.py#Region.run). What
-    lies beyond it is not the same in both runs.
+    In a checkpointed `nn.Linear` no line of the program runs between the checkpoint and
+    PyTorch. Then the innermost line of PyTorch is taken. The search ends at [the line
+    that runs the function](saved_tensors.py#Region.run), since the calls around it differ
+    between the two runs.
     """
     outer: FrameType | None = frame
     innermost = None
     while outer is not None:
-        package, _, module = str(outer.f_globals.get("__name__")).partition(".")
-        mine = package == "shardbook" and module in MACHINERY
-        if mine and outer.f_code.co_name == "run":
+        author = author_of(outer.f_globals.get("__name__"))
+        if author == "program":
+            return outer.f_code, outer.f_lasti
+        if author == "torch":
+            innermost = innermost or outer
+        elif outer.f_code.co_name == "run":
             break
-        if package != "torch" and not mine:
-            return outer.f_code, outer.f_lineno
-        innermost = innermost or (None if mine else outer)
         outer = outer.f_back
     found = innermost or frame
-    return found.f_code, found.f_lineno
+    return found.f_code, found.f_lasti
+
+
+@cache
+def author_of(name: str | None) -> str:
+    """Whose module this is. There are few modules, and the answer is needed often."""
+    package, _, module = str(name).partition(".")
+    if package == "shardbook" and module in MACHINERY:
+        return "checkpoint"
+    return "torch" if package == "torch" else "program"
 
 
 MACHINERY = {
     "arguments",
     "checkpointing",
     "determinism",
+    "machinery",
     "operations",
     "recomputation",
+    "reentrant",
     "saved_tensors",
+    "segment",
     "selective",
     "sequential",
 }
@@ -168,6 +208,8 @@ MACHINERY = {
 
 def shown(place: Place) -> str:
     """A place in words, with the text of the line."""
-    code, number = place
+    code, offset = place
+    lines = (line for start, stop, line in code.co_lines() if start <= offset < stop)
+    number = next(lines, None) or code.co_firstlineno
     text = linecache.getline(code.co_filename, number).strip()
     return f"{Path(code.co_filename).name}:{number}" + (f" `{text}`" if text else "")

@@ -13,7 +13,7 @@ of its $n$ values. To have all of them again costs one all-gather.
 
 No collective would notice if the ranks held different values. Each would get a vector
 put together from everybody's, and training would go on with wrong numbers. So the
-values can be compared first.
+values can be compared first, by [a digest](operations.py#digest).
 
 :notation $N$: `world_size`, the number of ranks that hold the same values
 :notation $n$: `numel`, the number of values
@@ -25,12 +25,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardbook.check import Disagreement
 from shardbook.collectives import all_gather, world
+from shardbook.operations import digest
 
 __all__ = ["Sharing", "piece_numel"]
 # sidelit: show
@@ -88,21 +88,3 @@ def piece_numel(numel: int, world_size: int) -> int:
     [19327352832, 2415919104]
     """
     return -(-numel // world_size)
-
-
-def digest(vector: Tensor) -> int:
-    """A number that changes with any single value, computed where the values are.
-
-    The bytes are read as numbers of 64 bits, and each is multiplied with an odd number of
-    its own. Modulo $2^{64}$ no two numbers have the same product with an odd one.
-
-    >>> digest(torch.tensor([1.0, 2.0])) == digest(torch.tensor([2.0, 1.0]))
-    False
-    """
-    # A single element counts as contiguous whatever its stride, and only a stride of 1 can
-    # be seen as bytes.
-    plain = vector.contiguous().as_strided((vector.numel(),), (1,))
-    octets = plain.view(torch.uint8)
-    words = nn.functional.pad(octets, (0, -octets.numel() % 8)).view(torch.int64)
-    odd = torch.arange(1, 2 * words.numel(), 2, device=words.device)
-    return int((words * odd).sum())

@@ -24,7 +24,8 @@ from shardbook.check import Disagreement
 from shardbook.gpt import GPT, Config, loss
 from shardbook.host import pin, to_device, to_host
 from shardbook.ledger import ledger
-from shardbook.pieces import Sharing, digest, piece_numel
+from shardbook.operations import digest
+from shardbook.pieces import Sharing, piece_numel
 from shardbook.reentrant import checkpoint_reentrant
 from shardbook.residual import Kept, Placed, Residual, Untouched, lie_flat, offload, partition
 from shardbook.saved_tensors import checkpoint_saved
