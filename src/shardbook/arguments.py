@@ -20,20 +20,19 @@ part of any path of the graph. It is held by the checkpoint, and goes with it.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import (
-    keystr,
-    tree_flatten,
-    tree_flatten_with_path,
-    tree_unflatten,
-)
+from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_leaves_with_path, tree_unflatten
 
 from shardbook.determinism import CheckpointError
+from shardbook.segment import Place, take_apart, version
 
-__all__ = ["Arguments"]
+__all__ = ["Arguments", "Parameters"]
 # sidelit: show
 
 
@@ -48,14 +47,8 @@ class Arguments:
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.leaves, self.structure = tree_flatten((args, kwargs))
-        self.indices = [
-            i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)
-        ]
-        tensors = [self.leaves[i] for i in self.indices]
-        self.versions = [(weakref.ref(tensor), tensor._version) for tensor in tensors]
-        for i in self.indices:
-            self.leaves[i] = None
+        tensors, self.leaves, self.structure = take_apart((args, kwargs))
+        self.versions = [(weakref.ref(tensor), version(tensor)) for tensor in tensors]
         saved: Tensor = _Save.apply(_ANCHOR, *tensors)  # type: ignore[no-untyped-call]
         self.node: Any = saved.grad_fn
 
@@ -64,20 +57,25 @@ class Arguments:
 
         :raises CheckpointError: if a tensor was changed in place since
         """
-        leaves = list(self.leaves)
-        for i, tensor in zip(self.indices, self.tensors(), strict=True):
-            leaves[i] = tensor
+        tensors = self.tensors()
+        leaves = [
+            tensors[leaf.index] if isinstance(leaf, Place) else leaf
+            for leaf in self.leaves
+        ]
         args, kwargs = tree_unflatten(leaves, self.structure)
         return args, kwargs
 
     def tensors(self) -> tuple[Tensor, ...]:
+        """The saved tensors. Autograd raises if one was changed, and does not know which
+        argument it was.
+        """
         try:
             saved: tuple[Tensor, ...] = self.node.saved_tensors
             return saved
         except RuntimeError as error:
             changed = self.changed()
-            # Inside of another checkpoint this line runs that one's function. What goes
-            # wrong there is another error.
+            # Inside of another checkpoint the line above recomputes the outer function.
+            # Its errors pass through.
             if isinstance(error, CheckpointError) or not changed:
                 raise
             raise CheckpointError(
@@ -88,14 +86,14 @@ class Arguments:
 
     def changed(self) -> list[str]:
         """The names of the tensors that were changed in place, as far as they still exist."""
-        numbered = tree_unflatten(list(range(len(self.leaves))), self.structure)
-        paths = {leaf: path for path, leaf in tree_flatten_with_path(numbered)[0]}
+        given = tree_unflatten(self.leaves, self.structure)
         found = []
-        for i, (reference, version) in zip(self.indices, self.versions, strict=True):
-            tensor = reference()
-            if tensor is not None and tensor._version != version:
-                _, *inner = paths[i]
-                found.append(f"argument {keystr(tuple(inner))}")
+        for path, leaf in tree_leaves_with_path(given):
+            if isinstance(leaf, Place):
+                reference, before = self.versions[leaf.index]
+                tensor = reference()
+                if tensor is not None and version(tensor) != before:
+                    found.append(f"argument {keystr(path[1:])}")
         return found
 
 
@@ -111,3 +109,79 @@ class _Save(torch.autograd.Function):
 # Autograd records an operation only if something that it is given requires a gradient.
 # The arguments need not, because the parameters inside of the function may.
 _ANCHOR = torch.empty(0, requires_grad=True)
+
+
+class Parameters:
+    """The parameters of a module are arguments, too, which nobody passes.
+
+    Autograd saves a parameter if a gradient is computed from it. A bias is not saved,
+    nor is the weight of a first layer, whose input needs no gradient. If an optimizer
+    steps before the backward pass, the module runs again with the new values of these,
+    and the gradients belong to no loss. So their versions are noted.
+
+    A function may change parameters itself, in every run. The versions are those at the
+    end of a run, so that only what happens between two runs counts.
+
+    :param function: the parameters of [modules that it runs](#modules_in) are looked at
+    """
+
+    def __init__(self, function: Callable[..., Any] | None) -> None:
+        self.modules = list(modules_in(function))
+        self.noted: list[tuple[Tensor, int]] = []
+
+    def note(self) -> None:
+        """A run of the function has ended."""
+        self.noted = [
+            (parameter, version(parameter))
+            for module in self.modules
+            for parameter in parameters_of(module)
+        ]
+
+    def refuse_changes(self) -> None:
+        """Another run is about to begin.
+
+        :raises CheckpointError: if a parameter was changed in place since the last run
+        """
+        for parameter, before in self.noted:
+            if version(parameter) != before:
+                raise CheckpointError(
+                    f"parameter {self.name(parameter)} of a checkpointed module changed "
+                    "in place between the forward pass and the backward pass, so the "
+                    "gradients would be those of other weights; call backward before "
+                    "weights are changed"
+                )
+
+    def name(self, parameter: Tensor) -> str:
+        named = (named for module in self.modules for named in module.named_parameters())
+        return next((name for name, one in named if one is parameter), "")
+
+
+def modules_in(function: Any) -> Iterator[nn.Module]:
+    """The modules that a function runs: itself, the one whose `forward` it is, or those
+    in a `partial`.
+
+    Another method may run only a part of its module. The rest may change meanwhile, as
+    by an optimizer that [steps in the backward pass](lean.py).
+    """
+    if isinstance(function, nn.Module):
+        yield function
+    elif isinstance(function, MethodType):
+        if function.__name__ == "forward":
+            yield from modules_in(function.__self__)
+    elif isinstance(function, partial):
+        yield from modules_in([function.func, *function.args])
+    elif isinstance(function, (list, tuple)):
+        for one in function:
+            yield from modules_in(one)
+
+
+def parameters_of(module: nn.Module) -> list[Tensor]:
+    """Those of `module.parameters()`, without its search for what appears twice.
+
+    That search takes as long as a small layer, and this is done in each call.
+    """
+    found = [one for one in module._parameters.values() if one is not None]
+    for child in module._modules.values():
+        if child is not None:
+            found += parameters_of(child)
+    return found

@@ -41,12 +41,12 @@ What would come after its end is not compared, and no gradient is computed from 
 from __future__ import annotations
 
 import sys
+import weakref
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardbook.operations import Log, Place, digest, part, place_of, shown
 
@@ -92,10 +92,10 @@ class Record:
         self.saved.append(Saved.of(tensor, place, self))
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(NamedTuple):
     """A tensor that autograd has saved, without its data.
 
+    :param parameter: the parameter, if the tensor is one or is a view of one
     :param digest: of its values, at the level `"debug"`
     :param operation: what saved it, at the level `"debug"`
     """
@@ -104,23 +104,40 @@ class Saved:
     dtype: torch.dtype
     device: torch.device
     version: int
+    parameter: weakref.ref[nn.Parameter] | None
     place: Place
     digest: int | None
     operation: str
 
     @classmethod
     def of(cls, tensor: Tensor, place: Place, record: Record) -> Saved:
-        read = digest(tensor) if record.level == "debug" else None
-        kind = tensor.shape, tensor.dtype, tensor.device, tensor._version
-        return cls(*kind, place, read, record.log.current)
+        return cls(
+            tensor.shape,
+            tensor.dtype,
+            tensor.device,
+            tensor._version,
+            parameter_of(tensor),
+            place,
+            digest(tensor) if record.level == "debug" else None,
+            record.log.current,
+        )
 
-    def fits(self, again: Saved) -> bool:
-        """Whether a tensor of the recomputation can take the place of this one.
+    def difference(self, again: Saved) -> str:
+        """In what a tensor of the recomputation differs; empty if it may take the place
+        of this one.
 
-        A lower version is no change: what was stored elsewhere and brought back is a
-        new tensor.
+        A lower version is allowed. If another hook stored the tensor elsewhere, what it
+        brings back is a new tensor, whose count starts at 0. If the values are compared,
+        a version says nothing more.
         """
-        return self.kind == again.kind and again.version <= self.version
+        if self.kind != again.kind:
+            return "differs"
+        # A parameter that was an argument may come back as a tensor that is none.
+        if again.parameter is not None and again.parameter is not self.parameter:
+            return "was saved of another parameter"
+        if again.version > self.version and self.digest is None:
+            return "was changed in place, between the runs or by the function"
+        return ""
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -135,6 +152,14 @@ class Saved:
         return f"{text}, saved{by} at {shown(self.place)}"
 
 
+def parameter_of(tensor: Tensor) -> weakref.ref[nn.Parameter] | None:
+    """The parameter that is saved with a tensor: a linear layer saves `weight.t()`."""
+    base = tensor._base
+    owner = tensor if base is None else base
+    # Most tensors are no leaves, and to ask for the class takes five times as long.
+    return weakref.ref(owner) if owner.is_leaf and isinstance(owner, nn.Parameter) else None
+
+
 def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:
     """Refuse a recomputation that does not repeat the forward pass.
 
@@ -143,7 +168,7 @@ def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:
     :raises CheckpointError: with the first tensor that differs
     """
     pairs = list(zip(forward.saved, again.saved, strict=False))
-    wrong = [i for i, (a, b) in enumerate(pairs) if a and b and not a.fits(b)]
+    wrong = [i for i, (a, b) in enumerate(pairs) if a and b and a.difference(b)]
     lengths = len(forward.saved), len(again.saved)
     counted = lengths[1] < needed or (exact and lengths[0] != lengths[1])
     if not wrong and not counted:
@@ -171,11 +196,10 @@ def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:
 
 
 def how(forward: Record, again: Record, index: int) -> str:
-    """In what two lines differ. A version alone needs an explanation."""
-    for first, second in [*zip(forward.saved, again.saved, strict=False)][index:]:
-        if first and second and first.kind == second.kind and not first.fits(second):
-            return "was changed in place between the runs"
-        break
+    """In what two lines differ."""
+    if index < min(len(forward.saved), len(again.saved)):
+        first, second = forward.saved[index], again.saved[index]
+        return (first and second and first.difference(second)) or "differs"
     return "differs"
 
 
