@@ -12,10 +12,11 @@ plan = cheapest(measure(model, x), budget=2 * 10**9)
 y = plan.apply(model, x)
 ```
 
-**Against the rule.** A GPT has 16 blocks, and with its embedding and head 18 layers. The
-rule of the root cuts them into 4 segments and keeps the last. Below it are the cheapest
-plans for the memory that the rule needs, for half of that, and for the least that is
-enough:
+**Against the rule.** Take a GPT of 16 blocks. With its embedding and its head the chain
+has 18 layers. The rule of the root cuts them into 4 segments and keeps the last. The
+table shows what is kept at the peak and what is recomputed: by the rule, and by the
+cheapest plans for the memory that the rule needs, for half of it, and for the least
+that is enough:
 
 >>> import torch
 >>> from shardbook.costs import measure
@@ -28,40 +29,42 @@ enough:
 >>> for name, plan in {
 ...     "all kept": evaluate(chain, []),
 ...     "the rule": rule,
-...     "the same": cheapest(chain, rule.peak),
-...     "one half": cheapest(chain, rule.peak // 2),
+...     "as the rule": cheapest(chain, rule.peak),
+...     "half of it": cheapest(chain, rule.peak // 2),
 ...     "the least": cheapest(chain, least(chain)),
 ... }.items():
-...     print(f"{name:9} {plan.peak:9,} bytes {plan.cost / forward:.2f} forward passes")
-all kept  2,147,584 bytes 0.00 forward passes
-the rule    666,112 bytes 0.73 forward passes
-the same    640,000 bytes 0.52 forward passes
-one half    265,216 bytes 0.65 forward passes
-the least   248,320 bytes 0.69 forward passes
+...     print(f"{name:11} {plan.peak:9,} bytes {plan.cost / forward:.2f} forward passes")
+all kept    2,147,584 bytes 0.00 forward passes
+the rule      666,112 bytes 0.73 forward passes
+as the rule   640,000 bytes 0.52 forward passes
+half of it    265,216 bytes 0.65 forward passes
+the least     248,320 bytes 0.69 forward passes
 
-A block saves about 16 times what it reads, so a segment of one block is what takes the
-least. The cheapest plans checkpoint as many blocks as they must, each by itself, and
-keep the last ones, which are gone when the first ones come back. The head is always
-checkpointed: its matrix product comes after the last tensor that it saves, and so it is
-never repeated.
+A block saves about 16 times what it reads, so segments of one block need the least. The
+cheapest plans checkpoint the first blocks, one in a segment, as many as they must. The
+embedding joins the first of them, because it computes nothing that counts. The last
+blocks are kept: the backward pass uses them first, and they are gone when the first
+blocks run again. The head is checkpointed in all three plans, for nothing: its matrix
+product comes after the last tensor that it saves, so it is never repeated.
 
 **Best among what?** Among all cuts of the chain into segments, each of which is kept or
-checkpointed as a whole. Other plans exist. A checkpoint inside of a checkpoint computes
-some layers three times, and can take still less. [A policy](selective.py) keeps a part
+checkpointed as a whole. Other plans exist. A checkpoint inside a checkpoint computes
+some layers three times, and can need still less. [A policy](selective.py) keeps a part
 of a layer.
 
-:notation $i$: `start`, the number of layers that are dealt with already
+:notation $i$: `start`, the number of layers that a partial plan treats
 """
 
 # sidelit: hide
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from shardbook.costs import Chain
-from shardbook.plans import Plan, evaluate, take
+from shardbook.plans import Plan, Step, evaluate, growing, take
 from shardbook.sequential import Segment
 
 __all__ = ["cheapest", "least"]
@@ -69,18 +72,24 @@ __all__ = ["cheapest", "least"]
 
 
 def cheapest(chain: Chain, budget: int) -> Plan:
-    """The plan that computes the least twice, of those whose peak is within the budget.
+    """The plan with the least recomputation, of those whose peak is within the budget.
 
-    It is found layer by layer. All that later layers have to know of a way to treat the
-    first $i$ layers is how many bytes it keeps, what it costs, and whether the tensor
-    between layers $i$ and $i+1$ is among those bytes already. So of two ways that agree
-    in the last, one that keeps more and costs more is forgotten. Nothing else is, and
-    therefore no better plan is missed.
+    It is found layer by layer. A *partial plan* treats the first $i$ layers. What later
+    layers have to know of it is the bytes that it keeps, its cost, and whether the
+    tensor between layers $i$ and $i+1$ is among those bytes. Take two partial plans that
+    agree in the third. If one of them keeps more and costs more, the other is better
+    whatever follows, so the worse one is dropped. No other one is dropped, and so no
+    better plan is missed.
 
-    Whether a segment fits when it runs again depends on what is kept *before* it. That
-    is known here, because the ways are made from the front.
+    A segment that runs again needs room beside what the segments before it keep. Partial
+    plans grow from the front, so that number is known when a segment is added.
 
-    :param chain: [what the layers take](costs.py#measure)
+    **How long it takes.** Of partial plans with equal cost one is left. Where layers are
+    alike, as the blocks of a GPT are, there are few different costs: at each layer of a
+    chain at most three times as many partial plans as the chain has layers. If no two
+    layers are alike there are many more, and the search among a hundred of them is slow.
+
+    :param chain: [what the layers cost](costs.py#measure)
     :param budget: bytes for what autograd saves
     :raises ValueError: no plan is within the budget
     """
@@ -97,21 +106,27 @@ def cheapest(chain: Chain, budget: int) -> Plan:
 def least(chain: Chain) -> int:
     """The smallest budget for which there is a plan, in bytes.
 
-    If a budget is enough, every larger one is. So half of the range can be left out
-    after each try.
+    A budget that is larger than a sufficient one is sufficient. So bisection finds the
+    smallest. What a plan computes does not matter here. Without costs no more than one
+    partial plan is left of those that agree in the third, so a try takes little time.
     """
+    layers = tuple(
+        replace(layer, cost=0, replay=None if layer.replay is None else 0)
+        for layer in chain.layers
+    )
+    free = Chain(chain.input, layers)
     # To keep everything is a plan, too.
     enough = evaluate(chain, []).peak
     return bisect_left(
-        range(enough), True, key=lambda budget: bool(search(chain, budget))
+        range(enough), True, key=lambda budget: bool(search(free, budget))
     )
 
 
 class Way(NamedTuple):
-    """A way to treat the first layers of a chain.
+    """A partial plan: a way to treat the first layers of a chain.
 
     :param counted: whether the tensor after them is among the bytes that it keeps
-    :param last: the last segment, and `before` the way to treat what comes before it
+    :param last: the last segment, and `before` the partial plan of what comes before it
     """
 
     saved: int
@@ -121,32 +136,48 @@ class Way(NamedTuple):
     before: Way | None = None
 
     def segments(self) -> list[Segment]:
-        earlier = [] if self.before is None else self.before.segments()
-        return earlier if self.last is None else [*earlier, self.last]
+        found: list[Segment] = []
+        way: Way | None = self
+        while way is not None and way.last is not None:
+            found.append(way.last)
+            way = way.before
+        return found[::-1]
 
 
 def search(chain: Chain, budget: int) -> list[Way]:
-    """The ways to treat the whole chain that are worth having within a budget."""
+    """The plans for the whole chain that are worth having within a budget."""
     length = len(chain.layers)
     ways: list[list[Way]] = [[] for _ in range(length + 1)]
     ways[0].append(Way(0, 0, False))
     for start in range(length):
-        # To keep two layers is the same as to keep one and then the other.
-        next_ones = [Segment(start, start + 1, recompute=False)]
-        for stop in range(start + 1, length + 1):
-            next_ones.append(Segment(start, stop, recompute=True))
         for counted in (False, True):
             here = worth_having(way for way in ways[start] if way.counted is counted)
-            for segment in next_ones if here else ():
-                step = take(chain, segment, counted)
-                if step is None:
-                    continue
+            if not here:
+                continue
+            for segment, step in next_ones(chain, start, counted):
+                room = budget - step.kept - step.recomputed
                 for way in here:
-                    if way.saved + step.kept + step.returns <= budget:
-                        saved, cost = way.saved + step.kept, way.cost + step.cost
-                        further = Way(saved, cost, step.counted, segment, way)
-                        ways[segment.stop].append(further)
+                    if way.saved > room:
+                        break
+                    saved, cost = way.saved + step.kept, way.cost + step.cost
+                    further = Way(saved, cost, step.counted, segment, way)
+                    ways[segment.stop].append(further)
+        # Those that were dropped are free from here on.
+        ways[start].clear()
     return worth_having(ways[length])
+
+
+def next_ones(
+    chain: Chain, start: int, counted: bool
+) -> Iterator[tuple[Segment, Step]]:
+    """The segments that may begin at a layer, and what they add."""
+    # To keep two layers is the same as to keep one and then the other.
+    one = Segment(start, start + 1, recompute=False)
+    step = take(chain, one, counted)
+    assert step is not None
+    yield one, step
+    for length, step in enumerate(growing(chain, start, counted), 1):
+        yield Segment(start, start + length, recompute=True), step
 
 
 def worth_having(ways: Iterable[Way]) -> list[Way]:

@@ -1,33 +1,35 @@
-r"""# What a plan takes
+r"""# The memory and the cost of a plan
 
 > Which segments of a chain are checkpointed decides the bytes at each moment and the FLOPs of the whole.
 
-A *plan* cuts [a chain](sequential.py) into segments. A segment is either kept, with all
-that its layers save. Or it is checkpointed: then its input is kept, and when the backward
-pass arrives, the whole segment runs again, once. A plan has two numbers. Its *cost* is
-what runs again. Its *peak* is the most that is saved at one moment:
+A *plan* cuts [a chain](sequential.py) into segments. A segment is kept or checkpointed.
+If it is kept, all that its layers save stays. If it is checkpointed, its input stays,
+and the backward pass runs the whole segment once more. A plan has a *cost*, the FLOPs
+of these second runs, and a *peak*, the most bytes that are saved at one moment:
 
 $$M = \max_s \bigl(p_1 + \dots + p_s + r_s\bigr)$$
 
-After the forward pass each segment has kept its $p_s$. The backward pass goes through
-the segments from the last to the first, and gives back what it has used. So when segment
-$s$ runs again, what came after it is gone, and what came before it is still there.
+After the forward pass each segment has kept its $p_s$ bytes. The backward pass goes
+through the segments from the last to the first, and frees what it has used. So when
+segment $s$ is recomputed, what the later segments kept is gone, and what the earlier
+ones kept is still there.
 
-Both numbers are exact. They follow from [what each layer takes](costs.py#measure), and a
+Both numbers are exact. They follow from [what each layer costs](costs.py#measure), and a
 real chain that is run by the plan saves as many bytes and computes as many FLOPs. Not
-counted are the gradients, the temporaries inside of one layer, and the state of the
+counted are the gradients, the temporaries inside one layer, and the state of the
 generators, which is 5 kB for each checkpoint on a CPU.
 
-:notation $M$: `Plan.peak`, the most that is saved at one moment
-:notation $p_s$: `Step.kept`, what segment $s$ keeps between the two passes
-:notation $r_s$: `Step.returns`, what comes back when segment $s$ runs again
+:notation $M$: `Plan.peak`, the most bytes that are saved at one moment
+:notation $p_s$: `Step.kept`, the bytes that segment $s$ keeps between the two passes
+:notation $r_s$: `Step.recomputed`, the bytes that its second run saves anew
 """
 
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 from shardbook.costs import Chain
@@ -39,10 +41,10 @@ __all__ = ["Plan", "evaluate"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A way to run a chain, and what it takes.
+    """A way to run a chain, with its memory and its cost.
 
     :param segments: the cut of the chain; together they are the whole of it
-    :param cost: what runs again in the backward pass, in the unit of the chain
+    :param cost: what the backward pass recomputes, in the unit of the chain
     :param saved: the bytes that are saved after the forward pass
     :param peak: the most bytes that are saved at one moment
     """
@@ -66,18 +68,20 @@ class Plan:
 
 
 def evaluate(chain: Chain, segments: Iterable[Segment]) -> Plan:
-    """What a plan takes. Layers that are in no segment are kept.
+    """The memory and the cost of a plan. Layers that are in no segment are kept.
 
     >>> from shardbook.costs import Layer
-    >>> tanh = Layer(10, 10, 0, 4, saves_input=True, saves_output=True)
+    >>> tanh = Layer(10, 10, 0, 4, saves_input=False, saves_output=True)
     >>> evaluate(Chain(4, (tanh,) * 4), [Segment(0, 3, recompute=True)])
     ... # doctest: +NORMALIZE_WHITESPACE
     Plan(segments=(Segment(start=0, stop=3, recompute=True),
                    Segment(start=3, stop=4, recompute=False)),
-         cost=30, saved=12, peak=16)
+         cost=30, saved=8, peak=16)
 
-    Four bytes each are saved of the input, of what layer 3 reads and of what it returns.
-    Once layer 3 is done, its two are given back, and layers 0 to 2 bring three more.
+    After the forward pass 8 bytes are saved: 4 for the input of layer 0, which the
+    checkpoint keeps, and 4 for the output of layer 3. In the backward pass layer 3 is
+    done first and gives its 4 back. Then layers 0 to 2 run again and save 4 each,
+    beside the 4 of the input: 16.
 
     :raises ValueError: a segment cannot be checkpointed, because a layer writes over
         its input
@@ -92,7 +96,7 @@ def evaluate(chain: Chain, segments: Iterable[Segment]) -> Plan:
                 f"layers {segment.start} to {segment.stop - 1} cannot be checkpointed: "
                 "their input is written over, so it is not there for a second run"
             )
-        peak = max(peak, saved + step.kept + step.returns)
+        peak = max(peak, saved + step.kept + step.recomputed)
         saved, cost, counted = saved + step.kept, cost + step.cost, step.counted
         plan.append(segment)
     return Plan(tuple(plan), cost, saved, peak)
@@ -102,13 +106,13 @@ class Step(NamedTuple):
     """What one segment adds to a plan.
 
     :param kept: the bytes that it keeps between the passes
-    :param returns: the bytes that come back while it runs again
-    :param cost: what runs again
+    :param recomputed: the bytes that its second run saves anew
+    :param cost: what its second run computes
     :param counted: whether the tensor after it is among the kept bytes
     """
 
     kept: int
-    returns: int
+    recomputed: int
     cost: float
     counted: bool
 
@@ -118,41 +122,58 @@ def take(chain: Chain, segment: Segment, counted: bool) -> Step | None:
 
     :param counted: whether its input is among the kept bytes already
     """
-    if not segment.recompute:
-        kept, after = saved_by(chain, segment, counted)
-        return Step(kept, 0, 0, after)
-    layers = chain.layers[segment.start : segment.stop]
-    through = all(layer.passes for layer in layers)
-    saving = [index for index, layer in enumerate(layers) if layer.replay is not None]
-    if not saving:
-        # Nothing is ever wanted of it, so it does not run again.
-        return Step(0, 0, 0, counted and through)
-    if overwritten(chain, segment.start):
-        return None
-    # The second run ends at the last tensor that is saved.
-    last = saving[-1]
-    cost = sum(layer.cost for layer in layers[:last]) + (layers[last].replay or 0)
-    kept = 0 if counted else input_bytes(chain, segment.start)
-    returns, _ = saved_by(chain, segment, counted=True)
-    return Step(kept, returns, cost, through)
+    length = segment.stop - segment.start
+    if segment.recompute:
+        steps = growing(chain, segment.start, counted)
+        return next(islice(steps, length - 1, None), None)
+    kept = 0
+    for index in range(segment.start, segment.stop):
+        kept, counted = with_layer(chain, index, kept, counted)
+    return Step(kept, 0, 0, counted)
 
 
-def saved_by(chain: Chain, segment: Segment, counted: bool) -> tuple[int, bool]:
-    """The bytes that the layers of a segment save, and whether those of its output are
-    among them.
+def growing(chain: Chain, start: int, counted: bool) -> Iterator[Step]:
+    """What the checkpointed segments that begin at a layer add, the shortest first.
+
+    Each is the one before it and one layer more, so all of them together take as much
+    work as the longest. None is given from where they cannot be checkpointed.
+    """
+    kept = 0 if counted else input_bytes(chain, start)
+    recomputed, again, through = 0, True, True
+    cost: float | None = None
+    before: float = 0
+    for index in range(start, len(chain.layers)):
+        layer = chain.layers[index]
+        recomputed, again = with_layer(chain, index, recomputed, again)
+        through = through and layer.passes
+        if layer.replay is not None:
+            if overwritten(chain, start):
+                return
+            # The second run ends at the last tensor that is saved.
+            cost = before + layer.replay
+        before += layer.cost
+        if cost is None:
+            # No tensor of it is ever wanted, so it does not run again.
+            yield Step(0, 0, 0, counted and through)
+        else:
+            yield Step(kept, recomputed, cost, through)
+
+
+def with_layer(chain: Chain, index: int, total: int, counted: bool) -> tuple[int, bool]:
+    """Add the bytes that a layer saves, and say whether those of its output are counted.
 
     The output of a layer and the input of the next are one tensor. If both layers save
     it, it is counted once.
+
+    :param counted: whether those of its input are
     """
-    total = 0
-    for index in range(segment.start, segment.stop):
-        layer = chain.layers[index]
-        total += layer.inner
-        if layer.saves_input and not counted:
-            total, counted = total + input_bytes(chain, index), True
-        counted = counted and layer.passes
-        if layer.saves_output and not counted:
-            total, counted = total + layer.output, True
+    layer = chain.layers[index]
+    total += layer.inner
+    if layer.saves_input and not counted:
+        total, counted = total + input_bytes(chain, index), True
+    counted = counted and layer.passes
+    if layer.saves_output and not counted:
+        total, counted = total + layer.output, True
     return total, counted
 
 

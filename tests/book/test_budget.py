@@ -6,6 +6,7 @@ import itertools
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from shardbook import saved_tensors
-from shardbook.budget import cheapest, least
+from shardbook.budget import cheapest, least, worth_having
 from shardbook.costs import Chain, Layer, SavedBytes, measure
 from shardbook.flops import FlopCounter
 from shardbook.gpt import GPT, Config, loss
@@ -326,3 +327,52 @@ def test_a_segment_that_saves_nothing_never_runs_again() -> None:
         y = plan.apply([torch.sin, torch.cos], torch.zeros(3))
     assert saved.bytes == 0
     assert not y.requires_grad
+
+
+def test_the_plans_that_the_chapter_prints_are_made_as_it_says() -> None:
+    model = GPT(Config(layers=16, width=32, heads=4, context=32))
+    chain = measure(model, torch.zeros(2, 32, dtype=torch.long))
+    rule = evaluate(chain, cut(18, 4, balanced=True)).peak
+    for budget, kept in ((rule, 4), (rule // 2, 1), (least(chain), 0)):
+        plan = cheapest(chain, budget).segments
+        assert [(s.start, s.stop) for s in plan] == [(0, 2), *((i, i + 1) for i in range(2, 18))]
+        assert [s.recompute for s in plan] == [True] * (16 - kept) + [False] * kept + [True]
+    assert chain.layers[0].cost == chain.layers[-1].replay == 0
+
+
+def test_a_plan_may_have_more_segments_than_python_has_calls() -> None:
+    # Its input is written over, so no layer can do anything but keep what it saves.
+    fixed = Layer(1, 1, 1, 4, saves_input=False, saves_output=False, overwrites=True)
+    plan = cheapest(Chain(4, (fixed,) * 1100), 1100)
+    assert plan == Plan(tuple(Segment(i, i + 1, recompute=False) for i in range(1100)), 0, 1100, 1100)
+
+
+def test_few_ways_are_worth_having_where_the_layers_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which decides how long the search takes."""
+    counts: list[int] = []
+
+    def counted(ways: Any) -> Any:
+        found = worth_having(ways)
+        counts.append(len(found))
+        return found
+
+    monkeypatch.setattr("shardbook.budget.worth_having", counted)
+    _, _, chain = gpt(30)
+    full = evaluate(chain, []).peak
+    for share in (2, 4, 8):
+        cheapest(chain, full // share)
+        assert 1 < max(counts) <= 3 * 32
+    # Many more if no two layers are alike.
+    counts.clear()
+    chance = Random(0)
+    unlike = [
+        Layer(c := chance.random(), c, chance.randrange(10**6), 1, saves_input=True, saves_output=False)
+        for _ in range(18)
+    ]
+    different = Chain(1, tuple(unlike))
+    cheapest(different, evaluate(different, []).peak // 2)
+    assert max(counts) > 5 * 18
+    # Where nothing costs anything, the way that keeps the least is enough.
+    counts.clear()
+    least(chain)
+    assert max(counts) == 1
