@@ -158,6 +158,26 @@ def test_to_measure_draws_no_random_numbers() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_to_measure_moves_no_running_statistics() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Tanh())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    measure(model, torch.randn(4, 3))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(TypeError, match="a layer hands on a tuple"):
+        measure([model, lambda x: (x, x), torch.sin], torch.randn(4, 3))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    # A buffer that nothing wrote to is not written to here either: a graph may hold it.
+    y = torch.zeros(3, requires_grad=True) * model[0].running_var
+    measure(model.eval(), torch.randn(4, 3))
+    y.sum().backward()
+
+
+def test_nothing_can_be_measured_where_no_gradients_are_recorded() -> None:
+    for block in (torch.no_grad, torch.inference_mode):
+        with block(), pytest.raises(RuntimeError, match="autograd saves nothing here; call measure outside"):
+            measure([nn.Linear(2, 2)], torch.zeros(3, 2))
+
+
 def test_only_a_chain_of_tensors_can_be_measured() -> None:
     with pytest.raises(TypeError, match="a layer hands on a tuple; only a chain in which one tensor"):
         measure([lambda x: (x, x), lambda pair: pair[0]], torch.zeros(2))
