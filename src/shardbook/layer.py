@@ -19,10 +19,10 @@ backward pass are found:
 | before backward | gathers again | a hook on the node of the module's output |
 | after backward | frees, reduces its gradients | a hook on the gradient of the module's input |
 
-The hooks are the same in all stages. They free a unit after its forward pass although
-the backward pass needs it again. In stages 0 to 2 that gives no memory back, and the
-second gather fetches nothing. If [stage 3](zero3.py) kept the unit, the memory would
-grow with the number of layers, and that is what sharding is to prevent.
+The hooks are the same in all stages. In stages 0 to 2 a freed unit gives no memory
+back, and its second gather fetches nothing. If [stage 3](zero3.py) kept a unit until
+its backward pass, the memory would grow with the number of layers, and that is what
+sharding is to prevent.
 """
 
 # sidelit: hide
@@ -59,10 +59,14 @@ class Use:
 
     :param start: the number of the first node that autograd will make in it
     :param inputs: the nodes that its inputs come from
+    :param version: the version of the parameters that it computed with
+    :param precise: which of these were [the masters themselves](precise.py)
     """
 
     start: int
     inputs: set[Any] = field(default_factory=set)
+    version: int = -1
+    precise: list[bool] = field(default_factory=list)
 
 
 class Hooks:
@@ -86,8 +90,7 @@ class Hooks:
         self.unit, self.module, self.conductor = unit, module, conductor
         conductor.add(self)
         # How many forward passes still expect a backward pass. A layer that is used
-        # twice must reduce once, with the sum of both gradients, as an unsharded layer
-        # would.
+        # twice must reduce once, with the sum of both gradients.
         self.expected = 0
         # The use of the unit whose own backward pass has begun and not yet ended, and
         # whether a reduction is still due for it.
@@ -120,11 +123,10 @@ class Hooks:
         """Gather, and plant the hooks that will announce the end of this module's
         backward pass.
 
-        Autograd works through its nodes from the youngest to the oldest. An input's
-        node is older than everything the module computes. So when the input's gradient
-        is complete and its node about to run, the module's own nodes have run, and all
-        of the module's gradients are there. To wait for a gradient of each parameter
-        instead would be to wait forever where one was not used.
+        An input's node is older than everything the module computes. So when the
+        input's gradient is complete and that node is about to run, the module's own
+        nodes have run, and all of its gradients are there. To wait for a gradient of
+        each parameter instead would be to wait forever where one was not used.
         """
         # An interrupt from the keyboard runs no hooks, so its use is still listed.
         if self.uses and calls_under_way(*self.parts) < 2:
@@ -160,8 +162,8 @@ class Hooks:
         if not self.uses:
             return output
         use = self.uses.pop()
-        # The hook of an input must not refer to that input's node. Python's collector
-        # does not see such a circle, and the graph would stay forever.
+        # If the hook of an input referred to that input's node, the graph would stay
+        # forever: Python's collector does not see such a circle.
         inputs, use.inputs = use.inputs, set()
         if self.uses or self.in_backward is not None:
             return output
@@ -169,15 +171,14 @@ class Hooks:
         self.unit.free()
         for flat in self.unit.flats:
             flat.refuse_writes(self.unit.name)
-        # A tensor without a node has no backward pass to announce. The hook belongs to
-        # the output's node, and runs after those of the tensor. So where the output is
-        # the next unit's input, that unit ends before this one begins.
-        results = {value.grad_fn for value in tensors_in(output)} - {None} - inputs
-        version = self.unit.version
+        # The hook belongs to the output's node, and runs after those of the tensor. So
+        # where the output is the next unit's input, that unit ends before this one begins.
+        results = {t.grad_fn for t in tensors_in(output) if t.grad_fn} - inputs
+        use.version = self.unit.version
+        use.precise = [flat.precise for flat in self.unit.flats]
         for node in results:
-            assert node is not None
             number = node._sequence_nr()
-            node.register_prehook(partial(self.before_backward, use, number, version))
+            node.register_prehook(partial(self.before_backward, use, number))
         # Inside a backward pass, a forward pass repeats one that has been counted, or,
         # under reentrant checkpointing, one that has not. In the second case stages 2
         # and 3 exchange the gradients of each repetition separately.
@@ -201,25 +202,28 @@ class Hooks:
         return value.view_as(value) if value.grad_fn in inputs else value
 
     @machinery()
-    def before_backward(
-        self, use: Use, number: int, version: int, gradients: Any
-    ) -> None:
+    def before_backward(self, use: Use, number: int, gradients: Any) -> None:
         """Gather again. Of several outputs the first to receive a gradient does it, the
         others find it done.
 
         :param use: the use whose output it was
         :param number: the number of the node that is about to run
-        :param version: the version of the unit's parameters when it computed
-        :raises RuntimeError: if the parameters changed since, because the gradient would be
-            that of other weights; and under `create_graph=True`, because a second
-            derivative would read parameters that were freed after the first
+        :raises RuntimeError: if the parameters or their format changed since, because the
+            gradient would be that of other weights; and under `create_graph=True`, because
+            a second derivative would read parameters that were freed after the first
         """
         if torch.is_grad_enabled():
             raise RuntimeError(
                 f"{self.unit.name}: backward(create_graph=True) cannot pass a sharded "
                 "unit; compute second derivatives before sharding"
             )
-        if version != self.unit.version:
+        if use.precise != [flat.precise for flat in self.unit.flats]:
+            side = "inside" if any(use.precise) else "outside"
+            raise RuntimeError(
+                f"{self.unit.name}: its forward pass was {side} of full_precision(); "
+                "call backward there, too"
+            )
+        if use.version != self.unit.version:
             raise RuntimeError(
                 f"{self.unit.name}: parameters were changed between this unit's forward "
                 "pass and its backward pass; call backward before the optimizer steps"

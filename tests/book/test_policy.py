@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -254,6 +256,29 @@ def evaluates_in_full_precision() -> None:
         pass
 
 
+def a_backward_pass_belongs_to_the_side_of_its_forward_pass() -> None:
+    from shardbook import shard
+
+    def refused(side: str) -> Any:
+        # Without a dtype to compute in, the block changes no format.
+        return pytest.raises(RuntimeError, match=f"{side} of full_precision") if policy else nullcontext()
+
+    for stage, policy in product(STAGES, (None, Policy(param_dtype=BF16))):
+        model: Any = shard(chain(), stage=stage, policy=policy)
+        tokens, _ = batch(0, 0)
+        x = torch.ones(1, 8, requires_grad=True)
+        with full_precision(model), torch.enable_grad():
+            model[1](x).sum().backward()
+            later = model[1](x).sum()
+        assert x.grad is not None
+        with refused("inside"):
+            later.backward()
+        before = model(tokens).sum()
+        with full_precision(model), refused("outside"):
+            before.backward()
+        model(tokens).sum().backward()
+
+
 def enter_in_the_middle(model: nn.Module, *_: Any) -> None:
     with full_precision(model):
         pass
@@ -263,6 +288,7 @@ CASES = [
     masters_are_saved_and_loaded,
     changes_by_hand_are_seen,
     evaluates_in_full_precision,
+    a_backward_pass_belongs_to_the_side_of_its_forward_pass,
 ]
 
 
