@@ -1,24 +1,26 @@
-r"""# The ambient autocast
+r"""# Restoring autocast
 
 > Autocast is a setting of the thread, and a recomputation runs when the setting has changed.
 
 A forward pass usually runs inside of `with torch.autocast(...)`, and the backward pass
 after it. So a recomputation in the backward pass finds autocast off. It would compute
 in FP32 what the forward pass computed in BF16. The gradient would then be that of
-slightly other activations, and the memory that autocast was to save would be taken
-after all.
+slightly other activations, and the recomputed activations would take twice the memory.
 
 So the settings are captured with the first run and restored for the second:
 
-| setting | of | what goes wrong without it |
+| setting | set for | what goes wrong without it |
 |---|---|---|
 | enabled | each type of device | the second run computes in another dtype |
 | dtype | each type of device | BF16 becomes FP16, or the reverse |
-| keep casts | all | the gradient has other last bits |
+| whether casts are kept | the thread | the gradient differs in its last bits |
+| how many blocks surround the function | the thread | the gradient differs in its last bits |
 
-The third setting is the cache of casts. With it, a weight that is used twice is cast
-once, and the gradients of both uses are added in 16 bits; without it they are added in
-FP32.
+The third setting is the cache of casts. With the cache a weight that is used twice is
+cast once, and the gradients of both uses are added in 16 bits. Without it the weight is
+cast twice, and the gradients are added in FP32. The cache is cleared when the outermost
+block of `torch.autocast` ends. So the second run must not take a block inside of the
+function for the outermost one, and the blocks that surround it are counted.
 
 [This book's autocast](autocast.py) has settings of its own, for which the same holds.
 They are captured, too.
@@ -51,6 +53,7 @@ class AmbientAutocast:
 
     :param settings: for each type of device whether autocast is enabled, and its dtype
     :param keeps_casts: whether a weight that was cast once is kept in its new dtype
+    :param depth: how many blocks of `torch.autocast` are open
     :param own: the settings of [this book's autocast](autocast.py#current)
     :param rules: gives a block in which [norms and losses](norms.py#rules_in_force) of a
         sharded model are computed as they were
@@ -58,6 +61,7 @@ class AmbientAutocast:
 
     settings: dict[str, tuple[bool, torch.dtype]]
     keeps_casts: bool
+    depth: int
     own: dict[str, Setting]
     rules: Callable[[], AbstractContextManager[None]]
 
@@ -67,8 +71,8 @@ class AmbientAutocast:
         before the block, also if it raises.
         """
         surrounding = capture_autocast(self.settings)
-        # Its function mode would be asked at every operation, so it stays away if there
-        # is nothing to restore.
+        # This book's autocast is a function mode, which runs Python at every operation.
+        # If its settings are the same already, the mode stays out.
         differs = self.own != surrounding.own
         try:
             self.set()
@@ -80,23 +84,30 @@ class AmbientAutocast:
     def set(self) -> None:
         """Make these the settings of this thread.
 
-        The casts that were kept until now go. On the way in they may have another
-        dtype, since they are found by the weight alone. On the way out they belong to
-        the graph of the recomputation, and would keep memory after its backward pass.
+        The cache of casts is cleared. It finds a cast by the weight alone, so on the
+        way into the block it could give one of another dtype. On the way out it holds
+        casts of the recomputation's graph, and would keep their memory after the
+        backward pass.
         """
         torch.clear_autocast_cache()
         for device_type, (enabled, dtype) in self.settings.items():
             torch.set_autocast_enabled(device_type, enabled)
             torch.set_autocast_dtype(device_type, dtype)
         torch.set_autocast_cache_enabled(self.keeps_casts)
+        depth = torch.autocast_increment_nesting()
+        while depth > self.depth:
+            depth = torch.autocast_decrement_nesting()
+        while depth < self.depth:
+            depth = torch.autocast_increment_nesting()
 
 
 def capture_autocast(types: Iterable[str] = ()) -> AmbientAutocast:
     """The present settings for the CPU, for this machine's accelerator, and for other
     types of devices.
 
-    A function may move its arguments from the CPU to the accelerator. So that one is
-    captured in any case. To read a setting initialises no device.
+    A function may move its arguments from the CPU to the accelerator, so the
+    accelerator's settings are captured whatever the arguments are. Reading a setting
+    initialises no device.
 
     :param types: as `"cuda"`; types for which there is no autocast are passed over
 
@@ -117,7 +128,10 @@ def capture_autocast(types: Iterable[str] = ()) -> AmbientAutocast:
         if torch.amp.is_autocast_available(device_type)
     }
     keeps_casts = torch.is_autocast_cache_enabled()
-    return AmbientAutocast(settings, keeps_casts, current(), rules_in_force())
+    # The depth can be read only by a change.
+    torch.autocast_increment_nesting()
+    depth = torch.autocast_decrement_nesting()
+    return AmbientAutocast(settings, keeps_casts, depth, current(), rules_in_force())
 
 
 def device_types(*args: Any) -> set[str]:

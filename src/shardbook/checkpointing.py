@@ -56,17 +56,20 @@ not as an argument, is kept by the function.
 # sidelit: hide
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
+from types import FrameType, MethodType
 from typing import Any, TypeVar
 
 from torch import nn
 
 from shardbook.determinism import LEVELS
 from shardbook.model import Select, called, select
-from shardbook.reentrant import checkpoint_reentrant
-from shardbook.saved_tensors import checkpoint_saved
+from shardbook.reentrant import call_reentrant
+from shardbook.saved_tensors import call_saved
 from shardbook.segment import not_compiled
 from shardbook.selective import Policy, contexts
 
@@ -78,6 +81,7 @@ M = TypeVar("M", bound=nn.Module)
 
 def checkpoint(
     function: Callable[..., Any],
+    /,
     *args: Any,
     use_reentrant: bool = False,
     preserve_rng_state: bool = True,
@@ -153,7 +157,7 @@ def checkpoint_module(model: M, units: Select | None = None, **options: Any) -> 
             )
     for _, module in modules:
         # An attribute of the object hides the method of its class.
-        module.forward = Checkpointed(module.forward, chosen)
+        module.forward = Checkpointed(module, chosen)
     return model
 
 
@@ -187,58 +191,78 @@ class Options:
                 "policy hands out what it gave before; leave out one of them"
             )
 
+    @not_compiled
     def run(
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Call a function with these options."""
-        return start(self, function, args, kwargs)
-
-
-@not_compiled
-def start(
-    options: Options,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Hand a call to its variant."""
-    # A function may have a keyword argument with the name of an option.
-    theirs = {key: kwargs[key] for key in kwargs.keys() & OPTIONS}
-    if theirs:
-        kwargs = {key: kwargs[key] for key in kwargs.keys() - OPTIONS}
-        function = partial(function, **theirs)
-    if options.use_reentrant:
-        return checkpoint_reentrant(
-            function, *args, preserve_rng_state=options.preserve_rng_state, **kwargs
+        """Hand a call to its variant. Its arguments may have the names of options."""
+        if self.use_reentrant:
+            return call_reentrant(function, args, kwargs, self.preserve_rng_state)
+        return call_saved(
+            function,
+            args,
+            kwargs,
+            self.preserve_rng_state,
+            self.determinism_check,
+            self.early_stop,
+            None if self.policy is None else partial(contexts, self.policy),
         )
-    policy = options.policy
-    return checkpoint_saved(
-        function,
-        *args,
-        preserve_rng_state=options.preserve_rng_state,
-        determinism_check=options.determinism_check,
-        early_stop=options.early_stop,
-        context_fn=None if policy is None else partial(contexts, policy),
-        **kwargs,
-    )
-
-
-OPTIONS = {"context_fn", *(field.name for field in fields(Options))}
 
 
 class Checkpointed:
     """The `forward` of a module, checkpointed.
 
-    It holds the method of this one object. A copy or a pickle of the module follows the
-    method to the copy, where a function that was made around it could not.
+    It holds no module. A module that held itself would be freed only by the garbage
+    collector, and its parameters with it. And a shallow copy of the module, such as the
+    replicas of `nn.DataParallel`, shares this object. It has to compute with its own
+    weights, and not with those of the original.
     """
 
-    def __init__(self, forward: Callable[..., Any], options: Options) -> None:
-        # Under this name `inspect.signature` finds the parameters.
-        self.__wrapped__, self.options = forward, options
+    def __init__(self, module: nn.Module, options: Options) -> None:
+        self.options, self.module = options, weakref.ref(module)
+        # A `forward` that a library has set on this one object, or the class's.
+        self.own = vars(module).get("forward")
 
+    @not_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.options.run(self.__wrapped__, args, kwargs)
+        return self.options.run(self.method_of(self.caller()), args, kwargs)
+
+    def caller(self) -> nn.Module | None:
+        """The module that is being called. PyTorch does not pass it to `forward`, but
+        the frame of its call is on the stack.
+
+        For a direct call of `forward` there is none, and it is the original's.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is nn.Module._call_impl.__code__:
+                module: nn.Module = frame.f_locals["self"]
+                if vars(module).get("forward") is self:
+                    return module
+                break
+            frame = frame.f_back
+        return self.module()
+
+    def method_of(self, module: nn.Module | None) -> Callable[..., Any]:
+        """What `forward` would be without the checkpoint."""
+        if module is None:
+            raise ReferenceError("the module of this checkpointed forward is gone")
+        return (
+            MethodType(type(module).forward, module) if self.own is None else self.own
+        )
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """Under this name `inspect.signature` finds the parameters."""
+        return self.method_of(self.module())
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """A weak reference cannot be pickled. The copy of a module holds its own."""
+        return self.options, self.module(), self.own
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.options, module, self.own = state
+        self.module = weakref.ref(module)

@@ -56,21 +56,24 @@ again.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
+from shardbook.prefetch import calls_from_outside
 from shardbook.segment import Segment, not_compiled
 
-__all__ = ["checkpoint_reentrant"]
+__all__ = ["call_reentrant", "checkpoint_reentrant"]
 # sidelit: show
 
 
 def checkpoint_reentrant(
     function: Callable[..., Any],
+    /,
     *args: Any,
     preserve_rng_state: bool = True,
     **kwargs: Any,
@@ -102,51 +105,47 @@ def checkpoint_reentrant(
     >>> torch.equal(x.grad, 2 * x * y)
     True
     """
-    if not torch.is_grad_enabled():
-        # There will be no backward pass, or this is the first run of a checkpoint
-        # around this one, whose second run comes back here with autograd.
-        return function(*args, **kwargs)
-    if not any(requires_gradient(leaf) for leaf in tree_leaves((args, kwargs))):
-        warn_of_no_gradient()
-        with torch.no_grad():
-            return function(*args, **kwargs)
-    return record(function, args, kwargs, preserve_rng_state)
-
-
-def requires_gradient(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
-
-
-def warn_of_no_gradient() -> None:
-    """Autograd comes back to a function for the gradients of its arguments.
-
-    It does not know of the parameters that the function finds by itself. So if no
-    argument requires a gradient, autograd has no reason to come back, and the
-    parameters get none. This happens where the input of a model is checkpointed, or
-    all that comes before is frozen.
-    """
-    warnings.warn(
-        "None of the inputs has requires_grad=True, so the parameters of the "
-        "checkpointed function get no gradient; call x.requires_grad_() on an input, "
-        "or use the variant that is not reentrant",
-        stacklevel=3,
-    )
+    return call_reentrant(function, args, kwargs, preserve_rng_state)
 
 
 @not_compiled
-def record(
+def call_reentrant(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     preserve_rng_state: bool,
 ) -> Any:
-    """Run the function, and put a node into the graph that can run it again."""
+    """[The same](#checkpoint_reentrant), for arguments that may have the names of options."""
+    if not torch.is_grad_enabled():
+        # Either there will be no backward pass, or a checkpoint around this one is in
+        # its first run. In its second run autograd is on, and this function is called
+        # again.
+        return function(*args, **kwargs)
     segment, tensors = Segment.of(function, args, kwargs, preserve_rng_state)
+    if not any(tensor.requires_grad for tensor in tensors):
+        warn_of_no_gradient()
+        with torch.no_grad():
+            return function(*args, **kwargs)
     returned = Recomputation.apply(  # type: ignore[no-untyped-call]
         segment, args, kwargs, *tensors
     )
     assert segment.returned is not None
     return tree_unflatten(returned, segment.returned)
+
+
+def warn_of_no_gradient() -> None:
+    """Autograd runs a node backward only if one of its inputs requires a gradient.
+
+    The parameters are no inputs of this node, since the function finds them by itself.
+    So if no argument requires a gradient, the parameters get none. This happens where
+    the input of a model is checkpointed, or all that comes before is frozen.
+    """
+    warnings.warn(
+        "None of the inputs has requires_grad=True, so the parameters of the "
+        "checkpointed function get no gradient; call x.requires_grad_() on an input, "
+        "or use the variant that is not reentrant",
+        stacklevel=calls_from_outside(),
+    )
 
 
 class Recomputation(torch.autograd.Function):
@@ -168,14 +167,10 @@ class Recomputation(torch.autograd.Function):
         # give a gradient to parameters that have none without a checkpoint.
         ctx.set_materialize_grads(False)
         values = segment.first(tensors, args, kwargs)
-        # Autograd makes the tensors that this method returns outputs of this node. A
-        # parameter that the segment returns as it is would no longer be a leaf, and an
-        # optimizer could not step on it. So each output is a new tensor over the same
-        # memory.
-        outputs = [v.detach() if isinstance(v, Tensor) else v for v in values]
-        # Before the second run nobody knows which outputs depend on what requires a
-        # gradient, so all of them say that they do. Only of an argument that is passed
-        # through is it known.
+        outputs = aliases(values, tensors)
+        # Which outputs depend on something that requires a gradient is known only after
+        # the second run. So all of them claim to, except an output that is itself an
+        # argument without a gradient.
         frozen = {id(tensor) for tensor in tensors if not tensor.requires_grad}
         ctx.mark_non_differentiable(
             *[new for new, v in zip(outputs, values, strict=True) if id(v) in frozen]
@@ -186,13 +181,14 @@ class Recomputation(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """The second run, and the backward pass through it.
 
-        Its inputs are detached. Otherwise the inner backward pass would not stop at
-        them: it would go on through everything before the segment, and the outer one
-        would do the same again.
+        The inputs are detached. Otherwise the inner backward pass would go on beyond
+        them, through everything before the segment, and the outer one would do so
+        again.
 
-        That does happen with a tensor that the function finds by itself and that was
-        computed with autograd. Where both passes reach its graph, the second one raises
-        that the graph was freed. Such a tensor has to be an argument.
+        The inner backward pass does go on through a tensor that is no argument and that
+        autograd computed, as in `lambda x: x * y` with `y = w.exp()`. If the outer one
+        reaches the graph of `y` as well, it raises that the graph was freed. So `y` has
+        to be an argument.
         """
         refuse_partial_backward()
         inputs = [
@@ -205,7 +201,7 @@ class Recomputation(torch.autograd.Function):
         differentiable = [
             (value, gradient)
             for value, gradient in zip(values, gradients, strict=True)
-            if requires_gradient(value)
+            if isinstance(value, Tensor) and value.requires_grad
         ]
         if not differentiable:
             raise RuntimeError(
@@ -220,6 +216,30 @@ class Recomputation(torch.autograd.Function):
             outputs, output_gradients = zip(*due, strict=True)
             torch.autograd.backward(outputs, output_gradients)
         return None, None, None, *[tensor.grad for tensor in inputs]
+
+
+def aliases(values: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
+    """For each different tensor that the segment returns, a new one over its memory.
+
+    Autograd makes the tensors that `forward` returns outputs of the node. A parameter
+    that the segment returns as it is would no longer be a leaf, and an optimizer could
+    not step on it. A new tensor keeps the parameter as it is.
+
+    If an output shares its memory with another output or with an argument, the new one
+    is a *view*. Autograd then knows what it belongs to, and raises when one of them is
+    changed in place and the other is used. Otherwise the gradient of the other would be
+    that of the unchanged values.
+    """
+    different = {id(value): value for value in values if isinstance(value, Tensor)}
+    sharing = Counter(
+        id(tensor if tensor._base is None else tensor._base)
+        for tensor in ({id(tensor): tensor for tensor in tensors} | different).values()
+    )
+    new = {
+        key: value.detach() if sharing[id(value._base)] < 2 else value.view_as(value)
+        for key, value in different.items()
+    }
+    return [new.get(id(value), value) for value in values]
 
 
 def refuse_partial_backward() -> None:

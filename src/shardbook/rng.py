@@ -1,11 +1,10 @@
-r"""# The state of the random numbers
+r"""# Restoring the random numbers
 
 > A recomputation that draws other random numbers computes another function.
 
-Activation checkpointing runs a part of the forward pass twice: once for its result, and
-again in the backward pass for the values that the gradient needs. Dropout draws a mask
-each time it runs. If the two masks differ, the gradient belongs to another function
-than the loss does. No error is raised, and the training only gets worse.
+[Activation checkpointing](checkpointing.py) runs a part of the forward pass twice.
+Dropout draws a mask each time it runs. If the two masks differ, the gradient belongs to
+another function than the loss does. No error is raised.
 
 So the state of the generators is captured before the first run and restored for the
 second. After the second run the generators get back the state they had before it, as if
@@ -16,25 +15,27 @@ different models.
 ## Which generators?
 
 Each device has a generator of its own, and nobody knows beforehand which of them a
-function will use. This chapter goes by what the function is given:
+function will use. The arguments decide which generators are captured:
 
 | where the function draws | repeated? |
 |---|---|
 | on the CPU, whose state is always captured | yes |
 | on the device of a tensor among its arguments | yes |
-| on a device that holds parameters or buffers of a module among them | yes |
-| on a `torch.device` or from a `torch.Generator` among them | yes |
+| on a device with parameters or buffers of a module among its arguments | yes |
+| on a device with parameters or buffers of the function, if it is a module | yes |
+| on a `torch.device` or from a `torch.Generator` among its arguments | yes |
 | on another device, to which it moves a tensor by itself | no |
 | from a `torch.Generator` that it finds elsewhere, as in an attribute | no |
 | from Python's `random` or from NumPy | no |
 
-To capture all devices instead would be neither enough nor safe. It would not be enough
-because of the last two rows. It would not be safe because autograd runs the backward
-passes of different devices in different threads: a recomputation on one device would
-rewind the generator from which a recomputation on another device is drawing.
+To capture the generators of all devices would be neither enough nor safe. It would not
+be enough, because the last two rows would stay. It would not be safe, because autograd
+runs the backward passes of different devices in different threads. While one of them
+draws on its device, a recomputation on another device would set the first one's
+generator back.
 
-So if a function draws on a device that its arguments do not show, show it. One more
-argument will do, which the function ignores:
+So if a function draws on a device that its arguments do not show, pass that device as
+one more argument, which the function ignores:
 
 ```python
 y = checkpoint(lambda x, _: f(x), x, torch.device("cuda:1"))
@@ -44,7 +45,8 @@ y = checkpoint(lambda x, _: f(x), x, torch.device("cuda:1"))
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -52,7 +54,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_is_leaf, tree_leaves
 
 __all__ = ["RNGState", "Source", "capture"]
 # sidelit: show
@@ -75,8 +77,7 @@ def capture(*args: Any) -> RNGState:
     >>> torch.equal(first, again)
     True
     """
-    # A function often draws several times, and from several sources. One that is shown
-    # more than once is read once.
+    # Two arguments may show the same device. Its state is read once.
     sources = dict.fromkeys([torch.default_generator, *sources_in(args)])
     return RNGState({source: read(source) for source in sources})
 
@@ -106,21 +107,38 @@ class RNGState:
                 write(source, state)
 
 
-def sources_in(args: Any) -> Iterator[Source]:
-    """The generators that some arguments show, besides the CPU's."""
-    for value in tree_leaves(args):
-        # Of a method, the object it is bound to can be a module.
-        owner = getattr(value, "__self__", value)
-        if isinstance(value, torch.Generator):
+def sources_in(args: Sequence[Any]) -> Iterator[Source]:
+    """The generators that some arguments show, besides the CPU's.
+
+    A bound method shows the module that it is bound to. A `functools.partial` shows what
+    its function and its arguments show.
+    """
+    for value in args:
+        if isinstance(value, Tensor):
+            yield from sources_on(value.device)
+        elif isinstance(value, torch.Generator):
             yield value
         elif isinstance(value, torch.device):
             yield from sources_on(value)
-        elif isinstance(value, Tensor):
-            yield from sources_on(value.device)
-        elif isinstance(owner, nn.Module):
-            held = chain(owner.parameters(), owner.buffers())
-            for device in {tensor.device for tensor in held}:
-                yield from sources_on(device)
+        elif isinstance(value, functools.partial):
+            yield from sources_in((value.func, value.args, value.keywords))
+        elif isinstance(owner := getattr(value, "__self__", value), nn.Module):
+            yield from sources_of(owner)
+        elif not tree_is_leaf(value):
+            yield from sources_in(tree_leaves(value))
+
+
+def sources_of(module: nn.Module) -> Iterator[torch.device]:
+    """The devices of a module's parameters and buffers.
+
+    To walk through them takes longer than all else in this chapter. On a machine that
+    has nothing but a CPU there is nothing to find.
+    """
+    if torch.accelerator.current_accelerator() is None:
+        return
+    held = chain(module.parameters(), module.buffers())
+    for device in {tensor.device for tensor in held}:
+        yield from sources_on(device)
 
 
 def sources_on(device: torch.device) -> Iterator[torch.device]:
@@ -156,5 +174,7 @@ def write(source: Source, state: Tensor) -> None:
 
 
 def which(device: torch.device) -> tuple[torch.device, ...]:
-    """How a device is named to its module. Apple's has only one, and takes no name."""
+    """How a device is named to its module. Apple's `mps` has one device, and its
+    functions take no device.
+    """
     return () if device.type == "mps" else (device,)

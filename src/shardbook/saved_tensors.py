@@ -63,8 +63,9 @@ from shardbook.arguments import Arguments
 from shardbook.determinism import Record, compare
 from shardbook.machinery import in_backward
 from shardbook.recomputation import Collector, Placeholder, Settings
+from shardbook.segment import Held
 
-__all__ = ["Contexts", "checkpoint_saved"]
+__all__ = ["Contexts", "call_saved", "checkpoint_saved"]
 
 # A block to run the forward pass in, and one for each recomputation.
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
@@ -73,6 +74,7 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 def checkpoint_saved(
     function: Callable[..., Any],
+    /,
     *args: Any,
     preserve_rng_state: bool = True,
     determinism_check: str = "default",
@@ -93,18 +95,43 @@ def checkpoint_saved(
     :returns: what the function returns
     :raises CheckpointError: in the backward pass, if the second run differs from the
         first, or if a tensor was changed in place
+    :raises RuntimeError: if the function [left a tensor](segment.py#Held) in an object
+        among its arguments
     :raises ValueError: if there is no such level of `determinism_check`
 
     Source: [Chen et al.](bib:chen2016training).
     """
+    return call_saved(
+        function,
+        args,
+        kwargs,
+        preserve_rng_state,
+        determinism_check,
+        early_stop,
+        context_fn,
+    )
+
+
+def call_saved(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    preserve_rng_state: bool,
+    determinism_check: str,
+    early_stop: bool,
+    context_fn: Callable[[], Contexts] | None,
+) -> Any:
+    """[The same](#checkpoint_saved), for arguments that may have the names of options."""
     record = Record(determinism_check)
     # Without gradients autograd saves nothing, and there is nothing to drop.
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
     forward, again = context_fn() if context_fn else (nullcontext(), nullcontext())
+    arguments = Arguments(args, kwargs)
+    held = Held(function, arguments.leaves)
     region = Region(
         function,
-        Arguments(args, kwargs),
+        arguments,
         Settings.now(function, args, kwargs, draw_again=preserve_rng_state),
         again,
         record,
@@ -118,6 +145,7 @@ def checkpoint_saved(
             "the block that context_fn gave for the forward pass has swallowed an "
             "error of the function, so there is no result; let errors pass"
         )
+    held.refuse_additions()
     return result
 
 

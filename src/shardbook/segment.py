@@ -1,39 +1,40 @@
 r"""# A segment that can run twice
 
-> Whatever a function is given must be there for its second run as it was for the first.
+> The second run of a function must find all that the first run found.
 
-A segment is a part of a model that is computed in the forward pass and again in the
-backward pass. It is any function of tensors: a module, a method, a few lines. This
-chapter takes its arguments apart into tensors, which autograd looks after, and the
-rest, and puts them together for the second run. It also brings back the state around
-the first run: [the random numbers](rng.py), [autocast](ambient.py), and the device on
-which tensors are made by default.
+[The reentrant variant](reentrant.py) needs more than a function to run it again. It
+needs the arguments, and [the state of the program](recomputation.py#Settings) that
+surrounded the first run. A *segment* is the function with all of that. (The segments of
+[a chain](sequential.py) are ranges of layers.)
 
-Two things would go wrong in silence, and are refused instead. A function that changes
-its arguments would be given other ones the second time. And a tensor that leaves the
-first run by another way than the return value has no gradient, because [the first run
-works without autograd](reentrant.py).
+The arguments are taken apart. Autograd looks after the tensors: it frees them after the
+backward pass, and notices if they were changed. The rest is kept as it is, with a mark
+where each tensor stood, and is put together again for the second run.
+
+Two mistakes would lead to wrong gradients without an error, and are refused. If a
+function changes its arguments, its second run would be given the changed ones. And if a
+tensor leaves the first run by another way than the return value, no gradient reaches
+it, because the first run works without autograd.
 """
 
 # sidelit: hide
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from shardbook.ambient import AmbientAutocast, capture_autocast, device_types
 from shardbook.machinery import tensors_in
-from shardbook.rng import RNGState, capture
+from shardbook.recomputation import Settings
 
-__all__ = ["Place", "Segment", "not_compiled", "take_apart"]
+__all__ = ["Held", "Place", "Segment", "not_compiled", "take_apart"]
 # sidelit: show
 
 
@@ -44,15 +45,14 @@ class Segment:
     :param leaves: the arguments without their structure, with [a place](#Place) for
         each tensor
     :param spec: the structure of the arguments
+    :param settings: the state of the program around the first run
     :param returned: the structure of what the first run returned
     """
 
     function: Callable[..., Any]
     leaves: list[Any]
     spec: TreeSpec
-    rng: RNGState
-    ambient: AmbientAutocast
-    device: torch.device
+    settings: Settings
     returned: TreeSpec | None = None
 
     @classmethod
@@ -65,10 +65,8 @@ class Segment:
     ) -> tuple[Segment, list[Tensor]]:
         """The segment in the present state, and the tensors among its arguments."""
         tensors, leaves, spec = take_apart((args, kwargs))
-        rng = capture(function, args, kwargs) if preserve_rng_state else RNGState()
-        ambient = capture_autocast(device_types(tensors))
-        device = torch.get_default_device()
-        return cls(function, leaves, spec, rng, ambient, device), tensors
+        settings = Settings.now(function, (*tensors, *leaves), {}, preserve_rng_state)
+        return cls(function, leaves, spec, settings), tensors
 
     def first(
         self, tensors: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -76,12 +74,15 @@ class Segment:
         """Run the function, and take apart what it returns.
 
         :raises RuntimeError: if the function changed its arguments
-        :raises TypeError: if it returned tensors inside of an object that is no pytree
+        :raises TypeError: if it is given an iterator, or returned tensors inside of an
+            object that is no pytree
         """
         versions = [version(tensor) for tensor in tensors]
+        held = Held(self.function, self.leaves)
         output = self.function(*args, **kwargs)
         refuse_changes(tensors, versions)
         refuse_additions(tensors, (args, kwargs))
+        held.refuse_additions()
         values, self.returned = tree_flatten(output)
         refuse_hidden(values)
         return values
@@ -99,13 +100,7 @@ class Segment:
             for leaf in self.leaves
         ]
         args, kwargs = tree_unflatten(leaves, self.spec)
-        with ExitStack() as before:
-            before.enter_context(self.rng.restored())
-            before.enter_context(self.ambient.restored())
-            before.enter_context(torch.enable_grad())
-            # The block of a device makes every operation slower.
-            if self.device != torch.get_default_device():
-                before.enter_context(self.device)
+        with self.settings.restored():
             values, returned = tree_flatten(self.function(*args, **kwargs))
         if returned != self.returned:
             raise RuntimeError(
@@ -118,7 +113,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Stands for the tensor with this number."""
+    """Marks where a tensor stood among the arguments.
+
+    :param index: its number in the list of tensors
+    """
 
     index: int
 
@@ -127,9 +125,9 @@ def take_apart(arguments: Any) -> tuple[list[Tensor], list[Any], TreeSpec]:
     """The different tensors among some arguments, all leaves with places instead of
     tensors, and the structure.
 
-    A tensor that is passed twice must be one tensor in the second run, too. Functions
-    ask for it: attention projects `query`, `key` and `value` at once if they are the
-    same object, and rounds differently then.
+    A tensor that is passed twice must be one object in the second run, too, because
+    functions ask for it. If `query`, `key` and `value` are one object, attention
+    projects them by one product, which rounds differently than three.
     """
     leaves, spec = tree_flatten(arguments)
     tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
@@ -138,9 +136,9 @@ def take_apart(arguments: Any) -> tuple[list[Tensor], list[Any], TreeSpec]:
 
 
 def refuse_changes(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
-    """The second run would be given the changed values.
-
-    Autograd does not notice, because it looks only from the end of the first run on.
+    """A function that changes its argument would be given the changed values in its
+    second run. Autograd does not notice. It reads the version of a saved tensor when
+    `forward` returns, and by then the change is made.
 
     :raises RuntimeError: naming the shape of an argument that was changed in place
     """
@@ -154,16 +152,14 @@ def refuse_changes(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
 
 
 def version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place. Under `inference_mode` nobody counts, and
-    autograd will refuse to save the tensor.
+    """How often a tensor was changed in place. A tensor made under `inference_mode` has
+    no version, and autograd will refuse to save it.
     """
     return 0 if tensor.is_inference() else tensor._version
 
 
 def refuse_additions(tensors: Sequence[Tensor], arguments: Any) -> None:
     """A tensor that a function leaves in a list has no gradient.
-
-    What it leaves in an attribute has none, either, but cannot be found.
 
     :raises RuntimeError: naming the shape of a tensor that was not there before
     """
@@ -176,6 +172,82 @@ def refuse_additions(tensors: Sequence[Tensor], arguments: Any) -> None:
             )
 
 
+class Held:
+    """What objects among the arguments hold, such as the cache of a language model.
+
+    Lists are made anew for the second run. An object of another class is not, so the
+    second run finds in it what the first has left there. A decoder that appends its
+    keys to a cache would attend to each of them twice, and the gradients would be wrong.
+
+    What a function leaves in its own attributes, or in those of a module, is not looked
+    for. [The other variant](saved_tensors.py) uses this class, too.
+
+    :param leaves: the arguments without their structure
+    :raises TypeError: if an argument is an iterator, which the first run would use up
+    """
+
+    def __init__(self, function: Callable[..., Any], leaves: Sequence[Any]) -> None:
+        if isinstance(function, partial):
+            leaves = [*leaves, *tree_leaves((function.args, function.keywords))]
+        self.objects = [leaf for leaf in leaves if may_hold(leaf)]
+        for one in leaves:
+            if isinstance(one, Iterator):
+                raise TypeError(
+                    f"an argument of the checkpointed function is a {type(one).__name__},"
+                    " and the first run would leave nothing of it for the second; pass "
+                    "a list"
+                )
+        # The tensors themselves, since the number of one that is gone may be given to
+        # another.
+        self.before = {id(t): t for one in self.objects for t in reachable(one)}
+
+    def refuse_additions(self) -> None:
+        """Where autograd was on during the first run, a tensor without a gradient may be
+        left behind, such as a mask that was made once for all layers.
+
+        :raises RuntimeError: naming the object, and the shape of what it now holds
+        """
+        for one in self.objects:
+            for tensor in reachable(one):
+                if id(tensor) not in self.before and may_need_gradient(tensor):
+                    raise RuntimeError(
+                        "the checkpointed function left a tensor of shape "
+                        f"{tuple(tensor.shape)} in a {type(one).__name__} among its "
+                        "arguments, and would find it there when it runs again; return "
+                        "it instead, or pass no cache, as with use_cache=False in "
+                        "transformers"
+                    )
+
+
+def may_hold(value: Any) -> bool:
+    """Whether an object has attributes to look into."""
+    atoms = (Tensor, nn.Module, type, ModuleType, FunctionType, MethodType)
+    return hasattr(value, "__dict__") and not isinstance(value, atoms)
+
+
+def reachable(start: Any) -> Iterator[Tensor]:
+    """The tensors in an object's attributes, in theirs, and so on."""
+    seen, waiting = set(), [start]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, dict):
+                waiting += value.values()
+            elif isinstance(value, (list, tuple)):
+                waiting += value
+            if may_hold(value):
+                waiting += vars(value).values()
+
+
+def may_need_gradient(tensor: Tensor) -> bool:
+    if torch.is_grad_enabled():
+        return tensor.requires_grad
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def refuse_hidden(values: Sequence[Any]) -> None:
     """A tensor inside of an object that is no pytree would come out without a gradient.
 
@@ -183,8 +255,7 @@ def refuse_hidden(values: Sequence[Any]) -> None:
     """
     for value in values:
         if not isinstance(value, Tensor) and any(
-            tensor.is_floating_point() or tensor.is_complex()
-            for tensor in tensors_in(value)
+            may_need_gradient(tensor) for tensor in tensors_in(value)
         ):
             raise TypeError(
                 f"the checkpointed function returned a {type(value).__name__} that "
@@ -194,10 +265,10 @@ def refuse_hidden(values: Sequence[Any]) -> None:
 
 
 def not_compiled(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that `torch.compile` runs as it is.
+    """A function that `torch.compile` does not enter.
 
-    The compiler would record the first run and not know of the second, and the
-    parameters would have wrong gradients. What a checkpoint calls may be compiled.
+    The compiler would record the first run only, and parameters would get wrong
+    gradients. The function that is checkpointed may be compiled itself.
     """
     quiet: list[Callable[..., Any]] = []
 

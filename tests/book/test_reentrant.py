@@ -23,7 +23,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from shardbook.checkpointing import checkpoint as door
 from shardbook.reentrant import checkpoint_reentrant
+from shardbook.saved_tensors import checkpoint_saved
 
 
 @pytest.fixture(autouse=True)
@@ -330,6 +332,86 @@ def test_an_output_may_be_changed_in_place() -> None:
     assert same(*found)
 
 
+Results = tuple[Tensor, Tensor]
+
+
+def one_twice(x: Tensor) -> Results:
+    y = x.sin()
+    return y, y
+
+
+def with_a_part(x: Tensor) -> Results:
+    y = x.sin()
+    return y, y[:2]
+
+
+def two_parts(x: Tensor) -> Results:
+    y = x.sin()
+    return y[:2], y[1:]
+
+
+def argument_and_part(x: Tensor) -> Results:
+    return x, x[:2]
+
+
+def detached_too(x: Tensor) -> Results:
+    y = x.sin()
+    return y, y.detach()
+
+
+def after_a_change(again: Checkpoint, function: Callable[[Tensor], Results], changed: int) -> Any:
+    """The gradient when one result is changed and the other is used, or what autograd says."""
+    leaf = vector(0)
+    try:
+        results = again(function, leaf * 2)
+        results[changed].mul_(3)
+        used = results[1 - changed]
+        if used.requires_grad:
+            used.square().sum().backward()
+    except RuntimeError as error:
+        return "error" if "modified" in str(error) else str(error)
+    return leaf.grad
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+@pytest.mark.parametrize("function", [one_twice, with_a_part, two_parts, argument_and_part])
+def test_results_that_share_memory_are_right_or_refused_as_in_torch(
+    function: Callable[[Tensor], Results], changed: int
+) -> None:
+    ours, torchs, plain = (after_a_change(again, function, changed) for again in (OURS, TORCHS, plainly))
+    if isinstance(torchs, str):
+        assert ours == torchs == "error"
+    else:
+        assert torch.equal(ours, torchs)
+        assert torch.equal(ours, plain)
+
+
+def test_one_result_is_one_tensor_wherever_it_stands() -> None:
+    a, b = OURS(one_twice, vector(0))
+    assert a is b
+    a, b = OURS(detached_too, vector(0))
+    assert a is not b
+
+
+def test_a_part_of_an_argument_may_not_be_changed() -> None:
+    for again in (OURS, TORCHS):
+        part = again(lambda x: x[:2], vector(0) * 2)
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            part.mul_(2)
+
+
+def test_a_result_that_is_a_part_of_what_nobody_else_has_may_be_changed() -> None:
+    """torch refuses it."""
+    found = []
+    for again in (plainly, OURS):
+        x = vector(0)
+        again(lambda x: x.sin()[1:], x).mul_(3).square().sum().backward()
+        found.append(x.grad)
+    assert same(*found)
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        TORCHS(lambda x: x.sin()[1:], vector(0)).mul_(3)
+
+
 # What the two runs have in common
 
 
@@ -632,6 +714,9 @@ def test_without_an_input_that_needs_a_gradient_there_is_none_and_a_warning() ->
             y = again(linear, torch.ones(3))
         assert caught[0].filename == __file__ or again is TORCHS
         assert not y.requires_grad
+    with pytest.warns(UserWarning, match="None of the inputs") as caught:
+        door(nn.Linear(3, 3), torch.ones(3), use_reentrant=True)
+    assert caught[0].filename == __file__
     linear = nn.Linear(3, 3)
     OURS(linear, torch.ones(3).requires_grad_()).sum().backward()
     assert torch.equal(linear.weight.grad, torch.ones(3, 3))  # type: ignore[arg-type]
@@ -724,6 +809,83 @@ class Holder:
 @dataclass
 class Result:
     value: Any
+
+
+class Cache:
+    """Keeps what the layers of a model have made, an object for each layer, as transformers does."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.layers = [Holder(tensor) for tensor in tensors]
+
+
+def appends(x: Tensor, cache: Cache) -> Tensor:
+    cache.layers.append(Holder(x.sin()))
+    return torch.stack([layer.value for layer in cache.layers]).sum()
+
+
+def puts_in(x: Tensor, cache: Cache) -> Tensor:
+    cache.layers[0].value = torch.cat([cache.layers[0].value, x])
+    return cache.layers[0].value.sum()  # type: ignore[no-any-return]
+
+
+BOTH = [OURS, checkpoint_saved]
+
+
+@pytest.mark.parametrize("function", [appends, puts_in])
+@pytest.mark.parametrize("again", BOTH)
+def test_a_tensor_that_is_left_deep_in_an_object_is_refused(again: Checkpoint, function: Any) -> None:
+    """The second run would find it there. torch computes another gradient."""
+    said = r"left a tensor of shape \(\d+,\) in a Cache among its arguments, and would find it there"
+    with pytest.raises(RuntimeError, match=said):
+        again(function, vector(0), Cache(vector(1)))
+    with pytest.raises(RuntimeError, match=said):
+        again(partial(function, cache=Cache(vector(1))), vector(0))
+    with torch.no_grad():
+        assert again(function, vector(0), Cache(vector(1))).isfinite()
+
+
+def test_torch_computes_another_gradient_with_a_cache() -> None:
+    found = []
+    for again in (plainly, TORCHS):
+        x = vector(0)
+        again(lambda x, cache: appends(x, cache) * x.sum(), x, Cache(vector(1, grad=False))).backward()
+        found.append(x.grad)
+    assert not torch.equal(*found)
+
+
+@pytest.mark.parametrize("again", BOTH)
+def test_what_an_object_held_before_may_stay_and_go(again: Checkpoint) -> None:
+    def reads(x: Tensor, cache: Cache) -> Tensor:
+        cache.layers.reverse()
+        cache.seen = [cache.layers[0].value.argmax(), 3, cache]  # type: ignore[attr-defined]
+        return x * cache.layers[1].value + cache.layers.pop().value.sum()  # type: ignore[no-any-return]
+
+    shared, x = Cache(vector(1, grad=False), vector(2, grad=False), vector(3, grad=False)), vector(0)
+    y = again(reads, x, shared)
+    assert len(shared.layers) == 2
+    assert y.requires_grad
+
+
+def test_with_a_graph_a_tensor_without_a_gradient_may_be_left() -> None:
+    """Such as a mask that is made once. Without a graph nobody can tell it from a key."""
+
+    def masks(x: Tensor, cache: Cache) -> Tensor:
+        if not cache.layers:
+            cache.layers.append(Holder(torch.ones(5)))
+        return x * cache.layers[0].value  # type: ignore[no-any-return]
+
+    x = vector(0)
+    checkpoint_saved(masks, x, Cache()).sum().backward()
+    assert torch.equal(x.grad, torch.ones(5))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="in a Cache among its arguments"):
+        OURS(masks, x, Cache())
+
+
+@pytest.mark.parametrize("again", BOTH)
+@pytest.mark.parametrize("kind", [iter, lambda values: (value for value in values), partial(map, abs)])
+def test_an_iterator_is_refused(again: Checkpoint, kind: Any) -> None:
+    with pytest.raises(TypeError, match=r"is a (list_iterator|generator|map), and .* pass a list"):
+        again(lambda x, values: x * sum(values), vector(0), kind([1.0, 2.0]))
 
 
 @pytest.mark.parametrize("kind", [Holder, Result, lambda v: UserDict(a=Result(v))["a"]])

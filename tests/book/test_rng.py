@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardbook.ambient import AmbientAutocast, capture_autocast, device_types
+from shardbook.checkpointing import checkpoint
 from shardbook.rng import RNGState, capture
 
 
@@ -98,6 +100,7 @@ def chips(monkeypatch: pytest.MonkeyPatch) -> Chips:
     """Three devices that look like CUDA's. Their tensors have no memory, their generators work."""
     found = Chips()
     monkeypatch.setattr(torch, "get_device_module", lambda device=None: found)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
     return found
 
 
@@ -129,6 +132,9 @@ SHOWN: list[tuple[Callable[[], Any], set[int]]] = [
     (lambda: torch.device("meta"), set()),
     (lambda: Holder(), {1, 2}),
     (lambda: Holder().method, {1, 2}),
+    (lambda: partial(print, on(0), more={"a": on(2)}), {0, 2}),
+    (lambda: partial(partial(print, [Holder()]), torch.device("cuda:0")), {0, 1, 2}),
+    (lambda: partial(Holder().method), {1, 2}),
 ]
 
 
@@ -145,6 +151,18 @@ def test_what_the_arguments_show_is_repeated_and_nothing_else(
         assert {number for number in range(3) if chips.draw(number) == first[number]} == shown
     for number in shown:
         assert chips.generators[number].getstate() == following[number]
+
+
+def test_a_machine_with_nothing_but_a_cpu_looks_into_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sealed(nn.Module):
+        def parameters(self, recurse: bool = True) -> Any:
+            raise Boom
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: None)
+    assert list(capture(Sealed()).states) == [torch.default_generator]
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
+    with pytest.raises(Boom):
+        capture(Sealed())
 
 
 def test_a_device_without_a_number_is_the_one_that_is_current_now(
@@ -311,7 +329,7 @@ def test_other_types_of_devices_are_captured_when_asked_for() -> None:
 
 
 def test_the_accelerator_of_this_machine_is_captured_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
     assert list(capture_autocast().settings) == ["cpu", "cuda"]
 
 
@@ -371,3 +389,62 @@ def test_whether_casts_are_kept_decides_the_last_bits_of_a_gradient() -> None:
             found.append(gradient(capture_autocast()))
     assert not torch.equal(*found)
     torch.testing.assert_close(*found, rtol=0.02, atol=0.05)
+
+
+Run = Callable[..., Any]
+
+
+def block_inside(linear: nn.Module, x: Tensor) -> Tensor:
+    """Leaves autocast for a while. The end of that block must not drop the casts."""
+    h = linear(x)
+    with torch.autocast("cpu", enabled=False):
+        h = h.float() * 2
+    out: Tensor = linear(h)
+    return out
+
+
+def two_blocks(linear: nn.Module, x: Tensor) -> Tensor:
+    """Enters autocast twice. Unless something surrounds both, the end of each block drops the casts."""
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            x = linear(x)
+    return x
+
+
+def gradients_under(run: Run, function: Run, around: bool, around_backward: bool) -> list[Tensor]:
+    torch.manual_seed(0)
+    linear, x = nn.Linear(64, 64), torch.randn(8, 64, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16) if around else nullcontext():
+        loss = run(partial(function, linear), x).float().square().sum()
+    with torch.autocast("cpu", torch.float16) if around_backward else nullcontext():
+        loss.backward()
+        assert depth() == around_backward
+    assert x.grad is not None
+    assert linear.weight.grad is not None
+    return [x.grad, linear.weight.grad]
+
+
+def depth() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+@pytest.mark.parametrize("around_backward", [False, True])
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("function", [block_inside, two_blocks])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_blocks_inside_of_a_function_drop_casts_in_the_second_run_where_they_did_in_the_first(
+    use_reentrant: bool, function: Run, around: bool, around_backward: bool
+) -> None:
+    run = partial(checkpoint, use_reentrant=use_reentrant)
+    found = gradients_under(run, function, around, around_backward)
+    plain = gradients_under(lambda f, x: f(x), function, around, around_backward)
+    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+
+
+def test_torch_runs_a_second_time_within_a_block_of_its_own() -> None:
+    """So it keeps casts that the forward pass has dropped."""
+    torchs = partial(torch.utils.checkpoint.checkpoint, use_reentrant=True)
+    plain = gradients_under(lambda f, x: f(x), two_blocks, False, False)
+    found = gradients_under(torchs, two_blocks, False, False)
+    assert not torch.equal(found[1], plain[1])
