@@ -3,9 +3,12 @@ r"""# What goes in and out
 > A model in 16 bits is called with what an FP32 model is called with.
 
 The units of a model in 16 bits compute with [16-bit copies](masters.py) of their
-parameters. The program around the model has not changed: it brings FP32 inputs, and its
-loss wants FP32 outputs. This chapter is about what crosses the model's boundary, and
-about the one thing inside of it that is no parameter, the buffers.
+parameters. The program around the model has not changed: it brings FP32 inputs, and
+they are cast. What the model returns has 16 bits unless the policy names an
+`output_dtype`. A loss that is computed outside of the model needs
+`output_dtype=torch.float32`, since the rule for [losses](norms.py) ends with the
+forward pass. This chapter casts what crosses the model's boundary, and the buffers,
+which stand inside and are no parameters.
 
 | what | becomes | unless |
 |---|---|---|
@@ -15,21 +18,28 @@ about the one thing inside of it that is no parameter, the buffers.
 | functions that compute norms and losses | [FP32](norms.py) | the policy's tables are empty |
 
 Only calls of the model itself are cast. A part that is called alone takes what it is
-given.
+given. Tensors are found in lists, dictionaries and dataclasses, nested as you like. [A
+container with a tensor that is cast](machinery.py#map_tensors) reaches the model as a copy:
+what the model puts into it does not reach the caller.
 """
 
 # sidelit: hide
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
-from shardbook.machinery import calls_under_way, in_backward, not_compiled
-from shardbook.norms import Rule, compute_in_fp32
+from shardbook.machinery import (
+    calls_under_way,
+    in_backward,
+    map_tensors,
+    not_compiled,
+)
+from shardbook.norms import InFP32, compute_in_fp32
 from shardbook.policy import Policy
 from shardbook.schedule import conductor_of
 
@@ -40,11 +50,15 @@ __all__ = ["enforce"]
 def enforce(policy: Policy, model: nn.Module) -> None:
     """Let a sharded model follow those parts of a policy that are not about parameters."""
     if policy.param_dtype is not None:
-        rule = Rule(policy.fp32_norms, policy.fp32_losses)
+        rule = InFP32(policy.fp32_norms, policy.fp32_losses)
         drivers = conductor_of(model).drivers.values()
         parts = [part for driver in drivers for part in driver.parts]
-        for module in dict.fromkeys((model, *parts)):
-            put_in_force(rule, module)
+        called = {model, *parts}
+        for module in model.modules():
+            if module in called:
+                put_in_force(rule, module)
+            else:
+                put_in_force_again(rule, module)
         start_afresh(rule, model)
         for module in model.modules():
             if isinstance(module, policy.fp32_modules):
@@ -57,7 +71,7 @@ def enforce(policy: Policy, model: nn.Module) -> None:
         cast_buffers(model, policy.buffer_dtype, policy.fp32_modules)
 
 
-def put_in_force(rule: Rule, module: nn.Module) -> None:
+def put_in_force(rule: InFP32, module: nn.Module) -> None:
     """Let a rule be in force during each forward pass of a module.
 
     A unit that is computed again in the backward pass, for activation checkpointing, is
@@ -68,7 +82,25 @@ def put_in_force(rule: Rule, module: nn.Module) -> None:
     module.register_forward_hook(not_compiled(rule.leave), always_call=True)
 
 
-def start_afresh(rule: Rule, model: nn.Module) -> None:
+def put_in_force_again(rule: InFP32, module: nn.Module) -> None:
+    """Let a rule be in force if a module inside of a unit is called in a backward pass.
+
+    PyTorch's checkpoint then computes the module again, outside of a forward pass of
+    the unit. Without the rule its gradients would belong to another result.
+    """
+
+    def again(act: Callable[[], None]) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            if not torch.compiler.is_compiling() and in_backward():
+                act()
+
+        return hook
+
+    module.register_forward_pre_hook(again(rule.enter), prepend=True)
+    module.register_forward_hook(again(rule.leave), always_call=True)
+
+
+def start_afresh(rule: InFP32, model: nn.Module) -> None:
     """Let no rule be in force from a pass that was interrupted."""
 
     def before(model: nn.Module, args: Any) -> None:
@@ -79,14 +111,17 @@ def start_afresh(rule: Rule, model: nn.Module) -> None:
 
 
 def cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast what the model is called with. Gradients pass the cast."""
+    """Cast what the model is called with.
+
+    Autograd records the cast, so gradients reach the inputs in their own dtype.
+    """
     units = tuple(conductor_of(model).drivers)
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
         # [In full precision](precise.py) nothing is narrow.
         if any(unit.precise for unit in units):
             return None
-        return tree_map_only(Tensor, partial(cast, dtype), (args, kwargs))
+        return map_tensors(partial(cast, dtype), (args, kwargs))
 
     model.register_forward_pre_hook(not_compiled(before), with_kwargs=True)
 
@@ -95,7 +130,7 @@ def cast_outputs(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast what the model returns."""
 
     def after(_: nn.Module, args: Any, result: Any) -> Any:
-        return tree_map_only(Tensor, partial(cast, dtype), result)
+        return map_tensors(partial(cast, dtype), result)
 
     model.register_forward_hook(not_compiled(after))
 

@@ -13,6 +13,8 @@ sharded unit is called in the function, its gather makes copies in between. The 
 run may gather a unit less, because it finds it whole. From there on each count would
 mean another operation. So the hooks say when they are at work, and whoever watches
 looks away.
+
+And it holds how a hook changes the tensors that go into a module or come out of it.
 """
 
 # sidelit: hide
@@ -22,18 +24,25 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import (
+    tree_flatten,
+    tree_leaves,
+    tree_map_only,
+    tree_unflatten,
+)
 
 __all__ = [
     "calls_under_way",
     "in_backward",
     "machinery",
     "machinery_at_work",
+    "map_tensors",
     "not_compiled",
     "tensors_in",
 ]
@@ -126,3 +135,36 @@ def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
         "themselves, as in unit.compile()",
     )
     return quiet
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Change the tensors in lists, dictionaries, dataclasses and other containers.
+
+    A container in which nothing changes remains the same object. A model may write into
+    what it is given, as a decoder does into its cache, and in a copy that is lost.
+
+    >>> given = ([], [torch.ones(1)])
+    >>> found = map_tensors(torch.neg, given)
+    >>> found[1], found[0] is given[0]
+    ([tensor([-1.])], True)
+    """
+    # A compiler cannot tell whether two containers are the same.
+    if isinstance(value, Tensor) or torch.compiler.is_compiling():
+        return tree_map_only(Tensor, change, value)
+    children, structure = tree_flatten(value, is_leaf=lambda inner: inner is not value)
+    names = []
+    if structure.is_leaf():
+        if not is_dataclass(value) or isinstance(value, type | nn.Module):
+            return value
+        names = [f.name for f in fields(value) if hasattr(value, f.name)]
+        children = [getattr(value, name) for name in names]
+    found = [map_tensors(change, child) for child in children]
+    if all(new is old for new, old in zip(found, children, strict=True)):
+        return value
+    if not names:
+        return tree_unflatten(found, structure)
+    value = copy(value)
+    for name, new in zip(names, found, strict=True):
+        # A frozen dataclass, too.
+        object.__setattr__(value, name, new)
+    return value

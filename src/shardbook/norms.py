@@ -1,23 +1,35 @@
 r"""# Norms and losses
 
-> What adds up many values is computed in FP32, by a rule that stands in two tables.
+> What adds up many values is computed in FP32, by a rule that stands in three tables.
 
-A matrix product adds up in FP32 also when it is given 16-bit numbers. A norm and a loss
+A matrix unit adds up in FP32 also when it is given 16-bit numbers. A norm and a loss
 have sums of their own, and what is done with them in between is rounded to the format
 of the input. BF16 keeps 8 significant bits: between 2 and 4 it has 128 numbers, so two
 losses that differ by less than a 64th can be the same number.
 
-Under a [`param_dtype`](policy.py#Policy) three things are therefore kept out of it:
+Under a [`param_dtype`](policy.py#Policy) four things are therefore done in FP32:
 
 - The parameters that stand directly in a module of the table `NORMS` are gathered in
   FP32.
-- Such a module gets 16-bit inputs as FP32, and gives back the dtype that it was given.
-- So does a function of the table `NORM_FUNCTIONS`, wherever a forward pass calls it.
-- A function of the table `LOSSES` gets 16-bit inputs as FP32, and its result stays FP32.
+- Such a module gets its 16-bit inputs as FP32. Its result is cast back to the dtype of
+  the first tensor that it was given.
+- A function of the table `NORM_FUNCTIONS` does the same.
+- A function of the table `LOSSES` gets its 16-bit inputs as FP32, and its result stays
+  FP32.
+
+The two rules for functions hold while the model's `forward` runs. A loss that the
+training loop computes afterwards gets what the model returns. If that has 16 bits, so
+has the loss, and under [loss scaling](loss_scaling.py) its gradient is infinite in
+FP16. For such a loop set `output_dtype=torch.float32`.
+
+A module that [activation checkpointing](checkpointing.py) runs again has the rules
+again. A plain function has them if this book's `checkpoint` runs it.
+`torch.utils.checkpoint` does not know them: with `use_reentrant=True` it computes other
+gradients without a word, and otherwise it raises an error.
 
 The price is memory: what such a function saves for the backward pass takes four bytes
-an element and not two. The parameters are few. In a transformer of width $d$ a block has
-some $12\,d^2$ of them, and $4\,d$ stand in its norms.
+an element and not two. The parameters are few: of some $12\,d^2$ in a block of a
+transformer of width $d$, $4\,d$ stand in its norms.
 
 The tables are defaults of the policy. A model with a norm of its own adds its class, and
 empty tables leave everything in 16 bits:
@@ -45,11 +57,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from shardbook.machinery import map_tensors
+
 __all__ = [
     "LOSSES",
     "NORMS",
     "NORM_FUNCTIONS",
-    "Rule",
+    "InFP32",
     "compute_in_fp32",
     "rules_in_force",
 ]
@@ -64,6 +78,7 @@ NORM_FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *(F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm, F.instance_norm),
     *(F.local_response_norm, F.normalize),
     *(torch.layer_norm, torch.rms_norm, torch.group_norm),
+    *(torch.batch_norm, torch.instance_norm),
 )
 LOSSES: tuple[Callable[..., Any], ...] = (
     *(F.cross_entropy, F.nll_loss, F.ctc_loss, F.kl_div, F.binary_cross_entropy),
@@ -72,15 +87,24 @@ LOSSES: tuple[Callable[..., Any], ...] = (
     *(F.hinge_embedding_loss, F.margin_ranking_loss, F.soft_margin_loss),
     *(F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss),
     *(F.triplet_margin_loss, F.triplet_margin_with_distance_loss),
+    # With it the product of a model's head is in FP32, too.
+    F.linear_cross_entropy,
+    *(
+        torch.binary_cross_entropy_with_logits,
+        torch.cosine_embedding_loss,
+        torch.kl_div,
+    ),
+    *(torch.hinge_embedding_loss, torch.margin_ranking_loss, torch.poisson_nll_loss),
+    *(torch.ctc_loss, torch.triplet_margin_loss),
 )
 
 
-class Rule(TorchFunctionMode):
+class InFP32(TorchFunctionMode):
     """While it is in force, some functions compute in FP32.
 
-    PyTorch asks a function mode before it carries out one of its own functions. What a
-    function calls inside of itself it does not ask about. So a norm is found whether a
-    module calls it or a line of `forward` does.
+    PyTorch asks a function mode before it carries out one of its own functions, whether
+    a module or a line of `forward` calls it. What that function calls inside of itself
+    is not asked about, so no value is cast twice.
 
     :param norms: functions that give back the dtype that they were given
     :param losses: functions whose result stays in FP32
@@ -96,15 +120,17 @@ class Rule(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        given = narrow_dtype((args, kwargs)) if func in self.functions else None
-        if given is None:
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func not in self.functions:
+            return func(*args, **kwargs)
         if func in WRITERS:
-            result = write_back(func, args, kwargs or {})
+            result = write_back(func, args, kwargs)
         else:
-            wide, more = tree_map_only(Tensor, widen, (args, kwargs or {}))
+            wide, more = tree_map_only(Tensor, widen, (args, kwargs))
             result = func(*wide, **more)
-        return result.to(given) if func in self.norms else result
+        # Not that of a weight: who passes FP32 values wants them back.
+        given = narrow_dtype(args or kwargs.get("input"))
+        return result.to(given) if given and func in self.norms else result
 
     def enter(self, *_: Any) -> None:
         """A forward pass begins. Inside of another it changes nothing."""
@@ -129,7 +155,7 @@ class Active(threading.local):
     """The rules in force in this thread, once for each forward pass that wants one."""
 
     def __init__(self) -> None:
-        self.rules: list[Rule] = []
+        self.rules: list[InFP32] = []
 
     def cut(self, length: int) -> None:
         """Forget the latest forward passes."""
@@ -179,19 +205,20 @@ def compute_in_fp32(module: nn.Module) -> None:
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
         given[0] = narrow_dtype((args, kwargs))
-        return tree_map_only(Tensor, widen, (args, kwargs))
+        return map_tensors(widen, (args, kwargs))
 
     def after(_: nn.Module, args: Any, result: Any) -> Any:
         if given[0] is None:
             return result
-        return tree_map_only(Tensor, partial(narrow, given[0]), result)
+        return map_tensors(partial(narrow, given[0]), result)
 
     module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after)
 
 
-# These also write into two tensors that they are given.
-WRITERS = (F.batch_norm, F.instance_norm)
+# These also write into two tensors that they are given, of which PyTorch's own functions
+# expect the second place and the third, and those in C++ the fourth and the fifth.
+WRITERS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
 
 
 def write_back(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -202,8 +229,10 @@ def write_back(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """
     wide, more = tree_map_only(Tensor, widen, (args, kwargs))
     result = func(*wide, **more)
-    pairs = [*zip(args, wide, strict=True)][1:3]
-    pairs += [(kwargs.get(name), more.get(name)) for name in RUNNING]
+    places = slice(1, 3) if func in WRITERS[:2] else slice(3, 5)
+    pairs = [*zip(args, wide, strict=True)][places]
+    names = ("running_mean", "running_var")
+    pairs += [(kwargs.get(name), more.get(name)) for name in names]
     with torch.no_grad():
         for value, written in pairs:
             if value is not written:
@@ -211,18 +240,15 @@ def write_back(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return result
 
 
-RUNNING = ("running_mean", "running_var")
-
-
 def narrow_dtype(given: Any) -> torch.dtype | None:
-    """The first 16-bit dtype among some tensors, if there is one.
+    """The dtype of the first tensor, if it has 16 bits.
 
-    >>> narrow_dtype([torch.ones(1), torch.ones(1, dtype=torch.bfloat16)])
+    >>> narrow_dtype([torch.ones(1, dtype=torch.bfloat16), torch.ones(1)])
     torch.bfloat16
     """
     for value in tree_leaves(given):
-        if isinstance(value, Tensor) and value.dtype in NARROW:
-            return value.dtype
+        if isinstance(value, Tensor):
+            return value.dtype if value.dtype in NARROW else None
     return None
 
 

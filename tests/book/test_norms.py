@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any
@@ -19,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 import ranks
 from book.toys import assert_equal, whole_gradients
 from shardbook import checkpointing
-from shardbook.norms import LOSSES, NORM_FUNCTIONS, NORMS, Rule
+from shardbook.machinery import map_tensors
+from shardbook.norms import LOSSES, NORM_FUNCTIONS, NORMS, InFP32, widen
 
 BF16, FP32 = torch.bfloat16, torch.float32
 WIDTH = 8
@@ -52,13 +54,22 @@ class Block(nn.Module):
         self.linear, self.norm, self.own = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), OwnNorm()
         self.inside: Wrap = plainly
 
+        self.computed: Callable[[Tensor], Tensor] = functional_norm
+
     def forward(self, x: Tensor) -> Tensor:
         x = self.own(self.norm(self.linear(x)))
-        return x + self.inside(functional_norm, x)
+        return x + self.inside(self.computed, x)
 
 
 def functional_norm(x: Tensor) -> Tensor:
     return F.layer_norm(x, (WIDTH,)).square()
+
+
+class FunctionalNorm(nn.Module):
+    """A module that is no unit and holds no parameter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional_norm(x)
 
 
 class Model(nn.Module):
@@ -124,14 +135,21 @@ reentrant = partial(checkpoint, use_reentrant=True)
 otherwise = partial(checkpoint, use_reentrant=False)
 first, second = (partial(checkpointing.checkpoint, use_reentrant=kind) for kind in (True, False))
 WAYS = [(plainly, plainly), (otherwise, plainly), (reentrant, second), (second, plainly), (plainly, first)]
+# PyTorch's checkpoint of a module that is no unit.
+MODULES = [(plainly, reentrant), (plainly, otherwise), (otherwise, plainly)]
 
 
 def norms_and_losses_are_in_fp32() -> None:
     loss, gradients = expected()
-    for stage, (around, inside) in product(range(4), WAYS):
-        model = sharded(Model(around), stage)
+    for stage, (modular, around, inside) in product(
+        range(4), [*[(False, *ways) for ways in WAYS], *[(True, *ways) for ways in MODULES]]
+    ):
+        model = Model(around)
         for block in model.blocks:
             block.inside = inside
+            if modular:
+                block.computed = FunctionalNorm()
+        sharded(model, stage)
         x, target = data(dist.get_rank())
         # A reentrant checkpoint is one only for what needs a gradient.
         found = model(x.requires_grad_(around is reentrant), target)
@@ -144,13 +162,21 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def a_forgotten_rule_is_not_silent() -> None:
-    """PyTorch's checkpoint of a function inside of a unit does not know the rule, and says so."""
-    model = sharded(Model())
-    model.blocks[1].inside = otherwise
-    loss = model(*data(0))
-    with pytest.raises(torch.utils.checkpoint.CheckpointError, match=r"different metadata|different number"):
-        loss.backward()
+def a_function_that_torch_runs_again_has_no_rule() -> None:
+    """The chapter says so, and what comes of it: an error, or other gradients."""
+    found = []
+    for inside in (plainly, reentrant, otherwise):
+        model = sharded(Model())
+        model.blocks[1].inside = inside
+        loss = model(*data(0))
+        if inside is otherwise:
+            error = torch.utils.checkpoint.CheckpointError
+            with pytest.raises(error, match=r"different metadata|different number"):
+                loss.backward()
+        else:
+            loss.backward()
+            found.append(whole_gradients(model)["blocks.1.linear.weight"])
+    assert not torch.equal(*found)
 
 
 def without_the_tables_everything_is_in_16_bits() -> None:
@@ -181,7 +207,7 @@ def nothing_stays_in_force() -> None:
     hook.remove()
     model(*data(0)).backward()
     assert F.mse_loss(x, x).dtype == BF16
-    rule = Rule(NORM_FUNCTIONS, LOSSES)
+    rule = InFP32(NORM_FUNCTIONS, LOSSES)
     rule.enter()
     with ThreadPoolExecutor(1) as other:
         assert other.submit(F.mse_loss, x, x).result().dtype == BF16
@@ -250,7 +276,7 @@ def buffers_are_cast() -> None:
 
 CASES = [
     norms_and_losses_are_in_fp32,
-    a_forgotten_rule_is_not_silent,
+    a_function_that_torch_runs_again_has_no_rule,
     without_the_tables_everything_is_in_16_bits,
     nothing_stays_in_force,
     inputs_and_outputs_are_cast,
@@ -272,7 +298,7 @@ def test_a_norm_writes_its_running_mean_where_it_stands() -> None:
     """Also where that is in 16 bits and the norm computes in FP32."""
     x = torch.randn(5, 3)
     mean, variance = torch.zeros(3, dtype=BF16), torch.ones(3, dtype=BF16)
-    rule = Rule(NORM_FUNCTIONS, LOSSES)
+    rule = InFP32(NORM_FUNCTIONS, LOSSES)
     for named in (False, True):
         wide, wider = mean.float(), variance.float()
         y = F.batch_norm(x.to(BF16).float(), wide, wider, training=True).to(BF16)
@@ -286,6 +312,124 @@ def test_a_norm_writes_its_running_mean_where_it_stands() -> None:
         assert torch.equal(mean, wide.to(BF16))
         assert torch.equal(variance, wider.to(BF16))
         assert not torch.equal(mean, before)
+
+    # The same functions as C++ has them take their arguments in another order.
+    expected = F.batch_norm(x.to(BF16).float(), mean.float(), variance.float(), training=True).to(BF16)
+    rule.enter()
+    found = torch.batch_norm(x.to(BF16), None, None, mean, variance, True, 0.1, 1e-5, False)
+    rule.leave()
+    assert torch.equal(found, expected)
+    assert not torch.equal(mean, wide.to(BF16))
+
+
+def test_a_norm_gives_back_the_dtype_of_its_input() -> None:
+    """And not that of a weight: whoever widens a tensor by hand wants FP32."""
+    rule, x, weight = InFP32(NORM_FUNCTIONS, LOSSES), torch.randn(2, 3), torch.ones(3, dtype=BF16)
+    rule.enter()
+    assert torch.equal(F.layer_norm(x, (3,), weight), F.layer_norm(x, (3,)))
+    named = F.layer_norm(normalized_shape=(3,), weight=weight, input=x.to(BF16))
+    assert torch.equal(named, F.layer_norm(x.to(BF16).float(), (3,)).to(BF16))
+    rule.leave()
+
+
+def test_the_tables_have_every_loss_and_every_norm_of_torch() -> None:
+    for space, words in ((F, ("loss", "entropy", "kl_div", "norm")), (torch, ("loss", "entropy", "kl_div"))):
+        for name in dir(space):
+            if any(word in name for word in words) and callable(getattr(space, name)):
+                # Private names and those of one vendor's kernels are for PyTorch itself.
+                listed = name not in ELSEWHERE and not name.startswith(("_", "cudnn_", "miopen_"))
+                assert (getattr(space, name) in (*NORM_FUNCTIONS, *LOSSES)) == listed, name
+
+
+# Imported into the module by another name.
+ELSEWHERE: tuple[str, ...] = ()
+
+
+def test_linear_cross_entropy_is_a_loss() -> None:
+    rule, target = InFP32(NORM_FUNCTIONS, LOSSES), torch.arange(16)
+    x, weight = torch.randn(16, WIDTH, dtype=BF16), torch.randn(20, WIDTH, dtype=BF16)
+    rule.enter()
+    loss = F.linear_cross_entropy(x, weight, target)
+    rule.leave()
+    assert torch.equal(loss, F.linear_cross_entropy(x.float(), weight.float(), target))
+
+
+class Writes(nn.Module):
+    """Leaves something in each of its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.own = nn.Linear(WIDTH, WIDTH), Collects()
+
+    def forward(self, x: Tensor, cache: Any, more: dict[str, Any]) -> Tensor:
+        x = self.own(self.linear(x), more["own"])
+        cache.append(x)
+        more["inside"]["x"] = x
+        return x
+
+
+class Collects(OwnNorm):
+    def forward(self, x: Tensor, cache: list[Tensor]) -> Tensor:  # type: ignore[override]
+        cache.append(x)
+        return super().forward(x)
+
+
+@dataclass(frozen=True)
+class Pair:
+    x: Any
+    cache: list[Tensor]
+
+
+class TakesPairs(Writes):
+    def forward(self, pair: Pair) -> Pair:  # type: ignore[override]
+        more: dict[str, Any] = {"own": [], "inside": {}}
+        return Pair(super().forward(pair.x, pair.cache, more), pair.cache)
+
+
+def arguments_are_written_to() -> None:
+    from shardbook import Policy, shard
+
+    policy = Policy(param_dtype=BF16, fp32_modules=(*NORMS, OwnNorm), output_dtype=FP32)
+    x, kept = torch.randn(2, WIDTH), torch.ones(1, dtype=BF16)
+    cache, more = [kept], {"own": [], "inside": {}}
+    shard(Writes(), policy=policy)(x, cache, more)
+    assert len(cache) == 2
+    assert cache[0] is kept
+    assert more["inside"]["x"] is cache[1]
+    assert [value.dtype for value in more["own"]] == [FP32]
+    cache = []
+    pair = shard(TakesPairs(), policy=policy)(Pair(x, cache))
+    assert pair.x.dtype == FP32
+    assert [value.dtype for value in cache] == [BF16]
+
+
+def test_what_a_model_leaves_in_its_arguments_reaches_the_caller_and_dataclasses_are_cast() -> None:
+    ranks.run(2, arguments_are_written_to)
+
+
+def test_only_what_changes_is_copied() -> None:
+    low, empty, full = torch.ones(1, dtype=BF16), [], [torch.ones(1)]
+    given = ([low], empty, full, {"a": Pair(low, full)}, Pair(None, full), Unset())
+    found = map_tensors(widen, given)
+    assert [new is old for new, old in zip(found, given, strict=True)] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert found[0] == [low.float()]
+    assert found[3]["a"] == Pair(low.float(), full)
+    assert map_tensors(widen, given[1:3]) == given[1:3]
+    assert map_tensors(widen, Pair) is Pair
+
+
+@dataclass
+class Unset:
+    """A field that nobody has set."""
+
+    x: Any = field(init=False)
 
 
 def compiled() -> None:
