@@ -2,27 +2,30 @@ r"""# The policy
 
 > In which format parameters are computed with, and in which format gradients travel.
 
-A model is stored in the dtype that it has when it is sharded. The policy says what
-happens between uses of what is stored. With `param_dtype` the modules [compute with a
-copy](masters.py) in another format, and the stored parameters become *master weights*.
-With `offload` the masters [stay in the host's memory](offload.py).
+A model is stored in the dtype that it has when it is sharded. The policy says in which
+dtype it computes, in which dtype its gradients travel, and where it is stored. With
+`param_dtype` the modules [compute with a copy](masters.py) in another format, and the
+stored parameters become *master weights*. With `offload` the masters [stay in the
+host's memory](offload.py).
 
 ```python
 shard(model, policy=Policy(param_dtype=torch.bfloat16))
 ```
 
-The exchange of the gradients can have a format of its own. In BF16 it moves half the
-bytes of FP32, and each value loses 16 of its 24 significant bits before it is averaged.
-In the other direction, BF16 gradients that travel as FP32 lose nothing on the way. By
-default a gradient travels in the format in which it was computed: to widen it doubles
-the bytes and adds no digit.
+The exchange of the gradients can have a format of its own. BF16 takes half the bytes of
+FP32, and each value loses 16 of its 24 significant bits before it is averaged. In the
+other direction, BF16 gradients that travel as FP32 lose nothing on the way. By default
+a gradient travels in the format in which it was computed: to widen it would double the
+bytes and add no digit. Gloo carries 16 bits as they are. With other backends, such as
+NCCL, 16-bit values [travel as FP32](collectives.py#reduce_scatter_mean), because the
+backend would add them up in 16 bits.
 
 The format of the exchange is not that of the sum. The ranks' values are
 [added](collectives.py#reduce_scatter_mean) in FP32 at least: in FP16, $40000 + 40000$
 is infinite, although the mean is not.
 
-Device and format are one setting, because they meet in one copy: a part that is stored
-in FP32 on the host is cast there, and half the bytes move.
+Device and format are one setting, because they meet in one copy. Masters in FP32 on the
+host are cast there if modules compute in 16 bits, and then half the bytes cross.
 """
 
 # sidelit: hide
@@ -51,14 +54,17 @@ class Policy:
         means the dtype in which they were computed
     :param buffer_dtype: the floating-point dtype to which floating-point buffers are cast
         when the model is sharded
-    :param output_dtype: the floating-point dtype of what the model returns
+    :param output_dtype: the floating-point dtype of what the model returns; FP32 for a
+        loss that is computed outside of the model
     :param cast_inputs: whether floating-point inputs of the model are cast to `param_dtype`
     :param fp32_modules: the modules that [compute in FP32](norms.py) under a `param_dtype`
-    :param fp32_norms: the functions that do, and give back the dtype they were given
-    :param fp32_losses: the functions that do, and whose result stays in FP32
-    :param offload: whether parameters, mean gradients and so the optimizer's state are
-        stored in the host's memory
-    :raises TypeError: if one of them is of another kind
+    :param fp32_norms: functions that compute in FP32 and give back the dtype they were
+        given
+    :param fp32_losses: functions that compute in FP32 and whose result stays FP32
+    :param offload: whether the parameters, their mean gradients and the optimizer's
+        state are stored in the host's memory
+    :raises TypeError: if a dtype is not a floating-point dtype of 16 bits or more, a
+        table is not a tuple of classes or functions, or a switch is no `bool`
     """
 
     param_dtype: torch.dtype | None = None
@@ -76,16 +82,27 @@ class Policy:
             wanted = getattr(self, name)
             if wanted is None:
                 continue
-            if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
+            # What has fewer bits has no arithmetic in PyTorch, only conversions.
+            if not (
+                isinstance(wanted, torch.dtype)
+                and wanted.is_floating_point
+                and wanted.itemsize > 1
+            ):
                 raise TypeError(
                     f"{name}={wanted!r} cannot hold {needs}; "
-                    "choose a floating-point dtype such as torch.float32"
+                    "choose a floating-point dtype of 16 bits or more, such as torch.float32"
                 )
-        if not all(isinstance(kind, type) for kind in self.fp32_modules):
-            raise TypeError(
-                f"fp32_modules={self.fp32_modules!r} are not all classes; "
-                "pass a tuple of classes of modules"
-            )
+        for name, what in TABLES.items():
+            table = getattr(self, name)
+            fits = is_class if what == "classes" else is_function
+            if not isinstance(table, tuple) or not all(map(fits, table)):
+                raise TypeError(
+                    f"{name}={told(table)} is not a tuple of {what}; "
+                    f"write {name}=(first, second), or () for none"
+                )
+        for name in ("cast_inputs", "offload"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
 
     def __repr__(self) -> str:
         """What differs from the default, the same text on every rank.
@@ -116,8 +133,9 @@ class Policy:
     def collects_in(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which the gradients of `dtype` parameters add up before they are sent.
 
-        It is the wider of the two. So a narrow format of the exchange costs no digits of
-        the sum over micro-batches, and a wide one keeps more digits of that sum.
+        It is the narrowest dtype that holds the values of both. So a narrow format of the
+        exchange costs no digits of the sum over micro-batches, and a wide one keeps more
+        digits of that sum.
         """
         return torch.promote_types(dtype, self.sends_in(dtype))
 
@@ -132,6 +150,23 @@ NEEDS = {
     "buffer_dtype": "buffers",
     "output_dtype": "outputs",
 }
+
+
+TABLES = {
+    "fp32_modules": "classes",
+    "fp32_norms": "functions",
+    "fp32_losses": "functions",
+}
+
+
+def is_class(value: Any) -> bool:
+    """Whether `isinstance` takes it."""
+    return isinstance(value, type)
+
+
+def is_function(value: Any) -> bool:
+    """Whether it can be the function of a call. A module or its class never is."""
+    return callable(value) and not isinstance(value, type | nn.Module)
 
 
 def told(value: Any) -> str:

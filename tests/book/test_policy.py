@@ -148,14 +148,34 @@ def test_the_16_bit_part_is_cast_into_its_place_and_takes_no_memory_of_its_own()
 
 @pytest.mark.parametrize("name", ["param_dtype", "reduce_dtype", "buffer_dtype", "output_dtype"])
 def test_only_floating_point_dtypes_are_taken(name: str) -> None:
-    for wrong in (torch.int32, "bfloat16"):
+    for wrong in (torch.int32, "bfloat16", torch.float8_e4m3fn):
         with pytest.raises(TypeError, match=f"{name}=.* cannot hold .*; choose a floating-point dtype"):
             Policy(**{name: wrong})
 
 
-def test_the_norms_are_classes() -> None:
-    with pytest.raises(TypeError, match="are not all classes; pass a tuple of classes of modules"):
-        Policy(fp32_modules=(nn.LayerNorm(3),))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("fp32_modules", nn.LayerNorm),
+        ("fp32_modules", [nn.LayerNorm]),
+        ("fp32_modules", (nn.LayerNorm(3),)),
+        ("fp32_norms", F.layer_norm),
+        ("fp32_norms", (3,)),
+        ("fp32_norms", (nn.LayerNorm,)),
+        ("fp32_losses", ["cross_entropy"]),
+    ],
+)
+def test_the_tables_are_tuples_of_classes_and_functions(name: str, wrong: Any) -> None:
+    what = "classes" if name == "fp32_modules" else "functions"
+    said = rf"^{name}=.* is not a tuple of {what}; write {name}=\(first, second\), or \(\) for none$"
+    with pytest.raises(TypeError, match=said):
+        Policy(**{name: wrong})
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("offload", "cpu"), ("cast_inputs", "no"), ("offload", 1)])
+def test_a_switch_is_on_or_off(name: str, wrong: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{name}={wrong!r} must be True or False$"):
+        Policy(**{name: wrong})
 
 
 def test_a_policy_can_be_compared_and_sent() -> None:
