@@ -59,7 +59,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardbook.arguments import Arguments
+from shardbook.arguments import Arguments, Parameters
 from shardbook.determinism import Record, compare
 from shardbook.machinery import in_backward
 from shardbook.recomputation import Collector, Placeholder, Settings
@@ -139,7 +139,7 @@ def call_saved(
     )
     with saved_tensors_hooks(region.pack, region.unpack), record.watching(), forward:
         result = region.run(args, kwargs)
-        region.complete = True
+        region.end()
     if not region.complete:
         raise RuntimeError(
             "the block that context_fn gave for the forward pass has swallowed an "
@@ -168,6 +168,7 @@ class Region:
         self.function, self.arguments, self.settings = function, arguments, settings
         self.again, self.record, self.early_stop = again, record, early_stop
         self.placeholders: list[weakref.ref[Placeholder]] = []
+        self.parameters = Parameters(None if record.level == "none" else function)
         # Whether the forward pass has ended. A function that itself asks for gradients
         # wants its tensors before that.
         self.complete = False
@@ -179,6 +180,11 @@ class Region:
         runs, and none above this one.
         """
         return self.function(*args, **kwargs)
+
+    def end(self) -> None:
+        """The forward pass has ended."""
+        self.complete = True
+        self.parameters.note()
 
     def pack(self, tensor: Tensor) -> Placeholder:
         """Autograd wants to save a tensor of the forward pass."""
@@ -203,14 +209,15 @@ class Region:
 
         :raises CheckpointError: if the two runs differ
         """
+        self.parameters.refuse_changes()
         args, kwargs = self.arguments.get()
         collector = Collector(self.placeholders, self.record.level, self.early_stop)
         try:
-            with self.settings.restored(), self.again, collector.collecting():
-                collector.until_enough(partial(self.run, args, kwargs))
+            self.run_again(args, kwargs, collector)
             # Two runs that have both reached their end are of the same length.
             exact = self.complete and not self.early_stop
             compare(self.record, collector.record, collector.needed, exact)
+            self.parameters.note()
         except BaseException:
             self.empty()
             raise
@@ -220,6 +227,21 @@ class Region:
             # until the end, so this one must not keep the region.
             left = partial(empty, weakref.ref(self))
             torch.autograd.Variable._execution_engine.queue_callback(left)
+
+    def run_again(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], collector: Collector
+    ) -> None:
+        """Run the function in the state of the forward pass.
+
+        :raises CheckpointError: if it fails, and has saved other tensors before. The
+            forward pass did not fail, so the error comes from that difference.
+        """
+        try:
+            with self.settings.restored(), self.again, collector.collecting():
+                collector.until_enough(partial(self.run, args, kwargs))
+        except Exception:
+            compare(self.record, collector.record, needed=0, exact=False)
+            raise
 
     def empty(self) -> None:
         """Drop the tensors that were not taken."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +15,10 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardbook.determinism import LEVELS, CheckpointError, Record, compare
-from shardbook.operations import Log, Operation, digest, part, place_of, shown
+from shardbook.operations import PIECE, Log, Operation, digest, part, place_of, shown
 from shardbook.saved_tensors import checkpoint_saved
 
 ADVICE = (
@@ -106,8 +110,8 @@ def test_where_the_runs_part_is_shown_even_if_the_kinds_agree() -> None:
     said = mismatch(function, early_stop=False).splitlines()
     assert said[1] == "The forward pass saved 3 tensors, it saved 4."
     # The exponential and the first cosine stand in one line and save tensors of one kind.
-    assert said[2] == "Saved tensor 2 is the first that differs:"
-    assert said[3].endswith("`return y.tanh()`")
+    assert said[2] == "Saved tensor 1 is the first that differs:"
+    assert said[3].endswith("`y = y.exp() if Switch.on else y.cos().cos()`")
 
     def elsewhere(x: Tensor) -> Tensor:
         y = x.sin()
@@ -135,11 +139,149 @@ def test_a_weight_that_changed_is_found_where_torch_finds_nothing() -> None:
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss(lambda function, x: function(x)).backward()
-    said = r"tensor 1 is the first that was changed in place between the runs:\n.*version 2,.*\n.*version 3,"
+    said = (
+        r"tensor 1 is the first that was changed in place, between the runs or by the function:\n"
+        r".*version 2,.*\n.*version 3,"
+    )
     with pytest.raises(CheckpointError, match=said):
         loss(checkpoint_saved).backward()
     loss(lambda f, x: checkpoint_saved(f, x, determinism_check="none")).backward()
     loss(lambda f, x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)).backward()
+
+
+ANOTHER = r"Saved tensor \d is the first that was saved of another parameter:"
+
+
+def layers() -> list[nn.Linear]:
+    torch.manual_seed(0)
+    return [nn.Linear(4, 4, bias=False) for _ in range(3)]
+
+
+def test_the_variable_of_a_loop_that_names_another_layer_in_the_second_run_is_found() -> None:
+    def late(run: Callable[..., Tensor]) -> Tensor:
+        h = torch.ones(2, 4, requires_grad=True)
+        for layer in layers():
+            h = run(lambda h: layer(h).tanh(), h)  # noqa: B023
+        return h.sum()
+
+    late(lambda function, x: function(x)).backward()
+    with pytest.raises(CheckpointError, match=ANOTHER):
+        late(checkpoint_saved).backward()
+    late(lambda f, x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)).backward()
+
+    def bound(h: Tensor) -> Tensor:
+        for layer in layers():
+            h = checkpoint_saved(lambda h, layer=layer: layer(h).tanh(), h)
+        return h.sum()
+
+    bound(torch.ones(2, 4, requires_grad=True)).backward()
+
+
+def test_parameters_that_were_swapped_or_replaced_are_found() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layers()[0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = checkpoint_saved(lambda x: self.layer(x).sin(), x)
+            return y
+
+    model, x = Model(), torch.ones(2, 4, requires_grad=True)
+    fast = {"layer.weight": model.layer.weight * 2}
+    y = torch.func.functional_call(model, fast, x)
+    with pytest.raises(CheckpointError, match=ANOTHER):
+        y.sum().backward()
+    y = model(x)
+    model.layer.weight = nn.Parameter(model.layer.weight.detach() * 2)
+    with pytest.raises(CheckpointError, match=ANOTHER):
+        y.sum().backward()
+
+
+def test_a_parameter_that_is_an_argument_may_come_back_as_a_tensor() -> None:
+    weight = nn.Parameter(torch.ones(3, 3))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):
+        y = checkpoint_saved(lambda x, w: (x @ w).sin(), torch.ones(2, 3), weight)
+    y.sum().backward()
+    assert weight.grad is not None
+
+
+def grown(change: Tensor, run: Callable[[], Tensor]) -> Callable[[], None]:
+    """The backward pass of a function one of whose parameters grows after the forward pass."""
+    y = run()
+    with torch.no_grad():
+        change.add_(1)
+    return y.sum().backward
+
+
+@pytest.mark.parametrize("name", ["0.bias", "0.weight", "1.weight", "2.bias"])
+@pytest.mark.parametrize("level", ["default", "debug"])
+def test_a_changed_parameter_of_a_module_is_named_though_autograd_has_not_saved_it(
+    name: str, level: str
+) -> None:
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), torch.ones(2, 4)
+    named = rf"^parameter {name} of a checkpointed module changed in place between the forward pass"
+    for function in (net, net.forward, partial(net), partial(apply, [net])):
+        run = partial(checkpoint_saved, function, x, determinism_check=level)
+        with pytest.raises(CheckpointError, match=named):
+            grown(net.get_parameter(name), run)()
+    grown(net[2].bias, lambda: checkpoint_saved(net, x, determinism_check="none"))()
+
+
+def apply(modules: list[nn.Module], x: Tensor) -> Tensor:
+    for module in modules:
+        x = module(x)
+    return x
+
+
+def test_what_a_method_does_not_use_may_change() -> None:
+    """An optimizer may step within the backward pass, as soon as the gradient of one part is there."""
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = layers()[:2]
+
+        def first(self, x: Tensor) -> Tensor:
+            return self.one(x).sin()
+
+        def second(self, x: Tensor) -> Tensor:
+            return self.two(x).sin()
+
+    net = Halves()
+    y = checkpoint_saved(net.second, checkpoint_saved(net.first, torch.ones(2, 4)))
+    with torch.no_grad():
+        net.two.weight.register_post_accumulate_grad_hook(lambda weight: weight.sub_(1))
+    y.sum().backward()
+    assert net.one.weight.grad is not None
+
+
+class Projecting(nn.Module):
+    """Clips its weight in each run. The second run finds it clipped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3, 3), 2.0))
+        self.bias = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-1, 1)
+            self.bias.clamp_(-1, 1)
+        return (x @ self.weight + self.bias).sin()
+
+
+def test_a_weight_that_the_function_itself_projects_differs_in_its_version_alone() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    said = "tensor 0 is the first that was changed in place, between the runs or by the function:"
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint_saved(Projecting(), x).sum().backward()
+    expected = torch.autograd.grad(Projecting()(x).sum(), x)[0]
+    for level in ("none", "debug"):
+        # Each run is compared with the one before it.
+        y = checkpoint_saved(Projecting(), x, determinism_check=level).sum()
+        for _ in range(3):
+            assert torch.equal(torch.autograd.grad(y, x, retain_graph=True)[0], expected)
 
 
 def test_a_tensor_that_was_brought_back_is_no_change() -> None:
@@ -190,6 +332,24 @@ def test_the_logs_are_lined_up_where_they_part() -> None:
         "5 in the forward pass: torch.Tensor.exp",
         "5 in the recomputation: torch.Tensor.cos",
     ]
+
+
+def test_an_error_of_the_second_run_is_explained_by_what_it_has_saved_before() -> None:
+    def other(x: Tensor) -> Tensor:
+        y = (x if Switch.on else x[:2]).sin()
+        # Tensors of these shapes cannot be added.
+        return (y + x).exp()
+
+    assert mismatch(other).splitlines()[1] == "Saved tensor 0 is the first that differs:"
+
+    def fails(x: Tensor) -> Tensor:
+        y = x.sin()
+        if not Switch.on:
+            raise ArithmeticError("of its own")
+        return y.exp()
+
+    with pytest.raises(ArithmeticError, match="of its own"):
+        mismatch(fails)
 
 
 def test_random_numbers_that_are_not_drawn_again_are_found_at_the_dropout() -> None:
@@ -302,11 +462,51 @@ def test_digests_tell_any_two_tensors_apart_by_their_bits(values: list[float], o
         torch.ones(2, dtype=torch.complex64).conj(),
         torch.eye(3).to_sparse(),
         torch.ones(2, 3, dtype=torch.float64).expand(4, 2, 3),
+        torch.ones(7, dtype=torch.uint8)[1:],
+        torch.ones(3, 4)[:, 1:2][:1],
     ],
     ids=str,
 )
 def test_every_kind_of_tensor_has_a_digest(tensor: Tensor) -> None:
     assert digest(tensor) == digest(tensor.clone())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_changes_of_the_sign_do_not_cancel_each_other(dtype: torch.dtype) -> None:
+    found = set()
+    for signs in itertools.product([1.0, -1.0], repeat=8):
+        found.add(digest(torch.arange(1.0, 9.0, dtype=dtype) * torch.tensor(signs, dtype=dtype)))
+    assert len(found) == 2**8
+
+
+def test_the_place_of_a_value_counts_in_every_piece_that_is_read() -> None:
+    one = torch.zeros(PIECE // 4 + 100)
+    found = set()
+    for index in (0, 1, PIECE // 4 - 1, PIECE // 4, PIECE // 4 + 1, -1):
+        other = one.clone()
+        other[index] = 1
+        found.add(digest(other))
+    assert len(found | {digest(one)}) == 7
+
+
+def test_a_digest_takes_little_memory_however_large_the_tensor_is() -> None:
+    made: list[weakref.ref[Any]] = []
+    peak = 0
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal peak
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and result.untyped_storage().data_ptr() != tensor.data_ptr():
+                made.append(weakref.ref(result.untyped_storage()))
+            alive = {storage._cdata: storage for ref in made if (storage := ref()) is not None}
+            peak = max(peak, sum(storage.nbytes() for storage in alive.values()))
+            return result
+
+    tensor = torch.randn(4 * PIECE)
+    with Count():
+        digest(tensor)
+    assert PIECE < peak < 8 * PIECE < tensor.nbytes
 
 
 def test_a_record_counts_what_it_does_not_look_at() -> None:

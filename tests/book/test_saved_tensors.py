@@ -296,6 +296,14 @@ def test_of_two_results_the_unused_one_is_not_recomputed(inputs: Inputs) -> None
         products[run] = count.ran["aten.mm.default"]
     # The backward pass of one product takes two. PyTorch computes both products again.
     assert products == {torchs: 2 + 2, checkpoint_saved: 2 + 1}
+    # What comes before the last tensor that is needed does run again, needed or not.
+    unused, second = checkpoint_saved(two_results, x, w)
+    other, last = checkpoint_saved(lambda x, w: (((x @ w).sin() @ w).exp(), x.exp()), x, w)
+    del unused, other
+    for result, expected in ((second, 4 + 2), (last, 0 + 2)):
+        with Count() as count:
+            result.sum().backward()
+        assert count.ran["aten.mm.default"] == expected
 
 
 def alive(tensors: list[weakref.ref[Tensor]]) -> int:
@@ -819,6 +827,49 @@ def test_what_surrounds_a_checkpoint_may_move_its_arguments(inputs: Inputs) -> N
         y = checkpoint_saved(two_results, x * 1, w)[0]
     expected = torch.autograd.grad(two_results(x, w)[0].sum(), [x, w])
     assert_equal(list(torch.autograd.grad(y.sum(), [x, w])), list(expected))
+
+
+def together(layer: nn.MultiheadAttention, x: Tensor) -> Tensor:
+    y: Tensor = checkpoint_saved(layer, x, x, value=x, need_weights=False)[0]
+    return y
+
+
+@pytest.mark.parametrize("around", ["nothing", "save_on_cpu", "a checkpoint"])
+def test_an_argument_that_is_given_twice_is_one_tensor_in_the_second_run(around: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    # If its arguments are one object, attention projects them by one product.
+    expected = torch.autograd.grad(layer(x, x, value=x, need_weights=False)[0].sum(), x)
+    with save_on_cpu() if around == "save_on_cpu" else contextlib.nullcontext():
+        y = checkpoint_saved(together, layer, x) if around == "a checkpoint" else together(layer, x)
+    assert_equal(list(torch.autograd.grad(y.sum(), x)), list(expected))
+
+
+def test_an_argument_that_is_given_twice_is_kept_once_and_named_twice(inputs: Inputs) -> None:
+    x, w = inputs
+    y, kept = x * 1, []
+    run = partial(checkpoint_saved, lambda a, b: a @ b["deep"] @ w, y, b={"deep": y})
+    with saved_tensors_hooks(kept.append, lambda _: y):
+        run()
+    assert len(kept) == 1
+    result = run()
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(CheckpointError, match=CHANGED.format(r"\[0\], argument \['b'\]\['deep'\]")):
+        result.sum().backward()
+
+
+def test_a_tensor_of_inference_mode_is_refused_by_autograd_with_what_to_do(inputs: Inputs) -> None:
+    x, _ = inputs
+    with torch.inference_mode():
+        mask = torch.ones(4)
+    with pytest.raises(RuntimeError, match=r"Inference tensors cannot be saved for backward.*make a clone"):
+        checkpoint_saved(lambda x, mask: (x + mask).sin(), x, mask)
+    module = nn.Linear(4, 4)
+    with torch.inference_mode():
+        module.bias = nn.Parameter(torch.ones(4), requires_grad=False)
+    assert checkpoint_saved(module, x).sum().backward() is None
 
 
 def test_two_threads_may_go_backward_through_one_checkpoint(inputs: Inputs) -> None:
