@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
+import importlib
 import inspect
 import io
 import pickle
+import sys
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -235,6 +239,118 @@ def test_a_copy_computes_with_its_own_weights(copied: Callable[[nn.Module], nn.M
     assert not options.early_stop
 
 
+def shallow(module: nn.Module) -> nn.Module:
+    twin = copy.copy(module)
+    twin._parameters = dict(module._parameters)
+    return twin
+
+
+def replica(module: nn.Module) -> nn.Module:
+    """What `nn.DataParallel` makes of a module, for each of its devices."""
+    twin: nn.Module = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    twin.bias = None
+    return twin
+
+
+@pytest.mark.parametrize("compiler", [False, True])
+@pytest.mark.parametrize("copied", [shallow, replica])
+def test_a_shallow_copy_computes_with_its_own_weights(
+    copied: Callable[[nn.Module], nn.Module], compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiler:
+        importlib.import_module("torch._dynamo")
+    else:
+        monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    module = checkpoint_module(nn.Linear(2, 2, bias=False))
+    twin, weight = copied(module), torch.full((2, 2), 5.0, requires_grad=True)
+    twin.weight = nn.Parameter(weight) if copied is shallow else weight
+    y = nn.Sequential(twin)(torch.ones(1, 2))
+    y.square().sum().backward()
+    assert torch.equal(y, torch.full((1, 2), 10.0))
+    assert torch.equal(twin.weight.grad, torch.full((2, 2), 20.0))  # type: ignore[arg-type]
+    assert module.weight.grad is None
+    expected = F.linear(torch.ones(1, 2), module.weight)
+    for call in (module, module.forward, lambda x: nn.Sequential.forward(nn.Sequential(module), x)):
+        assert torch.equal(call(torch.ones(1, 2)), expected)
+
+
+class Outer(nn.Module):
+    """Calls the `forward` of what is in it, and not the module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.forward(x) + 1
+
+
+def test_a_direct_call_of_a_forward_belongs_to_its_own_module() -> None:
+    model = nn.Sequential(Outer(nn.Tanh()))
+    checkpoint_module(model, (Outer, nn.Tanh))
+    assert wrapped(model) == ["0", "0.inner"]
+    x = torch.ones(3, requires_grad=True)
+    y = model(x)
+    assert torch.equal(y, x.tanh() + 1)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, 1 - x.detach().tanh() ** 2)
+
+
+def test_a_model_that_goes_frees_its_parameters_at_once() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        model = checkpoint_module(nn.Sequential(Scale()), Scale)
+        model[0](torch.ones(3), bias=torch.zeros(3)).sum().backward()
+        weight, forward = weakref.ref(model[0].weight), model[0].forward
+        del model
+        assert weight() is None
+    finally:
+        gc.enable()
+    with pytest.raises(ReferenceError, match="the module of this checkpointed forward is gone"):
+        forward(torch.ones(3))
+
+
+def test_a_forward_that_was_set_on_the_object_is_checkpointed_and_comes_back() -> None:
+    module = nn.Linear(2, 2)
+    module.forward = lambda x: x * 3  # type: ignore[method-assign,assignment]
+    before = module.forward
+    checkpoint_module(module)
+    x = torch.ones(2, requires_grad=True)
+    module(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((2,), 3.0))
+    module.forward = module.forward.__wrapped__  # type: ignore[attr-defined,method-assign]
+    assert module.forward is before
+
+
+class Named(nn.Module):
+    """Its arguments have the names of options, and of what a checkpoint calls the function."""
+
+    def forward(self, x: Tensor, policy: Tensor, context_fn: int = 0, function: int = 0) -> Tensor:
+        return (x * policy.sin()).exp() * (1 + context_fn + function)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_tensor_under_the_name_of_an_option_is_an_argument_as_any_other(use_reentrant: bool) -> None:
+    module = checkpoint_module(Named(), use_reentrant=use_reentrant)
+    x, policy = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    module(x, policy=policy * 1, context_fn=1, function=2).sum().backward()
+    found = (x.grad, policy.grad)
+    x.grad = policy.grad = None
+    Named()(x, policy * 1, 1, 2).sum().backward()
+    for gradient, expected in zip(found, (x.grad, policy.grad), strict=True):
+        assert gradient is not None
+        assert torch.equal(gradient, expected)
+    y = module(x, policy=(changed := policy * 1), function=2)
+    with torch.no_grad():
+        changed.zero_()
+    with pytest.raises(RuntimeError, match=r"changed in place before|modified by an inplace operation"):
+        y.sum().backward()
+    # Without a tensor that requires a gradient but the one of this name.
+    module(torch.ones(3), policy=policy * 1).sum().backward()
+    assert torch.equal(checkpoint(Named(), x, policy, function=2), Named()(x, policy, 0, 2))
+
+
 def test_a_checkpointed_module_takes_what_it_took_before() -> None:
     plain, model = Scale(), checkpoint_module(Scale())
     assert inspect.signature(model.forward) == inspect.signature(plain.forward)
@@ -371,8 +487,6 @@ def test_the_price_is_one_more_forward_pass_and_nothing_is_saved_but_the_argumen
 
 
 def python_calls(run: Callable[[], Any]) -> int:
-    import sys
-
     calls = [0]
 
     def count(frame: Any, event: str, arg: Any) -> None:
