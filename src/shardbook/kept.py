@@ -1,4 +1,4 @@
-r"""# What is handed out again
+r"""# Reusing the results that were kept
 
 > A result that is kept must be handed out once more as if it had just been computed.
 
@@ -8,9 +8,9 @@ is dealt with here:
 
 | what happens | what is done |
 |---|---|
-| the result is changed in place, later in the function | refused at that operation, or computed again |
+| the result is changed in place, later in the function | refused at that operation, or recomputed |
 | it is changed in place after the function has returned | refused when it is handed out |
-| the operation itself has changed an argument in place | the values are copied, and copied back |
+| the operation writes to an argument in place | what it wrote is copied, and written there again |
 | the second run makes other calls than the first | refused, if their number or shapes show it |
 """
 
@@ -39,7 +39,7 @@ class Kept:
     :param shapes: those of its arguments
     :param value: its result, or copies of what it has written
     :param drawn: where it has left the generators, if it has drawn random numbers
-    :param required: whether it has to be kept, or may be computed again
+    :param required: whether it has to be kept, or may be recomputed
     """
 
     op: OpOverload
@@ -53,8 +53,8 @@ class Kept:
         self.versions = [tensor._version for tensor in tensors_in(self.value)]
 
     def hand_out(self, args: Any, kwargs: Any, *, copied: bool = False) -> Any:
-        """Give an alias of the result. Autograd attaches the second run's history to it,
-        which the kept tensor must not get.
+        """Give an alias of the result. Autograd attaches the second run's history to
+        it, which the kept tensor must not get.
 
         :param copied: give a copy instead, because the forward pass still runs, and a
             write to an alias would be a write to its tensor
@@ -90,10 +90,13 @@ class Store:
         self.complete, self.replaying = False, 0
         # For each operation its calls in order. The second run makes the same ones.
         self.calls: defaultdict[Any, list[Kept | None]] = defaultdict(list)
-        # Whose result lies in a storage, as long as the forward pass runs.
+        # For each storage the kept results in it, while the forward pass runs.
         self.owners: defaultdict[torch.UntypedStorage, list[Kept]] = defaultdict(list)
 
     def add(self, kept: Kept, written: list[Tensor]) -> None:
+        """Add a call's result. While the forward pass runs, its storage is watched for
+        writes.
+        """
         self.calls[kept.op].append(kept)
         if not written:
             for tensor in tensors_in(kept.value):
@@ -118,8 +121,8 @@ class Store:
     def seal(self) -> None:
         """The forward pass is over.
 
-        The results have a history by now. To keep it would keep the graph, and the graph
-        keeps this store. An alias has none, and still counts what is written to it.
+        The results have a history by now. It keeps the graph, and the graph keeps this
+        store. An alias has no history, and still counts the writes to its memory.
         """
         self.complete = True
         self.owners.clear()

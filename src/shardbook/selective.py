@@ -1,20 +1,20 @@
-r"""# Keeping some of it
+r"""# Selective checkpointing
 
-> A policy decides, operation by operation, what is kept and what is computed again.
+> A policy decides, operation by operation, what is kept and what is recomputed.
 
-[A checkpoint](saved_tensors.py) drops every activation inside of it, and then computes
-every one of them again. That is more than is needed. Most of the memory lies in tensors
-that are cheap to make, and most of the computation in a few operations. So a *policy* is
-asked about each ATen operation, which is one call of a kernel:
+[A checkpoint](saved_tensors.py) drops every activation inside it, and recomputes every
+one. That is more than is needed. Most of the memory is in tensors that are cheap to
+recompute, and most of the computation is in a few operations. *Selective checkpointing*
+keeps the results of those few. A *policy* is asked about each ATen operation, which is
+PyTorch's name for what its operators call below autograd:
 
 ```python
-aten = torch.ops.aten
-y = checkpoint(block, x, policy=[aten.addmm, aten._scaled_dot_product_flash_attention])
+y = checkpoint(block, x, policy=[torch.ops.aten.addmm, *ATTENTION])
 ```
 
-**What is worth keeping?** [Count](flops.py#prices) for each operation of [a GPT's
-block](gpt.py#Block) what it computes and what its result takes. Here with a width of 512
-and a context of 1024:
+**What is worth keeping?** [Prices](flops.py#prices) lists what each operation of [a
+GPT's block](gpt.py#Block) computes, and the bytes of its result. Here with a width of
+512 and a context of 1024:
 
 >>> import torch
 >>> from shardbook.flops import prices
@@ -30,36 +30,36 @@ add                         4,194,304      0
 gelu                        8,388,608      0
 
 The last column is what a byte buys, in FLOPs. Norms, additions and GELUs take 44 % of
-the bytes, and there is no matrix product in them. A byte of the attention's result buys
+the bytes and hold no matrix product. In FP32 a byte of the attention's result buys
 about as many FLOPs as there are positions, $T$. A byte of a linear layer's result buys
-half as many as the layer has inputs. So the longer the context, the more the attention
-is worth keeping.
+half as many as the layer has inputs. In 16 bits both buy twice that. So the longer the
+context, the more the attention is worth keeping.
 
-**What it comes to.** The block keeps its input and what the policy keeps. The rest of
-its forward pass runs again:
+**What it comes to.** What a policy keeps, and what it adds to the backward pass:
 
 >>> from shardbook.flops import flops_of
 >>> from shardbook.saved_tensors import checkpoint_saved
+>>> y = block(x)
+>>> plain = flops_of(y.backward, torch.ones_like(y))
 >>> def step(policy):
 ...     forward, again = contexts(policy)
 ...     y = checkpoint_saved(block, x, context_fn=lambda: (forward, again))
-...     return forward.bytes, flops_of(y.backward, torch.ones_like(y))
->>> aten, forward = torch.ops.aten, flops_of(block, x)
->>> attention = aten._scaled_dot_product_flash_attention_for_cpu
->>> _, least = step([aten.addmm, attention])
->>> for policy in ([], [attention], [aten.addmm, attention]):
-...     kept, computed = step(policy)
-...     print(f"{kept:10,} bytes kept, {(computed - least) / forward:.2f} forward passes")
-         0 bytes kept, 0.75 forward passes
- 2,129,920 bytes kept, 0.50 forward passes
-21,004,288 bytes kept, 0.00 forward passes
+...     return forward.bytes, flops_of(y.backward, torch.ones_like(y)) - plain
+>>> once = flops_of(block, x)
+>>> for policy in ([], ATTENTION, [torch.ops.aten.addmm, *ATTENTION]):
+...     kept, added = step(policy)
+...     print(f"{kept:10,} bytes kept, {added / once:.2f} forward passes added")
+         0 bytes kept, 0.75 forward passes added
+ 2,129,920 bytes kept, 0.50 forward passes added
+21,004,288 bytes kept, 0.00 forward passes added
 
-A quarter of the block is one product, its last, and that one is never repeated: [the
-second run](recomputation.py#Collector) ends at the last tensor that is wanted, and the
-product comes after it. So the last of the three policies keeps 2 MB for nothing. A policy
-that is a function can leave that product out, because it sees the arguments.
+A quarter of the block's FLOPs are in its last product, and that one is never repeated:
+[the second run](recomputation.py#Collector) ends at the last tensor that a gradient
+needs, and the product comes after it. So the last policy keeps 2 MB of that product's
+result for nothing. A policy that is a function can leave the product out, since it sees
+the arguments.
 
-:notation $T$: `config.context`, the number of positions
+:notation $T$: the number of positions in a sequence
 """
 
 # sidelit: hide
@@ -79,22 +79,27 @@ from shardbook.kept import Kept, Store, shapes, written_by
 from shardbook.machinery import machinery_at_work
 from shardbook.rng import RNGState, capture
 
-__all__ = ["Keep", "Policy", "contexts"]
+__all__ = ["ATTENTION", "Keep", "Policy", "contexts"]
 
 Policy = Callable[..., "Keep"]
 # Their types have no public names.
 OPERATIONS = (OpOverload, OpOverloadPacket)
+aten = torch.ops.aten
 # sidelit: show
 
 
 class Keep(enum.Enum):
-    """What a policy answers when it is asked about an operation."""
+    """What a policy answers.
+
+    In PyTorch's `CheckpointPolicy` the first is `MUST_SAVE` and the last is
+    `MUST_RECOMPUTE`. Its `PREFER_SAVE` may be overruled, as by the compiler.
+    """
 
     # Keep the result. Where that would give wrong gradients, raise.
     SAVE = enum.auto()
-    # Keep the result where that is possible, and compute it again elsewhere.
+    # Keep the result. Where that would give wrong gradients, recompute it.
     PREFER = enum.auto()
-    # Compute it again.
+    # Recompute it.
     RECOMPUTE = enum.auto()
 
 
@@ -106,12 +111,13 @@ def contexts(policy: Policy | Collection[Any]) -> tuple[Keeping, HandingOut]:
     ```
 
     :param policy: `policy(op, *args, **kwargs)`, which returns a `Keep` for an ATen
-        operation and its arguments; or the operations to save, such as
+        operation and its arguments; or the operations to save, such as `ATTENTION`,
         `torch.ops.aten.mm` with all its overloads, or `torch.ops.aten.mm.default`
     :returns: the block for the forward pass and the one for each recomputation
     :raises TypeError: something else is given
     """
-    # It could be called, too, but it would not answer.
+    # An operation can be called, so it would pass for a policy, and fail at its first
+    # answer.
     if isinstance(policy, OPERATIONS):
         raise TypeError(f"{policy} is one operation; give a list of them")
     if not callable(policy):
@@ -133,6 +139,22 @@ def saves(operations: Collection[Any]) -> Policy:
         return Keep.SAVE if {op, op.overloadpacket} & chosen else Keep.RECOMPUTE
 
     return policy
+
+
+# PyTorch's attention is another operation for each kernel. Which one runs depends on
+# the device, the dtype and the shapes. A list that lacks it keeps nothing, and raises
+# nothing. Nested tensors call the last three.
+ATTENTION = (
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_cudnn_attention,
+    aten._scaled_dot_product_fused_attention_overrideable,
+    aten._scaled_dot_product_attention_math_for_mps,
+    aten._flash_attention_forward,
+    aten._efficient_attention_forward,
+    aten._cudnn_attention_forward,
+)
 
 
 class Keeping(TorchDispatchMode):
@@ -162,8 +184,8 @@ class Keeping(TorchDispatchMode):
         before = random_state(func, args, kwargs)
         result = func(*args, **kwargs)
         after = random_state(func, args, kwargs)
-        # The next operation that writes to the same place would change what this one
-        # has written. So that is copied. A result of its own is kept as it is.
+        # If the operation writes to an argument, the next one that writes there would
+        # change what is kept. So a copy is kept. A new tensor is kept as it is.
         value = [tensor.clone() for tensor in written] if written else result
         drawn = after if differ(before, after) else RNGState()
         kept = Kept(func, shapes(args, kwargs), value, drawn, keep is Keep.SAVE)
@@ -186,10 +208,11 @@ class HandingOut(TorchDispatchMode):
     Autograd takes it for the result of the operation, and goes on as in the forward
     pass.
 
-    An operation that draws random numbers is left out here, and the next one that draws
-    may not be. So the generators go on from where the kept one had left them. Otherwise
-    each mask after it would be that of another layer. PyTorch 2.13 does not do this:
-    with one of two masks kept, its gradients are wrong, and no error is raised.
+    A kept operation that draws random numbers does not run here, but the next one that
+    draws may. So after each kept operation the generators are set to where it had left
+    them in the forward pass. Otherwise every later dropout would draw the mask of an
+    earlier one. PyTorch 2.13 does not do this: with one of two masks kept, its
+    gradients are wrong, and no error is raised.
     """
 
     def __init__(self, store: Store) -> None:
@@ -197,7 +220,7 @@ class HandingOut(TorchDispatchMode):
         self.store = store
 
     def __enter__(self) -> HandingOut:
-        # A graph that is kept can be gone through again, and then so can this block.
+        # After `retain_graph=True` another recomputation enters this block anew.
         self.numbers: defaultdict[Any, int] = defaultdict(int)
         self.drawn = ExitStack()
         self.store.replaying += 1
@@ -215,7 +238,7 @@ class HandingOut(TorchDispatchMode):
         kept = self.store.get(func, number, args, kwargs)
         if kept is None:
             return func(*args, **kwargs)
-        # At the end of the block they get back the state that they had before.
+        # When the block ends, the generators get back the state from before it.
         self.drawn.enter_context(kept.drawn.restored())
         return kept.hand_out(args, kwargs, copied=not self.store.complete)
 
@@ -228,10 +251,9 @@ class HandingOut(TorchDispatchMode):
 def computes(op: OpOverload) -> bool:
     """Whether an operation of the function makes or writes values.
 
-    A view makes none. It takes neither time nor memory, and in the second run it has to
-    be a view of that run's tensor. So views are made again, and no policy is asked about
-    them. Nor is it asked about [the work of a hook](machinery.py#machinery): the gather
-    of a sharded unit may be missing in the second run, which finds the unit whole.
+    A view makes none, and has to be a view of its own run's tensor, so views are made
+    again and no policy is asked about them. Nor is it asked about [the work of a
+    hook](machinery.py#machinery): the second run may find a sharded unit whole.
     """
     if machinery_at_work() or op.is_view or torch.Tag.inplace_view in op.tags:
         return False
@@ -265,11 +287,13 @@ def wanted(op: OpOverload, keep: Keep) -> bool:
 
 
 def random_state(op: OpOverload, args: Any, kwargs: Any) -> RNGState:
+    """The state of the generators that an operation may draw from."""
     draws = torch.Tag.nondeterministic_seeded in op.tags
     return capture(args, kwargs) if draws else RNGState()
 
 
 def differ(before: RNGState, after: RNGState) -> bool:
+    """Whether it has drawn. An attention without dropout may, and does not."""
     return any(
         not torch.equal(state, after.states[source])
         for source, state in before.states.items()

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from shardbook import selective
 from shardbook.costs import SavedBytes
 from shardbook.flops import flops_of
 from shardbook.gpt import Block, Config
@@ -178,6 +179,28 @@ def test_all_overloads_can_be_named_at_once() -> None:
         with Ops() as ops:
             y.sum().backward()
         assert ops.ran[aten.addmm.default] == 0
+
+
+def test_one_name_covers_the_attention_of_every_device() -> None:
+    found = {op.default.name() for op in selective.ATTENTION}
+    every = {name for name in torch._C._dispatch_get_all_op_names() if "." not in name}
+    kernels = {
+        name
+        for name in every
+        if "_scaled_dot_product_" in name or name.endswith("_attention_forward")
+        if not name.endswith("_backward")
+    }
+    # It is made of other operations, which a policy sees one by one.
+    assert found == kernels - {"aten::_scaled_dot_product_attention_math"}
+    q = torch.randn(1, 2, 4, 8, requires_grad=True)
+    forward, again = contexts(selective.ATTENTION)
+    attend = partial(F.scaled_dot_product_attention, key=q.detach(), value=q.detach())
+    y = checkpoint_saved(lambda q: attend(q).sin(), q, context_fn=lambda: (forward, again))
+    # The result, and one number for each row.
+    assert forward.bytes == q.nbytes + 2 * 4 * 4
+    with Ops() as ops:
+        y.sum().backward()
+    assert ops.ran[ATTENTION] == 0
 
 
 def drops(x: Tensor) -> Tensor:
