@@ -11,18 +11,27 @@ is to add up on each rank first, and to exchange once:
 ```python
 for inputs, targets in micro_batches[:-1]:
     with no_sync(model):
-        loss(model(inputs), targets).backward()
-loss(model(micro_batches[-1][0]), micro_batches[-1][1]).backward()
+        loss_fn(model(inputs), targets).backward()
+inputs, targets = micro_batches[-1]
+loss_fn(model(inputs), targets).backward()
 optimizer.step()
 ```
 
 Gradients that are not exchanged are whole: $4\,\Psi_u$ bytes for a unit instead of
-$4\,\Psi_u/N_d$. In stage 3 the parameters are gathered for each micro-batch all the
-same. Stages 1 and 2 gather them once, for the first: while gradients wait, no optimizer
-may step. Nobody else may change the parameters then, either.
+$4\,\Psi_u/N_d$. That is so under a [16-bit policy](policy.py), too. What waits is added
+up in FP32, because in BF16 [a sum of ones stops at 256](rounding.py), and each gradient
+after that would be lost.
+
+In stage 3 the parameters are gathered for each micro-batch all the same. Stages 1 and 2
+gather them once, for the first: while gradients wait, no optimizer may step. If
+something else changes the parameters, as an evaluation of averaged weights does, they
+are gathered again. It has to change them on all ranks, and in place. PyTorch does not
+count a write through `.data`, so such a write would not be seen.
 
 The order of the additions changes, too. `DistributedDataParallel` under its own
-`no_sync` averages once, and only then are the results equal to it bit for bit.
+`no_sync` also adds up first and averages once. With `no_sync` here, too, the results on
+two ranks equal it bit for bit; with an exchange for each micro-batch the last bits may
+differ.
 
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $\Psi_u$: `numel`, the number of parameters of the unit

@@ -163,8 +163,8 @@ def reduce_scatter_mean(
     dtype, flat = full.dtype, full.detach().reshape(-1)
     on_gloo = _on_gloo(flat, group)
     if not on_gloo:
-        # NCCL adds in the dtype it is given. In fp16, $40000 + 40000$ is infinite although the mean is not:
-        # the largest finite value is 65504. So 16-bit gradients travel as fp32 here, at twice the bytes.
+        # NCCL adds in the dtype it is given. In FP16, $40000 + 40000$ is infinite although the mean is not:
+        # the largest finite value is 65504. So 16-bit gradients travel as FP32 here, at twice the bytes.
         flat = flat.to(_wide(dtype))
     sent = (world_size - 1) * flat.nbytes // world_size
     record("reduce-scatter", world_size, flat.nbytes, sent)
@@ -253,7 +253,7 @@ def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
     the stages train without it, and average [in rank order](groups.py#all_reduce_mean). It serves for single
     numbers, such as a loss to print.
 
-    :param tensor: replaced by the result over ranks; contiguous, of a numeric dtype.
+    :param tensor: replaced by the sum over all ranks; contiguous, of a numeric dtype.
     """
     rank, world_size = world(group)
     unit = tensor.element_size() if _on_gloo(tensor, group) else None
@@ -296,5 +296,5 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to add in: fp32 for the formats below it, which lose or overflow what the mean would keep."""
+    """The dtype to add in: FP32 for the formats below it, which lose or overflow what the mean would keep."""
     return torch.float32 if dtype.itemsize < 4 else dtype

@@ -70,9 +70,9 @@ class Construction:
     :param sites: for each module that becomes a unit, by name, where its parameters
         stand
     :param mesh: the ranks that will share it, as [`shard`](model.py#shard) takes them
-    :param device: where to make the rest of the model real; `None` means where the
-        model is real already, else the mesh's kind of device, else a GPU if the ranks
-        can exchange nothing else, else the CPU
+    :param device: where to make the rest of the model real; `None` means where part of
+        the model is real already, else the mesh's kind of device, else the CPU if the
+        ranks can exchange on it, else a GPU
     :param init: gives one module its values; `None` means the module's own
         `reset_parameters`
     :raises ValueError: if there is no such device

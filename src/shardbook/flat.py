@@ -90,7 +90,7 @@ class Flat:
         self.point_at((start, stop, (stop - start,)) for start, stop in pieces)
 
     def take(self, place: slice, *, apart: bool) -> None:
-        """Take what is kept out of `full`, and lay the whole parameters over `full`."""
+        """Take from `full` what is kept, and lay the whole parameters over it."""
         self.place_of_shard, self.shard = place, self.full[place]
         if apart:
             self.shard = self.shard.clone()

@@ -33,7 +33,7 @@ from shardbook.flat import resize
 from shardbook.machinery import machinery
 from shardbook.masters import FlatWithMasters
 from shardbook.pages import ask_for_large_pages
-from shardbook.partition import Layout, shares_storage
+from shardbook.partition import Layout
 from shardbook.policy import Policy
 
 __all__ = ["FlatWithGradients"]
@@ -59,13 +59,14 @@ class FlatWithGradients(FlatWithMasters):
         self.held: dict[int, tuple[Tensor, int, bool]] = {}
 
     def take(self, place: slice, *, apart: bool) -> None:
-        """Wait for the gradients of the whole parameters, once there are such."""
+        """Lay the whole parameters over `full`, and hook each of them, so that its
+        gradient is collected as soon as autograd has finished it.
+        """
         super().take(place, apart=apart)
-        # The gradient of a whole parameter is taken as soon as autograd has finished
-        # it. The hook belongs to the parameter. A hook on the node that accumulates the
-        # gradient dies with that node, and then no gradient ever arrives. The garbage
-        # collector does not see hooks. If one referred to this vector, the two would
-        # keep each other, and with them the shards.
+        # The hook belongs to the parameter. A hook on the node that accumulates the
+        # gradient would die with that node, and then no gradient would ever arrive. The
+        # garbage collector does not see hooks: if one referred to this vector, the two
+        # would keep each other, and with them the shards.
         if self.layout.trainable:
             for index, whole in enumerate(self.whole):
                 collect = partial(FlatWithGradients.collect, weakref.proxy(self), index)
@@ -82,8 +83,8 @@ class FlatWithGradients(FlatWithMasters):
             # Uninitialised memory may hold NaN. The padding is sent with the rest, and
             # whoever takes a norm of the vector or looks for an overflow in it would
             # find that NaN. The other places are overwritten.
-            # What waits [for other micro-batches](accumulate.py) is kept in FP32 at
-            # least: in BF16 a sum of 512 ones is 256.
+            # What waits [for other micro-batches](accumulate.py) is added up in FP32 at
+            # least: in BF16 a sum of ones stops at 256.
             dtype = self.collects_in
             if self.holds:
                 dtype = torch.promote_types(dtype, torch.float32)
@@ -176,11 +177,11 @@ class FlatWithGradients(FlatWithMasters):
 
         A thread of the backend may refer to that vector a moment longer. If this rank
         only dropped its own reference, chance would decide when the memory is free. To
-        shrink the storage frees it now. In stage 0 the vector holds the mean, and stays.
+        shrink the storage frees it now. The mean is never a view of it: in stage 0
+        [it is copied out](replicate.py#Replicated.kept_mean).
         """
         assert self.sending is not None
-        if not shares_storage(self.sending, mean):
-            resize(self.sending, 0)
+        resize(self.sending, 0)
         self.reducing = self.sending = None
         self.accumulate(mean.to(self.layout.dtype))
 

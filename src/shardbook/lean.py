@@ -2,11 +2,11 @@ r"""# Stepping inside the backward pass
 
 > A gradient that is used at once need not be kept until the others are there.
 
-At the end of a backward pass a rank holds its part of all gradients: in stages 1 to 3
-these are $4\,\Psi/N_d$ bytes. The optimizer reads each of them once. An elementwise
-optimizer, such as AdamW, does not ask about any other parameter while it does so. So
-each unit can have an optimizer of its own that steps as soon as the unit's mean
-gradient has arrived, and then forgets it:
+When a backward pass in stage 2 or 3 has ended, a rank holds its part of all mean
+gradients, $4\,\Psi/N_d$ bytes in FP32. The optimizer reads each of them once. An
+elementwise optimizer, such as AdamW, does not ask about any other parameter while it
+does so. So each unit can have an optimizer of its own that steps as soon as the unit's
+mean gradient has arrived, and then forgets it:
 
 ```python
 model = shard(GPT(config))
@@ -15,18 +15,19 @@ for batch in batches:
     model(batch).backward()
 ```
 
-At no time does a rank hold more than one unit's part of the mean, $4\,S_u$ bytes. An
+So at no time does a rank hold more than one unit's part of the mean, $4\,S_u$ bytes. An
 optimizer that works on all its parameters at a time also takes temporaries for all of
 them at a time. Now that is one unit as well. The order of the steps does not matter, so
 the parameters become the same, bit for bit.
 
-That is the gain in stages 2 and 3. In stages 0 and 1 a rank holds the whole gradients of
-all units when the backward pass ends, so little is gained there.
+In stages 0 and 1 a rank collects the whole gradients of all units until the backward
+pass ends, so little is gained there.
 
 This needs gradients that are final when they arrive. What looks at all of them before
 the step is not possible here: clipping by the global norm is refused, and nothing can
-decide to skip the step. [Micro-batches](accumulate.py) have to be added up
-under `no_sync`, because each exchange is followed by a step.
+decide to skip the step. Nor may the loss be [scaled](loss_scaling.py), because nobody
+divides the gradients before they are used. [Micro-batches](accumulate.py) have to be
+added up under `no_sync`, because each exchange is followed by a step.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi$: `numel`, the number of parameters of the model
@@ -40,14 +41,19 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardbook.schedule import conductor_of
 from shardbook.unit import Unit
 
-__all__ = ["step_in_backward", "steps_in_backward"]
+__all__ = [
+    "refuse_late",
+    "refuse_to_scale",
+    "step_in_backward",
+    "steps_in_backward",
+]
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 # sidelit: show
@@ -79,6 +85,9 @@ def step_in_backward(
         if parameters:
             steppers.append(Stepper(make_optimizer(parameters)))
             unit.after_reduce.append(steppers[-1])
+            # Autograd's graph ends in these.
+            for whole in (whole for flat in unit.trainable for whole in flat.whole):
+                setattr(whole, _STEPS_WITH, steppers[-1].optimizer)
     return tuple(stepper.optimizer for stepper in steppers)
 
 
@@ -134,3 +143,41 @@ def refuse_second_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> Non
                     f"this {type(optimizer).__name__} comes too late, the parameters "
                     "step in the backward pass; remove it, and accumulate under no_sync()"
                 )
+
+
+def refuse_to_scale(loss: Tensor) -> None:
+    """Stop whoever is about to [scale a loss](loss_scaling.py) of parameters that step in
+    its backward pass.
+
+    What a [reentrant checkpoint](reentrant.py) computes is not in autograd's graph, and
+    is not found.
+
+    :raises RuntimeError: before anything has moved
+    """
+    # Without such parameters anywhere nobody pays for a look at the graph.
+    if not register_refusal.cache_info().currsize:
+        return
+    nodes, seen = [loss.grad_fn], {None}
+    while nodes:
+        node = nodes.pop()
+        if node not in seen:
+            seen.add(node)
+            if hasattr(getattr(node, "variable", None), _STEPS_WITH):
+                raise RuntimeError(NEVER_SCALED)
+            nodes.extend(before for before, _ in node.next_functions)
+
+
+def refuse_late(optimizer: Optimizer) -> None:
+    """Say why an optimizer's gradients cannot be divided any more.
+
+    :raises RuntimeError: if they were used in the backward pass
+    """
+    for group in optimizer.param_groups:
+        if any(hasattr(parameter, _STEPS_WITH) for parameter in group["params"]):
+            raise RuntimeError(NEVER_SCALED)
+
+
+NEVER_SCALED = (
+    "this model steps in its backward pass, before a scaler can divide its gradients; "
+    "train it without a scaler, or with an optimizer that steps afterwards"
+)

@@ -41,7 +41,7 @@ def ledger() -> Iterator[Ledger]:
     r"""The ledger counts what this process sends while the block runs. Ledgers may nest; each counts all
     calls of its own block.
 
-    On two ranks, an all-reduce of 1000 fp32 values sends $2 \cdot \frac{1}{2} \cdot 4000$ bytes:
+    On two ranks, an all-reduce of 1000 FP32 values sends $2 \cdot \frac{1}{2} \cdot 4000$ bytes:
 
     >>> from shardbook.collectives import all_reduce
     >>> with ledger() as book:
@@ -143,7 +143,7 @@ def all_reduce_bytes(rank: int, world_size: int, nbytes: int, unit: int | None) 
 
     >>> [all_reduce_bytes(rank, 4, 4096, 4) for rank in range(4)]
     [6144, 6144, 6144, 6144]
-    >>> [all_reduce_bytes(rank, 4, 4, 4) for rank in range(4)]  # a single fp32 value
+    >>> [all_reduce_bytes(rank, 4, 4, 4) for rank in range(4)]  # a single FP32 value
     [4, 4, 8, 8]
 
     :param unit: bytes of one element on gloo, which cuts no element in two; `None` on other backends.

@@ -11,8 +11,9 @@ So a parameter has two forms. The *master weights* are what the optimizer trains
 what is saved: `shard`, in the dtype that the model had. What modules compute with is
 `full`, in [`param_dtype`](policy.py#Policy). Without a policy the two have the same
 format, and in stages 0 to 2 even the same memory. With one, `full` is made from the
-masters before each use: each rank casts its own part, and the ranks exchange the cast
-parts. In BF16 a gather then sends $2\,P_u\,(N_d-1)/N_d$ bytes instead of
+masters before each use. In stage 0 each rank casts the whole vector, and nothing is
+exchanged. In the other stages each rank casts its own part, and the ranks exchange the
+cast parts. In BF16 a gather then sends $2\,P_u\,(N_d-1)/N_d$ bytes instead of
 $4\,P_u\,(N_d-1)/N_d$.
 
 What a unit stores for its parameters, in bytes, with FP32 masters and BF16 in use:
@@ -24,7 +25,7 @@ What a unit stores for its parameters, in bytes, with FP32 masters and BF16 in u
 | 3 | $4\,S_u$ | 0 | $2\,P_u$ |
 
 In stage 0 a policy costs memory. In stages 1 and 2 it saves some from three ranks on,
-and in stage 3 it halves what a unit takes while it computes.
+and in stage 3 it halves what a unit takes beside its masters while it computes.
 
 The gradients come back in the format of the computation, are exchanged in [that of the
 exchange](policy.py#Policy.sends_in), and are cast to the masters' dtype after it. So
@@ -75,10 +76,12 @@ class FlatWithMasters(Flat):
         return self.narrowed or self.offloaded
 
     def take(self, place: slice, *, apart: bool) -> None:
-        """Put the masters apart, and lay the parameters over a vector of the other form.
+        """Put the masters apart, and lay the parameters over a vector of the other
+        form.
 
         Until then `full` holds the values as the model had them. It is dropped before
-        the other vector is made, so the two never stand beside each other.
+        the other vector is made. So in stage 3 a unit is cut with no more memory than
+        without a policy. In the other stages one of the two forms comes on top.
         """
         if not self.converts:
             super().take(place, apart=apart)

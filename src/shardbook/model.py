@@ -27,12 +27,13 @@ parameter's shape, such as weight decay for matrices only, are made before shard
 because afterwards every parameter is 1-D. Conversions such as `model.half()` come
 before it, too. And an optimizer must treat each element by itself, as SGD and Adam do.
 
-Whoever looks at the gradients sees only this rank's part of them.
+In stages 1 to 3 whoever looks at the gradients sees only this rank's part of them.
 `torch.nn.utils.clip_grad_norm_` would take the norm of that part, and each rank would
 scale by another factor; [`clip_grad_norm_`](clip.py#clip_grad_norm_) of this book takes
 the norm of the whole. `GradScaler` looks for an overflow only in that part, so one rank
-would step and another would not. `torch.autograd.grad` and `backward(inputs=...)`
-cannot be asked for the slices, since autograd knows only the whole parameters.
+would step and another would not; [`ShardedGradScaler`](sharded_scaler.py) asks all
+ranks. `torch.autograd.grad` and `backward(inputs=...)` cannot be asked for the slices,
+since autograd knows only the whole parameters.
 
 Under `autocast` the results are right, but autograd keeps the 16-bit copies of the
 weights until the backward pass, and these copies are whole. With a
@@ -102,27 +103,32 @@ def shard(
         the gradients too (2), the parameters too (3)
     :param units: which modules are gathered as one: a class, several classes, or a
         function of a module's name and the module. Parameters outside of them form one
-        more unit, the root, together with tied parameters whose places no single one of
-        them contains. A module without parameters, such as a dropout, is no unit.
+        more unit, the root. A tied parameter that stands in several units, none of
+        which contains all its places, belongs to the root, too. A module without
+        parameters, such as a dropout, is no unit.
         `None` makes each child of an `nn.Sequential` a unit, and any other model a
         single unit.
     :param mesh: a process group; a `DeviceMesh` of one dimension, or of two, of which
         the first repeats the model and the second shards it; `None` means all ranks
-    :param policy: the formats in which the model works, and whether it is stored on the
-        host; `None` leaves everything in the parameters' own dtype, on their device
+    :param policy: in which dtypes the model computes and its gradients travel, and
+        whether parameters and optimizer state are stored on the host; `None` leaves
+        everything in the parameters' own dtype, on their device
     :param prefetch: how many units are gathered ahead, or a
         [`Prefetch`](prefetch.py#Prefetch) that also limits their bytes
     :param synchronize: start from the values of rank 0; `False` trusts that all ranks
         hold the same values
     :param device: where a model on the meta device [gets its
-        values](construct.py#Construction); `None` means where it is real already, else
-        the kind of the mesh, else a GPU if the ranks have no other, else the CPU
+        values](construct.py#Construction); `None` means where part of the model is real
+        already, else the mesh's kind of device, else the CPU if the ranks can exchange
+        on it, else a GPU
     :param init: gives one module of such a model its values; `None` means each module's
         own `reset_parameters`
     :returns: the same object
-    :raises ValueError: if ranks disagree about the model or it cannot be sharded (then
-        on every rank), and for an unknown stage or a mesh of more dimensions
-    :raises TypeError: if an argument is of another kind than those above
+    :raises ValueError: on every rank, if ranks disagree about the model or it cannot be
+        sharded; and for an unknown stage, a `DeviceMesh` of more than two dimensions, a
+        device that is not there, or a prefetch that is no whole number
+    :raises TypeError: if the model, `units`, `mesh`, `policy` or `init` is of another
+        kind than those above
     :raises RuntimeError: if there is no process group yet
 
     Source: [ZeRO](bib:rajbhandari2020zero), stages 1 to 3.

@@ -12,18 +12,20 @@ them, the optimizer makes its state where the parameters are, and it runs on the
 shard(model, policy=Policy(param_dtype=torch.bfloat16, offload=True))
 ```
 
-Twice in a step something crosses the link between host and device. In stages 1 to 3
-these are, with $b$ bytes for a number that is computed with or sent:
+Two things cross the link between host and device. With $b$ bytes for a number as
+modules compute with it and $s$ bytes for a number as it travels in the exchange of
+gradients, these are in stages 1 to 3, for one micro-batch:
 
 | what | when | bytes for a unit |
 |---|---|---|
-| this rank's part of the parameters | before each gather | $b\,S_u$, in stage 3 twice |
-| this rank's piece of the mean gradient | after each exchange of gradients | $b\,S_u$ |
+| this rank's part of the parameters | before each gather, in stage 3 twice | $b\,S_u$ each |
+| this rank's piece of the mean gradient | after each exchange of gradients | $s\,S_u$ |
 
-Both cross in the format in which they are needed on the device, and are cast on the
-host: BF16 moves half the bytes of FP32. In stage 0 each rank has a whole copy, so both
-are $b\,P_u$. The [ledger](ledger.py#Ledger) counts them by kind, apart from what goes
-to the network.
+The parameters are cast on the host before they cross, and the mean gradient after it.
+So a 16-bit `param_dtype` halves the bytes of both, unless a wider `reduce_dtype` was
+asked for. In stage 0 each rank has a whole copy, so $P_u$ takes the place of $S_u$, and
+the parameters cross once. The [ledger](ledger.py#Ledger) counts both kinds, apart from
+what goes to the network.
 
 The numbers do not change. The same values are added and cast in the same order, so a
 step gives the same bits as without offload, as long as the optimizer computes on the
@@ -33,9 +35,13 @@ Where the device is a CPU, there is no second memory. The copies are made all th
 so the same code runs and the same bytes are counted, and the parts on the "host" are
 other tensors than those that the modules compute with.
 
+[Other copies to the host](host.py) run on a stream of their own. The copies here belong
+to an exchange, so they run on the stream of that exchange and in its order.
+
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 :notation $S_u$: `shard_numel`, the length of one rank's part of it
-:notation $b$: `itemsize`, the bytes of one number
+:notation $b$: `computed`, the bytes of a number as modules compute with it
+:notation $s$: `sent`, the bytes of a number as it travels in the exchange of gradients
 """
 
 # sidelit: hide
@@ -80,9 +86,12 @@ def move_out(mean: Tensor) -> Tensor:
     """Copy a mean gradient from the device to the host, behind what the current stream
     has been given.
 
-    This thread waits for it, while the device goes on with what was queued before. That
+    This thread waits for the copy. The stream it is queued on [waits
+    itself](unit.py#Unit.finish_reduce) for all that the compute stream was given. That
     is the backward pass of the next unit, since a mean is asked for only [when the next
-    exchange begins](schedule.py#Conductor.exchange).
+    exchange begins](schedule.py#Conductor.exchange). So the device computes while the
+    thread waits, but finds nothing queued when the wait is over. This is a price of
+    offload beside the bytes.
 
     :param mean: 1-D, on the device
     """

@@ -14,7 +14,7 @@ ranks becomes 2, 2, 1 and 0 values, so rank 0 stores the most of every such para
 falls, through the middle of a matrix if need be. Every rank stores the same number of elements. A
 collective moves the vector in one call, however many parameters it holds.
 
-Here are `Linear(3, 5)` and `Linear(5, 8)` in fp32 on 2 ranks. The flat vector has 96 elements, so each
+Here are `Linear(3, 5)` and `Linear(5, 8)` in FP32 on 2 ranks. The flat vector has 96 elements, so each
 rank stores 48:
 
 | parameter | shape | values | offset | rank 0 stores | rank 1 stores |
@@ -26,10 +26,10 @@ rank stores 48:
 
 A range ends before its second number. The cut at 48 leaves 16 values of `1.weight` on rank 0 and 24 on
 rank 1. The elements between the parameters, and those from 88 to 96, are **padding**: 28 elements beside
-68 values. Padding does not grow with the values. In fp32 it is fewer than 16 elements for each parameter
-and fewer than $16 N_d$ at the end. For a transformer block with 12 parameters on 8 ranks that is fewer
-than 320 elements, beside some millions of values. Where the model is [repeated](groups.py), the end takes
-as many times more as there are copies.
+68 values. Padding does not grow with the values. In FP32, and without [a policy](policy.py), it is fewer
+than 16 elements for each parameter and fewer than $16 N_d$ at the end; with 16 bits, twice as many. For a
+transformer block of 12 FP32 parameters on 8 ranks that is fewer than 320, beside some millions of values.
+Where the model is [repeated](groups.py), the end takes as many times more as there are copies.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of values in one flat vector, without its padding
@@ -65,9 +65,9 @@ ALIGN_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    r"""A layout is a plan, not memory. It says where every value of one flat vector belongs, and follows
-    from the parameters' descriptions and the number of ranks alone. So all ranks arrive at the same
-    layout without a message.
+    r"""A layout is a plan, not memory. It says where every value of one flat vector belongs. It follows from
+    the parameters' names, shapes, dtypes and `requires_grad`, from the dtype that is computed with, and
+    from the numbers of ranks and of copies of the model. All ranks know these, so no message is needed.
 
     >>> model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 8))
     >>> (layout,) = plan(model.named_parameters(), world_size=2)
@@ -108,15 +108,15 @@ class Layout:
         return tuple(gap for gap in zip(starts, stops, strict=True) if gap[0] < gap[1])
 
     def piece(self, slot: Slot, rank: int) -> tuple[int, int]:
-        """Where in its shard a rank finds a parameter. Most pairs of rank and parameter have nothing in
-        common: then the range is empty, and still lies inside the shard, so that slicing with it is
-        safe.
+        """The slice of a parameter that lies in a rank's piece. Most pairs of rank and parameter have
+        nothing in common: then the slice is empty, and still lies inside the piece, so that slicing with
+        it is safe.
 
         >>> (layout,) = plan([("weight", nn.Parameter(torch.ones(40)))], world_size=2)
         >>> [layout.piece(layout.slots[0], rank) for rank in range(2)]  # 32 elements a rank
         [(0, 32), (0, 8)]
 
-        :returns: start and stop, counted from the first element of the rank's shard.
+        :returns: start and stop, counted from the first element of the rank's piece.
         """
         start = slot.offset - rank * self.shard_numel
         size = self.shard_numel
@@ -260,9 +260,9 @@ def _lay_out(
             Slot(tuple(names[parameter]), parameter.shape, parameter.numel(), offset)
         )
         end = offset + parameter.numel()
-    # The end is rounded up to a multiple of $16 N_d$ elements in fp32, not of $N_d$: then every rank's
-    # piece is aligned too, and not only the first. Each copy of the model averages a part of
-    # a piece, and that part is aligned as well.
+    # The end is rounded up, too, so that all ranks' pieces are aligned, and not only the first: to a multiple
+    # of $16 N_d$ elements if the narrower dtype is FP32, and of $32 N_d$ if it has 16 bits. If the model is
+    # repeated, the ranks that hold the same piece each average a part of it, and that is aligned as well.
     return Layout(
         dtype=group[0].dtype,
         computes_in=computes_in,

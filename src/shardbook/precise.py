@@ -4,13 +4,21 @@ r"""# Full precision on demand
 
 [A policy](policy.py) lets a model compute in 16 bits. To know what that costs, somebody
 has to compute the same in full precision. In the block below each unit is gathered in
-the masters' own format, so a gather sends as many bytes as without a policy. Nothing is
-copied beforehand: in stage 3 a unit still exists in full only while it is used.
+the masters' own format, so a gather sends as many bytes as without a policy.
+
+In stage 3 a unit still exists in full only while it is used. In stages 1 and 2 every
+unit has a second whole vector from the beginning of the block to its end, $4\,P_u$
+bytes with FP32 masters. In stage 0 the masters are whole already, and a second vector
+is needed only if they [are on the host](offload.py).
 
 The block is for forward passes. A backward pass would need the unit again, after the
-block, when its vector has another format. So no gradients are computed in it.
+block, when its vector has another format. So no gradients are computed in it, and a
+backward pass from one side of its border to the other [is
+refused](layer.py#Hooks.before_backward).
 
 [Saving](state.py) needs no such block. A `state_dict` always holds the masters.
+
+:notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 """
 
 # sidelit: hide

@@ -85,7 +85,9 @@ class Replicated(Unit):
         self.fresh = True
 
     def empty(self) -> None:
-        """There is nothing to give back."""
+        """Nothing is given back: [the copy](masters.py), too, stays until the next
+        forward pass.
+        """
 
     def expire(self) -> None:
         """Every rank takes the same steps, so what it stores is always right. A copy of it

@@ -2,10 +2,11 @@ r"""# Streams
 
 > Exchanges run beside the computation, each kind on a stream of its own.
 
-A GPU carries out what is queued on one *stream* in order, and what is queued on two
-streams in any order. The modules compute on the *compute stream*, the one that is
-current when the model is called. A gather must not hold up the computation that was
-queued before it, so it has a stream of its own, and so has the exchange of gradients.
+A GPU carries out what is queued on one *stream* in order. Work on two streams may run
+in any order, also at the same time. The modules compute on the *compute stream*, the
+one that is current when the model is called. A gather that was queued there would start
+only after all computation before it, and all computation after it would wait for the
+gather. So gathers have a stream of their own, and so have the exchanges of gradients.
 Whatever one stream needs of another it has to wait for, and each such wait stands
 beside the reason for it.
 
@@ -36,10 +37,11 @@ def streams(device: torch.device) -> tuple[Any, Any]:
 
 
 def host_waits_for_current_stream(device: torch.device) -> None:
-    """Let this thread wait until everything is done that is queued there so far.
+    """Let this thread wait until the device has done all that its current stream was
+    given before this call.
 
-    The waits between streams hold up no thread. The host needs this one when it is
-    about to read itself what a device has copied to it.
+    A wait between two streams holds up no thread. The thread itself has to wait when it
+    is about to read what a device has copied to the host.
     """
     module = torch.get_device_module(device)
     done = module.Event()

@@ -19,8 +19,7 @@ This chapter holds what the stages have in common: the states of a unit, the ste
 one to the next, and the exchange of the gradients. [The layer](layer.py) says when the
 steps are taken.
 
-All names of this part of the book, for one flat vector of a unit with $\Psi_u$
-parameters:
+The names in this part of the book, for one flat vector of a unit:
 
 | name | elements | what it is |
 |---|---|---|
@@ -32,15 +31,17 @@ parameters:
 | `sending` | $P_u$ | the same, on its way to the mean |
 | `parameters[i].grad` | those of `parameters[i]` | the mean gradient |
 
-Two equations connect them. The whole vector is all ranks' parts side by side, and rank
-$r$ receives the $r$-th piece of the mean of all ranks' gradients:
+Two equations connect them in stages 1 to 3. The whole vector is all ranks' parts side
+by side, each cast to the dtype of `full`. And rank $r$ receives the $r$-th piece of the
+mean of all ranks' gradients, which is added to `parameters[i].grad`:
 
 $$\mathrm{full} = \mathrm{shard}_0 \,\Vert\, \mathrm{shard}_1 \,\Vert \cdots \Vert\, \mathrm{shard}_{N_d-1}$$
 
 $$\mathrm{mean}_r = \frac{1}{N_d} \sum_{k=0}^{N_d-1} \mathrm{grad\_full}_k[\,rS_u : (r+1)S_u\,]$$
 
-[The layout](partition.py) adds padding so that $P_u$ divides by $N_d$ and every parameter
-starts at an aligned address. Hence $P_u \ge \Psi_u$.
+In stage 0 every rank has all parts and gets the whole mean. [The layout](partition.py)
+adds padding so that $P_u$ divides by $N_d$ and every parameter starts at an aligned
+address. Hence $P_u \ge \Psi_u$.
 
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
@@ -76,8 +77,8 @@ __all__ = ["State", "Unit"]
 
 
 class State(Enum):
-    """The states are about `full`: `gather` leads from `SHARDED` to `GATHERING`, `wait`
-    on to `WHOLE`, and `free` back, also in stages 0 to 2, where its memory stays.
+    """What may be relied on in `full`. `gather` leads from `SHARDED` to `GATHERING`,
+    `wait` on to `WHOLE`, and `free` back, also in stages 0 to 2, where the memory stays.
     """
 
     SHARDED = "only what this rank keeps may be relied on"
@@ -115,7 +116,7 @@ class Unit(ABC):
         self.groups, self.order = groups, order
         # `precise`: are [the masters themselves](masters.py) to be computed with?
         self.state, self.shown, self.precise = State.SHARDED, False, False
-        # Of which `version` of the parameters `full` was filled.
+        # The `version` of the parameters that `full` was filled with.
         self.made_of = -1
         self.rank, world_size = world(groups.shards)
         # A unit can hold several flat vectors. A frozen parameter needs no gradient and
@@ -165,7 +166,7 @@ class Unit(ABC):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the whole unit, padding included."""
+        """The bytes of the whole unit in the dtype of `full`, padding included."""
         return sum(flat.layout.padded * flat.full.itemsize for flat in self.flats)
 
     @property
@@ -180,9 +181,7 @@ class Unit(ABC):
 
     @property
     def counterpart(self) -> dict[int, nn.Parameter]:
-        """From a parameter of the model to its counterpart in `whole`. The sites of
-        shared parameters get the same counterpart, so that what was tied stays tied.
-        """
+        """From a parameter of the model to its counterpart in `whole`."""
         return {
             id(parameter): whole
             for flat in self.flats
@@ -219,6 +218,7 @@ class Unit(ABC):
         for flat in self.flats:
             flat.use(whole)
         counterpart = self.counterpart if whole else {}
+        # Tied sites name one parameter, so they get one counterpart and stay tied.
         for site in self.sites:
             own = site.parameter
             site.put(counterpart.get(id(own), own))
@@ -270,19 +270,17 @@ class Unit(ABC):
 
         Between `reduce` and this call a rank computes on, and that hides the exchange.
         """
-        due = [flat for flat in self.trainable if flat.reducing is not None]
-        for flat in due:
-            assert flat.reducing is not None
+        due = [(flat, flat.reducing) for flat in self.trainable if flat.reducing]
+        for flat, pending in due:
             # The sum takes its memory on the reduce stream. It may get the block of an
             # earlier mean, which the compute stream still reads.
             self.reduce_stream.wait_stream(self.device.current_stream())
             with self.device.stream(self.reduce_stream):
-                self.order.watch(flat.reducing.works)
-                piece = self.groups.mean_over_replicas(flat.reducing.wait())
+                self.order.watch(pending.works)
+                piece = self.groups.mean_over_replicas(pending.wait())
                 mean = flat.brought_home(self.kept_mean(flat, piece))
-            # Without this line the optimizer, which runs on the compute stream, could
-            # read the mean too early, and the memory of `sending` could be used again
-            # while the exchange still reads it.
+            # Without this line the optimizer could read the mean too early, and the
+            # memory of `sending` could be used again while the exchange reads it.
             self.device.current_stream().wait_stream(self.reduce_stream)
             flat.receive(mean)
         for act in self.after_reduce if due else ():

@@ -4,19 +4,23 @@ r"""# Stage 1: the optimizer's state is split
 
 An optimizer such as AdamW stores two numbers for each parameter, and they are of use
 only to whoever updates that parameter. So each rank updates $1/N_d$ of a unit and stores
-the optimizer's state for that part alone. In FP32 a unit then takes so many bytes, with
-the gradients counted where they are largest, at the end of the backward pass:
+the optimizer's state for that part alone. Without a policy, in FP32, a unit then takes
+so many bytes, with the gradients counted where they are largest, at the end of the
+backward pass:
 
 | | parameters | gradients | AdamW |
 |---|---|---|---|
 | stage 0 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u$ |
 | stage 1 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u / N_d$ |
 
-The price is nothing. [Stage 0](replicate.py) averaged the gradients in two halves: a
-reduce-scatter, which left each rank its piece of the mean, and an all-gather of the
-pieces. A rank that updates only its own part needs only its own piece, so the second
-half can be left out. Instead the updated *parameters* are gathered, and they are just
-as many.
+A training step with one format costs no more. [Stage 0](replicate.py) averaged the
+gradients in two halves: a reduce-scatter, which left each rank its piece of the mean,
+and an all-gather of the pieces. A rank that updates only its own part needs only its
+own piece, so the second half can be left out. Instead the updated *parameters* are
+gathered, and these are as many elements. Where [a policy](policy_bytes.py) lets
+gradients travel in fewer bytes than parameters, stage 1 sends more. So does a forward
+pass without a backward pass, as in an evaluation: it gathers the parameters, and in
+stage 0 it sends nothing.
 
 The optimizer need not know of it. The model's parameters, as it sees them, are this
 rank's slices.
@@ -50,8 +54,12 @@ class Zero1(Replicated):
     stage: ClassVar[int] = 1
 
     def keep(self, flat: Flat) -> None:
-        """The optimizer gets views into `full`, so its step updates this rank's part of
-        `full` in place, and no parameter is stored twice.
+        """Keep this rank's part of a trainable vector.
+
+        Without [another form](masters.py) to compute in, the part is a view into
+        `full`. The optimizer then updates it in place, and no parameter is stored
+        twice. With a `param_dtype` or offload the part is a vector of its own, the
+        masters, and `full` holds copies.
 
         A frozen parameter has no optimizer state that could be split. It stays whole
         and is never exchanged.
@@ -67,7 +75,11 @@ class Zero1(Replicated):
         return tuple(flat for flat in self.flats if flat.sliced)
 
     def fetch(self) -> None:
-        """Gather the parts, straight into `full`; nothing is copied out."""
+        """Gather all ranks' parts into `full`.
+
+        This rank's own part is there already, unless the masters are stored apart. Then
+        [a copy](masters.py#FlatWithMasters.piece) is cast into its place first.
+        """
         super().fetch()
         if self.fresh or not self.shared:
             return
