@@ -1,6 +1,6 @@
 r"""# What a layer costs
 
-> What autograd saves is counted in bytes, and what it takes to compute it again in FLOPs.
+> What autograd saves is counted in bytes, and what it costs to recompute it in FLOPs.
 
 The forward pass leaves something behind. Each operation saves the tensors from which its
 gradient will be computed, and they stay until the backward pass has used them. These

@@ -78,12 +78,12 @@ def flops_of(function: Callable[..., Any], *args: Any) -> int:
 
 @dataclass(slots=True)
 class Price:
-    """What the calls of one ATen operation compute, and what their results take.
+    """What the calls of one ATen operation compute, and the bytes of their results.
 
     :param op: its name
     :param calls: how often it was called
     :param flops: what the calls have computed
-    :param bytes: what their results take; a view of something else takes nothing
+    :param bytes: the new memory of their results; a view of something else has none
     """
 
     op: str
@@ -104,7 +104,7 @@ def prices(function: Callable[..., Any], *args: Any) -> list[Price]:
 
 
 class Prices(TorchDispatchMode):
-    """Notes each operation below autograd, inside of a counter of FLOPs."""
+    """Notes each operation below autograd, inside a counter of FLOPs."""
 
     def __init__(self, counter: FlopCounter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

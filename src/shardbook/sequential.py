@@ -1,13 +1,13 @@
 r"""# A chain in segments
 
-> Keep the input of each segment and compute the rest again: memory then grows as the root of the depth.
+> Keep the input of each segment and recompute the rest: memory then grows as the root of the depth.
 
-To checkpoint a function is to forget what its operations save, and to keep only its
-input. The backward pass then runs the function again. Where is the best place to do
-that in a chain of $n$ layers? Around the whole chain it saves nothing in the end: the
-backward pass begins with one recomputation, and after it every layer's activations are
-there at once. Around each single layer the recomputed part is as small as can be, but
-$n$ inputs are kept. In between, the chain is cut into $k$ *segments* of several layers:
+A checkpoint around a function keeps the function's input and drops the rest. Where in a
+chain of $n$ layers should checkpoints stand? Around the whole chain a checkpoint does
+not lower the peak. The backward pass begins with a recomputation of the chain, and then
+the activations of all layers are there at once. Around each single layer the recomputed
+part is as small as can be, but $n$ inputs are kept. In between, the chain is cut into
+$k$ *segments* of several layers:
 
 ```python
 y = checkpoint_sequential(model, segments=4, input=x)
@@ -20,14 +20,18 @@ each. Together these are
 
 $$M(k) = \Bigl(k + \frac nk\Bigr)\, b \;\ge\; 2\sqrt n\; b$$
 
-The mean of two positive numbers is at least the root of their product, and the two are
-equal where $k = n/k$. So the best number of segments is $k = \sqrt n$. A chain of 10,000
-layers then needs the memory of 200, for one more forward pass. [Chen et
-al.](bib:chen2016training) report 7 GB instead of 48 GB, for 30 % more time.
+The mean of two positive numbers is at least the root of their product. Mean and root
+are equal where $k = n/k$. So the best number of segments is $k = \sqrt n$. A chain of
+10,000 layers then needs the memory of 200, for one more forward pass. For a residual
+network of 1,000 layers [Chen et al.](bib:chen2016training) report 7 GB instead of
+48 GB, and 30 % more time.
 
-**The experiment.** A linear layer and a tanh save one tensor: the tanh saves its output,
-and the next layer's input is that same tensor. Sixteen of them, and the input that the
-first one saves, make 17. The chain is cut into more and more segments:
+**The experiment.** A linear layer and a tanh save one tensor: the tanh saves its
+output, and the next layer's input is that same tensor. Sixteen of them, and the input
+that the first one saves, make 17. The last segment of the cut is not checkpointed,
+since the backward pass begins with it. So after the forward pass the chain holds what
+the formula adds up, $k$ inputs and one whole segment. It is cut into more and more
+segments:
 
 >>> import torch
 >>> from torch import nn
@@ -45,18 +49,20 @@ first one saves, make 17. The chain is cut into more and more segments:
 8 10
 16 17
 
-At the root of 16 the chain keeps 8 tensors, as the formula says.
+At the root of 16 the chain holds 8 tensors, four inputs and the four of the last
+segment, as the formula says.
 
 **Where the rule ends.** It supposes layers that save as much as they read. A block of
-[the GPT](gpt.py) saves about 16 times that. Let it be $a$ bytes. Then
-$M(k) = k\,b + (n/k)\,a$ is smallest at $k = \sqrt{n\,a/b}$, four times as many segments.
-With 16 blocks or fewer that is each block for itself. Layers that differ ask for more
-than a formula: [the cheapest plan](budget.py) for a budget can be computed.
+[the GPT](gpt.py) saves about 16 times that. Let a layer save $a$ bytes. Then
+$M(k) = k\,b + (n/k)\,a$ is smallest at $k = \sqrt{n\,a/b}$. With $a = 16\,b$ that is
+$4\sqrt n$, and for $n \le 16$ it is $n$ or more: each block is a segment of its own.
+For layers that differ there is no formula, but [the cheapest plan](budget.py) for a
+budget can be computed.
 
 :notation $n$: `len(layers)`, the number of layers in the chain
 :notation $k$: `segments`, the number of segments
-:notation $b$: `Layer.output`, the bytes of a tensor between two layers
-:notation $a$: `Layer.inner`, the bytes that a layer saves
+:notation $b$: the bytes of a tensor between two layers
+:notation $a$: the bytes that a layer saves
 """
 
 # sidelit: hide
@@ -89,12 +95,12 @@ def checkpoint_sequential(
     The result and the gradients are those of `torch.utils.checkpoint.checkpoint_sequential`
     and of the chain without checkpoints.
 
-    **The last segment** is not checkpointed, unless `last` asks for it. The backward pass
-    begins with it, so what a checkpoint throws away there would be computed again at
-    once. That is allowed, and costs the segment's forward pass a second time. It does not
-    lower the peak of the backward pass. It lowers the memory in between: what stands
-    after the chain, such as [a large loss](chunked.py), runs while the last segment has
-    kept only its input. In the chain of the experiment, with four segments:
+    **The last segment** is not checkpointed, unless `last` asks for it. The backward
+    pass begins with it, so its activations would be recomputed at once. With `last` the
+    step computes that segment's forward pass twice, and the peak of the backward pass
+    stays as it is. Only the memory between the passes is lower. That helps if what
+    follows the chain needs memory of its own, such as [a large loss](chunked.py). In
+    the chain of the experiment, with four segments:
 
     >>> import torch
     >>> from torch import nn
@@ -118,7 +124,8 @@ def checkpoint_sequential(
 
     **Layers that do not divide evenly.** As in PyTorch, all segments but the last have
     $\lfloor n/k \rfloor$ layers, and the last one has the rest. It is also the one that
-    keeps everything. With `balanced`, [lengths](#lengths) differ by one at most.
+    keeps all that its layers save. With `balanced`, [lengths](#lengths) differ by one
+    at most.
 
     :param functions: an `nn.Sequential`, or an iterable of modules and functions; each
         takes what the one before it returns
@@ -158,10 +165,10 @@ def lengths(layers: int, segments: int, *, balanced: bool = False) -> list[int]:
     >>> lengths(15, 8, balanced=True)
     [2, 2, 2, 2, 2, 2, 2, 1]
 
-    The first cut keeps the activations of eight layers, and so nearly as much as two
-    segments would. In the second no segment is longer than it has to be, and the short
-    one is the last, which keeps everything. In tensors of the experiment's chain, they
-    keep 16 and 9.
+    The first cut leaves eight layers to the last segment, which is not checkpointed. So
+    it keeps 16 tensors of the experiment's chain, as many as without checkpoints. In the
+    balanced cut no segment is longer than it has to be, and the shorter ones come last.
+    It keeps 9 tensors.
 
     :raises ValueError: `segments` is not a number from 1 to `layers`
     """
@@ -195,7 +202,7 @@ def run(
     input: Any,
     **options: Any,
 ) -> Any:
-    """Run a chain that has been cut, whoever has cut it."""
+    """Run a chain that [the equal cut](#cut) or [a plan](plans.py) has cut."""
     layers, value = list(functions), input
     for segment in segments:
         part = partial(through, layers[segment.start : segment.stop])
@@ -204,6 +211,7 @@ def run(
 
 
 def through(layers: Sequence[Function], value: Any) -> Any:
+    """A chain as one function, so that a checkpoint can run it again."""
     for layer in layers:
         value = layer(value)
     return value
