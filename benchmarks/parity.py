@@ -25,11 +25,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from benchmarks.__main__ import positive
+from benchmarks.curve import draw
 from benchmarks.launch import free_port
 
 from shardbook import Policy, corpus, gpt, shard
 from shardbook.autocast import autocast
 from shardbook.collectives import all_reduce
+from shardbook.report import write
 from shardbook.sharded_scaler import ShardedGradScaler
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -102,8 +104,10 @@ Curves = dict[str, list[Curve]]
 def main(arguments: list[str] | None = None) -> int:
     """Train in all modes, print the table, write the curves; fail if a mode ends outside of the band."""
     options = parse(arguments)
-    if options.json is not None and not options.json.parent.is_dir():
-        sys.exit(f"--json {options.json}: there is no folder {options.json.parent}; make it first")
+    for name in ("json", "svg"):
+        path = getattr(options, name)
+        if path is not None and not path.parent.is_dir():
+            sys.exit(f"--{name} {path}: there is no folder {path.parent}; make it first")
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder, "curves.json")
         torch.multiprocessing.spawn(on_rank, (free_port(), options, found), nprocs=options.ranks)
@@ -113,7 +117,9 @@ def main(arguments: list[str] | None = None) -> int:
     print(table(curves))
     outside = [name for name in curves if MODES[name].in_band and distance(curves, name) > BAND]
     if options.json is not None:
-        write(options, curves)
+        write(options.json, json.dumps(figures(options, curves), indent=1) + "\n")
+    if options.svg is not None:
+        write(options.svg, picture(curves))
     if outside:
         sys.exit(f"further than {BAND:.1%} from fp32: {', '.join(outside)}")
     return 0
@@ -141,6 +147,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         add(f"--{name}", type=positive, default=default, metavar="N", help=meaning)
     add("--lr", type=float, default=2e-3, metavar="X", help="learning rate of AdamW")
     add("--json", type=Path, metavar="FILE", help="also write the curves to this file")
+    add("--svg", type=Path, metavar="FILE", help="also draw the curves into this file")
     return parser.parse_args(arguments)
 
 
@@ -245,10 +252,15 @@ def table(curves: Curves) -> str:
     return "\n".join(lines)
 
 
-def write(options: argparse.Namespace, curves: Curves) -> None:
-    """The curves and what they were measured with, as one JSON object."""
+def picture(curves: Curves) -> str:
+    """The losses in training, as SVG."""
+    return draw({name: [run.train for run in runs] for name, runs in curves.items()}, "fp32", BAND)
+
+
+def figures(options: argparse.Namespace, curves: Curves) -> dict[str, Any]:
+    """The curves and what they were measured with."""
     config = config_of(options)
-    figures = {
+    return {
         "steps": options.steps,
         "ranks": options.ranks,
         "stage": options.stage,
@@ -267,9 +279,6 @@ def write(options: argparse.Namespace, curves: Curves) -> None:
             for name, runs in curves.items()
         },
     }
-    draft = options.json.with_name(f".{options.json.name}.{os.getpid()}")
-    draft.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
-    draft.replace(options.json)
 
 
 if __name__ == "__main__":

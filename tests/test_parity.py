@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks.curve import RIGHT, distances, draw  # noqa: E402
 from benchmarks.parity import BAND, MODES, Curve, distance, parse, table, train  # noqa: E402
 
 TINY = ["--steps", "3", "--layers", "1", "--width", "16", "--heads", "2", "--context", "16"]
@@ -50,6 +52,36 @@ def test_the_distance_is_the_largest_of_all_seeds_and_texts() -> None:
     assert row.split() == ["fp16", "policy,", "scaled", "2.9700", "5.0250", "2.00%", "1.0", "8"]
 
 
+def test_the_picture_shows_each_curve_and_its_distance_where_the_numbers_say() -> None:
+    exact = [[4.0, 2.0, 2.0, 1.0]] * 2
+    losses = {
+        "fp32": exact,
+        "near": [[4.0, 2.0, 2.0, 1.0], [4.0, 2.0, 2.0, 1.02]],
+        "far": [[4.0, 2.0, 2.0, 3.0]] * 2,
+    }
+    picture = ElementTree.fromstring(draw(losses, "fp32", band=0.01))
+    name = "{http://www.w3.org/2000/svg}"
+    words = [text.text for text in picture.iter(f"{name}text")]
+    assert {"near", "far", "+1.0%", "0", "-2.0%", "4.0", "1.0", "step 2"} <= set(words)
+    base, near, apart, far, beyond = (
+        [tuple(map(float, point.split(","))) for point in line.get("points", "").split()]
+        for line in picture.iter(f"{name}polyline")
+    )
+    assert len(base) == len(near) == len(far) == 4
+    # A panel runs from its largest value at the top to its least at the bottom.
+    assert base[0][1] == 26
+    assert base[-1] == (RIGHT, 176)
+    assert 26 < near[-1][1] < 176
+    # The mean of two runs is 1 % above, at the edge of a band that takes up the middle half of its panel.
+    assert apart[-1] == (RIGHT, pytest.approx(222 + 130 / 4, abs=0.1))
+    assert apart[0][1] == 222 + 130 / 2
+    assert beyond[-1][1] == 222
+
+
+def test_a_distance_is_taken_between_means_over_a_window() -> None:
+    assert list(distances([1.0, 3.0, 5.0], [1.0, 1.0, 3.0], window=2)) == [1.0, 1.0]
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "benchmarks.parity", *arguments]
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
@@ -58,10 +90,11 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_explains_itself() -> None:
     run = command("--help")
     assert run.returncode == 0, run.stderr
-    assert all(f"--{option}" in run.stdout for option in ("steps", "seeds", "ranks", "stage", "json"))
+    assert all(f"--{option}" in run.stdout for option in ("steps", "seeds", "ranks", "stage", "json", "svg"))
 
 
-def test_a_folder_that_is_missing_is_told_before_anything_runs() -> None:
-    run = command("--json", "nowhere/curves.json")
+@pytest.mark.parametrize("option", ["--json", "--svg"])
+def test_a_folder_that_is_missing_is_told_before_anything_runs(option: str) -> None:
+    run = command(option, "nowhere/curves")
     assert run.returncode == 1
-    assert run.stderr == "--json nowhere/curves.json: there is no folder nowhere; make it first\n"
+    assert run.stderr == f"{option} nowhere/curves: there is no folder nowhere; make it first\n"
