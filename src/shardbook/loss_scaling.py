@@ -3,9 +3,8 @@ r"""# Loss scaling
 > Gradients that FP16 would round to zero survive if the loss is multiplied first.
 
 The smallest positive number in FP16 is $2^{-24}$, about $6 \cdot 10^{-8}$, and a
-gradient of less than half of it becomes zero. Of those that pass between the layers of
-a small GPT, [11 % do](rounding.py). At the other end there is room, since FP16 reaches
-65504.
+gradient of half of it or less becomes zero. Of those that pass between the layers of a
+small GPT, [11 % do](rounding.py). At the other end there is room: FP16 reaches 65504.
 
 So the loss is multiplied by a number $S$, the *loss scale*. By the chain rule every
 gradient of the backward pass is then $S$ times as large. Before the optimizer steps,
@@ -23,17 +22,20 @@ starts with a large $S$. Whenever a gradient is infinite or NaN, it skips the st
 halves $S$. After 2000 steps without an overflow it tries the double.
 
 ```python
+from shardbook.autocast import autocast
+
 scaler = GradScaler()
 for inputs, targets in batches:
-    with autocast("cpu", dtype=torch.float16):
-        loss = error(model(inputs), targets)
+    with autocast("cpu", torch.float16):
+        loss = loss_fn(model(inputs), targets)
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
 ```
 
-Powers of two change the exponents of the gradients and no digit.
+Powers of two change the exponents of the gradients and no digit, as long as nothing
+becomes subnormal or infinite.
 
 :notation $S$: `factor`, the loss scale
 """
@@ -49,7 +51,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shardbook.unscaling import any_of, divide_and_check, step_unless
+from shardbook import unscaling
+from shardbook.lean import refuse_to_scale
 
 __all__ = ["GradScaler"]
 # sidelit: show
@@ -59,9 +62,8 @@ class GradScaler:
     """Scale losses, divide gradients, and skip the steps whose gradients are not finite.
 
     One scaler serves all models, losses and optimizers of a program. It does what
-    `torch.amp.GradScaler` does, step by step, and their states are interchangeable. The
-    parameters of a sharded model need [a scaler that asks all
-    ranks](sharded_scaler.py).
+    `torch.amp.GradScaler` does, step by step, and their states are interchangeable. A
+    sharded model needs [a scaler that asks all ranks](sharded_scaler.py).
 
     :param init_scale: the first $S$
     :param growth_factor: what $S$ is multiplied by after `growth_interval` steps in a
@@ -88,7 +90,7 @@ class GradScaler:
         self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
         self.growth_interval, self.enabled = growth_interval, enabled
         # $S$, and the steps since it last changed. Both move to the device of the first
-        # loss and stay there: the host need not wait for them. Turned off, none is stored.
+        # loss and stay there, so the host need not wait. On `meta` they take no memory.
         with torch.device("cpu" if enabled else "meta"):
             self.factor = torch.full((), init_scale, dtype=torch.float32)
             self.calm, self.in_use = torch.zeros((), dtype=torch.int32), False
@@ -107,10 +109,12 @@ class GradScaler:
             you like; any other iterable comes back as a list
         :returns: the same structure
         :raises ValueError: if there is something else in it
+        :raises RuntimeError: if a model would [step in the backward pass](lean.py)
         """
         if not self.enabled:
             return outputs
         if isinstance(outputs, Tensor):
+            refuse_to_scale(outputs)
             if not self.in_use:
                 self.factor = self.factor.to(outputs.device)
                 self.calm, self.in_use = self.calm.to(outputs.device), True
@@ -142,7 +146,7 @@ class GradScaler:
 
         :raises RuntimeError: the second time before `update`, after `step`, and if
             nothing was scaled
-        :raises ValueError: if a gradient is FP16
+        :raises ValueError: if a gradient is FP16, or a part of a sharded one
         """
         if not self.enabled:
             return
@@ -159,12 +163,13 @@ class GradScaler:
 
     def divide(self, optimizer: Optimizer) -> Tensor | None:
         """Divide the gradients and return [the flag](unscaling.py#divide_and_check)."""
-        return divide_and_check(optimizer, self.factor)
+        unscaling.refuse_parts(optimizer)
+        return unscaling.divide_and_check(optimizer, self.factor)
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Let the optimizer step if all its gradients are finite, else skip this step.
 
-        With several optimizers each is skipped or not by its own gradients.
+        Each optimizer is judged by its own gradients alone.
 
         :returns: what the optimizer returns; `None` if the step was skipped
         :raises RuntimeError: the second time before `update`, if nothing was scaled, if
@@ -174,12 +179,8 @@ class GradScaler:
         if not self.enabled:
             return optimizer.step(*args, **kwargs)
         self.refuse_unscaled("step")
+        unscaling.refuse_closure(optimizer, *args, *kwargs.values())
         name = type(optimizer).__name__
-        if any(map(callable, (*args, *kwargs.values()))):
-            raise RuntimeError(
-                f"this {name} gets a closure, whose gradients would not be checked; "
-                "compute them before step, without a closure"
-            )
         if optimizer in self.stepped:
             raise RuntimeError(f"this {name} has stepped already; call update() first")
         if optimizer not in self.found:
@@ -190,7 +191,7 @@ class GradScaler:
                 f"no parameter of this {name} has a gradient; "
                 "run a backward pass before step"
             )
-        result = step_unless(overflow, optimizer, *args, **kwargs)
+        result = unscaling.step_unless(overflow, optimizer, *args, **kwargs)
         self.stepped.add(optimizer)
         return result
 
@@ -199,9 +200,8 @@ class GradScaler:
         """Choose the next $S$. Call it once for each step, after all optimizers.
 
         Any optimizer's overflow counts, because all losses share one $S$. Between two
-        calls $S$ does not change. That matters for micro-batches: their gradients are
-        added up, and a sum of gradients with different factors cannot be divided by any
-        number.
+        calls $S$ does not change: the gradients of micro-batches are added up, and no
+        number divides a sum of gradients with different factors.
 
         :param new_scale: a value to set instead
         :raises RuntimeError: if no gradients were checked since the last time
@@ -210,7 +210,7 @@ class GradScaler:
         if not self.enabled:
             return
         self.refuse_unscaled("update")
-        overflow = any_of([f for f in self.found.values() if f is not None])
+        overflow = unscaling.any_of([f for f in self.found.values() if f is not None])
         if new_scale is not None:
             refuse_unless(SMALLEST <= new_scale < math.inf, "new_scale", new_scale)
             self.factor.fill_(new_scale)
@@ -241,8 +241,7 @@ class GradScaler:
         self.calm.copy_(torch.where(due, 0, calm))
 
     def refuse_unscaled(self, method: str) -> None:
-        """Without a scaled loss the gradients are true already, and would be divided
-        all the same.
+        """Without a scaled loss the gradients are true, and would be divided all the same.
 
         :raises RuntimeError: if nothing was ever scaled
         """

@@ -11,20 +11,22 @@ ranks have found nothing:
 | overflow | yes | no |
 | the step | is skipped | trains this rank's part of the model |
 | the next $S$ | 32768 | 65536 |
-| the mean of the next gradients $g$, both scaled | $49152\,g$ | $49152\,g$ |
+| the mean of the next gradients, $g$ on both ranks, as scaled | $49152\,g$ | $49152\,g$ |
 | the same, unscaled | $1.5\,g$ | $0.75\,g$ |
 
 Half of a step is taken. From then on the gradients are wrong, and no error is raised.
-AdamW hides most of it, because it divides each gradient by its usual size.
+AdamW hides it in part, because it divides each gradient by its usual size.
 
 So the ranks agree. Each has [a flag](unscaling.py) for the gradients of an optimizer, 1
 for an overflow, and all ranks take the largest: one all-reduce of one number. Then all
 of them skip the same steps and have the same $S$.
 
 ```python
+policy = Policy(param_dtype=torch.float16, output_dtype=torch.float32)
+model = shard(model, policy=policy)
 scaler = ShardedGradScaler()
 for inputs, targets in batches:
-    scaler.scale(error(model(inputs), targets)).backward()
+    scaler.scale(loss_fn(model(inputs), targets)).backward()
     scaler.unscale_(optimizer)
     clip_grad_norm_(model, 1.0)
     scaler.step(optimizer)
@@ -37,8 +39,15 @@ with their factor $S$, and unscaled once, after the last. Under `no_sync` an inf
 gradient stays on its rank until then. The mean takes it along, whatever the other ranks
 add to it.
 
-A model that [steps in its backward pass](lean.py) has used its gradients before anybody
-could divide them, and cannot be trained with a scaler.
+A model that [steps in its backward pass](lean.py) uses its gradients before anybody can
+divide them, and its parameters would move $S$ times too far. So `scale` looks for such
+parameters in autograd's graph, and refuses. What a [reentrant
+checkpoint](reentrant.py) computes is not in the graph. If nothing else is, `unscale_`
+refuses, and by then the parameters have moved.
+
+If several optimizers share a model, [clipping](clip.py) still takes one norm of all
+gradients. An overflow in those of one optimizer makes it infinite or NaN, and the finite
+gradients of the others become 0.
 
 :notation $S$: `factor`, the loss scale
 """
@@ -56,9 +65,11 @@ from torch.optim import Optimizer
 from shardbook.collectives import world
 from shardbook.flat import Flat, owner_of
 from shardbook.guard import refuse_waiting
+from shardbook.lean import refuse_late
 from shardbook.ledger import all_reduce_bytes, record
 from shardbook.loss_scaling import GradScaler
 from shardbook.order import Order
+from shardbook.unscaling import divide_and_check
 
 __all__ = ["ShardedGradScaler"]
 # sidelit: show
@@ -76,7 +87,8 @@ class ShardedGradScaler(GradScaler):
 
     :raises ValueError: if an optimizer has no sharded parameter, or its ranks are not
         those of the other optimizers
-    :raises RuntimeError: if gradients wait for their exchange
+    :raises RuntimeError: if gradients wait for their exchange, or were used up in the
+        backward pass
     :raises Disagreement: on every rank, if one of them does not unscale
     """
 
@@ -95,7 +107,8 @@ class ShardedGradScaler(GradScaler):
         order = self.order_of(optimizer, flats)
         for flat in flats:
             refuse_waiting(flat)
-        flag = super().divide(optimizer)
+        refuse_late(optimizer)
+        flag = divide_and_check(optimizer, self.factor)
         # Gradients arrive on all ranks or on none. A rank whose part of a parameter is
         # empty has an empty gradient, and takes part.
         if flag is not None:
@@ -143,7 +156,7 @@ def take_largest(flag: Tensor, order: Order, flat: Flat) -> None:
     would not do: a fused optimizer skips its step if the flag *is* 1, and two overflows
     would make it 2.
 
-    Each rank sends 4 bytes, and with more than two ranks some send 8.
+    Over gloo each of two ranks sends 4 bytes, and of more ranks some send 8.
     """
     # A rank that does not unscale must not leave the others waiting.
     order.begin("unscaling")

@@ -4,8 +4,8 @@ r"""# Dividing and checking the gradients
 
 [The scaler](loss_scaling.py) has to look at every gradient before an optimizer steps.
 It divides them anyway, so it looks at them then. The answer is one number, the *flag*:
-1 if any gradient is infinite or NaN, else 0. On a GPU it stays there, and nobody has
-waited for it so far.
+1 if any gradient is infinite or NaN, else 0. On a GPU the flag stays there, and up to
+here the host has not waited.
 
 :notation $S$: `factor`, the loss scale
 """
@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["any_of", "divide_and_check", "step_unless"]
+from shardbook.flat import owner_of
+
+__all__ = [
+    "any_of",
+    "divide_and_check",
+    "refuse_closure",
+    "refuse_parts",
+    "step_unless",
+]
 # sidelit: show
 
 
@@ -41,7 +49,8 @@ def divide_and_check(optimizer: Optimizer, factor: Tensor) -> Tensor | None:
         gradient
     :raises ValueError: if a gradient is FP16
     """
-    # To multiply by the inverse is faster, and exact where $S$ is a power of two.
+    # The operation below multiplies by the inverse. Where $S$ is a power of two that is
+    # exact.
     inverse = factor.double().reciprocal().float()
     flags: dict[torch.device, Tensor] = {}
     for values in gradients(optimizer):
@@ -98,9 +107,37 @@ def refuse_half(optimizer: Optimizer) -> None:
     )
 
 
+def refuse_parts(optimizer: Optimizer) -> None:
+    """A rank that has a part of a gradient cannot know whether all of it is finite.
+
+    [It would step alone](sharded_scaler.py), or be the only one that does not.
+
+    :raises ValueError: if a parameter is split over the ranks
+    """
+    for group in optimizer.param_groups:
+        for flat in filter(None, map(owner_of, group["params"])):
+            if flat.sliced:
+                raise ValueError(
+                    f"this {type(optimizer).__name__} trains this rank's part of a "
+                    "sharded model; use ShardedGradScaler, which asks all ranks"
+                )
+
+
 def any_of(flags: list[Tensor]) -> Tensor | None:
     """Whether any of some flags is raised; `None` if there is none."""
     return torch.stack(flags).amax() if flags else None
+
+
+def refuse_closure(optimizer: Optimizer, *arguments: Any) -> None:
+    """A closure computes gradients inside of the step, which nobody has checked.
+
+    :raises RuntimeError: if one of the arguments of a step is a closure
+    """
+    if any(map(callable, arguments)):
+        raise RuntimeError(
+            f"this {type(optimizer).__name__} gets a closure, whose gradients would not "
+            "be checked; compute them before step, without a closure"
+        )
 
 
 def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -> Any:
@@ -109,7 +146,7 @@ def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -
     Somebody has to read the flag. A fused optimizer does so on the device, and leaves
     everything as it was if the flag is raised. The host queues its step and does not
     wait. For any other optimizer the host has to decide, and `item` waits until the
-    device has computed all gradients. There is no other wait in a step.
+    device has computed all gradients. The scaler makes the host wait nowhere else.
 
     :returns: what the optimizer returns; `None` if the host skipped the step
     """

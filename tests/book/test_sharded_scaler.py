@@ -189,13 +189,9 @@ def line() -> nn.Linear:
 
 def two_steps(kind: str) -> list[tuple[float, list[float]]]:
     """The scale and two weights, after a step that overflows at the first weight and after a second one."""
-    import shardbook.loss_scaling
-    import shardbook.sharded_scaler
+    import shardbook
 
-    kinds = {
-        "plain": shardbook.loss_scaling.GradScaler,
-        "sharded": shardbook.sharded_scaler.ShardedGradScaler,
-    }
+    kinds = {"plain": partial(torch.amp.GradScaler, "cpu"), "sharded": shardbook.ShardedGradScaler}
     model, scaler = shardbook.shard(line()), kinds[kind]()
     optimizer, found = torch.optim.SGD(model.parameters(), lr=1.0), []
     for first in (math.inf, 1.0):
@@ -448,6 +444,80 @@ def test_refusals_say_what_to_do() -> None:
         ]
 
 
+def parts_in_the_scaler_of_one_process() -> None:
+    from shardbook import GradScaler, shard
+
+    for stage in STAGES:
+        model, scaler = shard(line(), stage=stage), GradScaler()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        scaler.scale(model(torch.ones(1, 64)).sum()).backward()
+        if stage:
+            with pytest.raises(
+                ValueError, match=r"^this SGD trains this rank's part .*; use ShardedGradScaler"
+            ):
+                scaler.step(optimizer)
+        else:
+            scaler.step(optimizer)
+        assert model.state_dict()["weight"].unique().item() == (0.0 if stage else -1.0)
+
+
+def steps_in_the_backward_pass() -> None:
+    from shardbook import GradScaler, ShardedGradScaler, shard, step_in_backward
+    from shardbook.checkpointing import checkpoint
+
+    said = (
+        "^this model steps in its backward pass, before a scaler can divide its gradients; train it without"
+    )
+    for stage, kind in itertools.product(STAGES, (GradScaler, ShardedGradScaler)):
+        model, scaler, plain = shard(line(), stage=stage), kind(init_scale=8.0), nn.Linear(1, 1)
+        (optimizer,) = step_in_backward(model, partial(torch.optim.SGD, lr=1.0))
+        inputs = torch.ones(1, 64, requires_grad=True)
+        loss = model(inputs).sum()
+        with pytest.raises(RuntimeError, match=said):
+            scaler.scale([loss])
+        assert not model.state_dict()["weight"].any()
+        # Another model's loss is scaled all the same.
+        scaler.scale(plain(torch.ones(1)).sum()).backward()
+        # A reentrant checkpoint hides the parameters.
+        scaler.scale(checkpoint(model, inputs, use_reentrant=True).sum()).backward()
+        assert model.state_dict()["weight"].unique().item() == -8.0
+        if kind is ShardedGradScaler:
+            with pytest.raises(RuntimeError, match=said):
+                scaler.step(optimizer)
+        # Without a scaler nobody minds.
+        kind(enabled=False).scale(model(inputs).sum()).backward()
+        assert model.state_dict()["weight"].unique().item() == -9.0
+
+
+def one_of_two_optimizers_overflows() -> None:
+    from shardbook import ShardedGradScaler, clip_grad_norm_, shard
+
+    for stage, damage in itertools.product(STAGES, (math.nan, math.inf)):
+        model, scaler = shard(chain(), stage=stage), ShardedGradScaler()
+        first, second = everything(model[1])[0], everything(model[3])[0]
+        optimizers = [torch.optim.SGD(group, lr=0.1) for group in (first, second)]
+        states = [model.state_dict()]
+        for step in range(2):
+            scaler.scale(error(model, batch(dist.get_rank(), step))).backward()
+            for parameter in first:
+                # In stage 0 all ranks have the same gradients.
+                if not step and (dist.get_rank() == 1 or not stage) and parameter.numel():
+                    parameter.grad.view(-1)[-1] = damage
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
+            clip_grad_norm_(model, 1.0)
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            model.zero_grad()
+            states.append(model.state_dict())
+        before, skipped, after = states
+        assert_equal(dict(before), dict(skipped))
+        assert all(value.isfinite().all() for value in after.values())
+        for name in ("1.0.weight", "3.0.weight"):
+            assert not torch.equal(after[name], skipped[name])
+
+
 def two_models() -> None:
     """Models that were sharded apart, in one optimizer and in two."""
     from shardbook import shard
@@ -488,6 +558,16 @@ def not_enabled() -> None:
     assert torch.equal(model.state_dict()["weight"], -torch.ones(1, 64))
 
 
-@pytest.mark.parametrize("case", [two_models, not_enabled, under_a_policy], ids=lambda case: case.__name__)
+CASES = [
+    two_models,
+    not_enabled,
+    under_a_policy,
+    parts_in_the_scaler_of_one_process,
+    steps_in_the_backward_pass,
+    one_of_two_optimizers_overflows,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_on_two_ranks(case: Callable[[], None]) -> None:
     ranks.run(2, case)
