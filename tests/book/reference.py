@@ -53,7 +53,9 @@ def fill_gradients(
 def add_up(
     model: nn.Module, trainable: Sequence[nn.Parameter], losses: Losses, dtype: torch.dtype | None
 ) -> tuple[list[Tensor], list[float]]:
-    """One rank's gradients, summed over its micro-batches in the wider of two dtypes, and its losses."""
+    """One rank's gradients, summed over its micro-batches in the wider of two dtypes and at least in FP32,
+    and its losses.
+    """
     values: list[float] = []
     sums: list[Tensor | None] = [None] * len(trainable)
     for compute in losses:
@@ -63,7 +65,8 @@ def add_up(
         values.append(loss.item())
         for index, parameter in enumerate(trainable):
             if parameter.grad is not None:
-                wide = torch.promote_types(parameter.dtype, dtype or parameter.dtype)
+                wide = torch.promote_types(parameter.dtype, dtype or torch.float32)
+                wide = torch.promote_types(wide, torch.float32)
                 gradient, before = parameter.grad.to(wide, copy=True), sums[index]
                 sums[index] = gradient if before is None else before + gradient
     model.zero_grad()

@@ -486,6 +486,7 @@ def bad_policies() -> list[str]:
 
 def test_a_policy_whose_dtype_cannot_hold_a_mean_is_refused() -> None:
     assert bad_policies() == [
-        f"reduce_dtype={wrong} cannot hold a mean; choose a floating-point dtype such as torch.float32"
+        f"reduce_dtype={wrong} cannot hold a mean; "
+        "choose a floating-point dtype of 16 bits or more, such as torch.float32"
         for wrong in ("torch.int32", "'bfloat16'")
     ]

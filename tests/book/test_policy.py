@@ -41,11 +41,12 @@ def each_stage_trains_like_masters(options: dict[str, Any], reference: dict[str,
     ("options", "reference"),
     [
         ({"param_dtype": BF16}, {}),
+        ({"param_dtype": BF16}, {"optimizer": "sgd", "micro": 3}),
         ({"param_dtype": BF16, "reduce_dtype": torch.float32}, {"optimizer": "sgd", "micro": 2}),
         ({"param_dtype": torch.float16, "fp32_modules": (), "fp32_norms": ()}, {"micro": 2, "once": False}),
         ({"param_dtype": torch.float64, "reduce_dtype": BF16}, {"optimizer": "sgd"}),
     ],
-    ids=["bf16", "fp32-wire", "fp16-all", "fp64"],
+    ids=["bf16", "bf16-sum", "fp32-wire", "fp16-all", "fp64"],
 )
 def test_every_stage_trains_like_masters_by_hand(
     world_size: int, options: dict[str, Any], reference: dict[str, Any]
