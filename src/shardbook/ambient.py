@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_is_leaf, tree_leaves
 
 from shardbook.autocast import current
 from shardbook.autocast import restored as casting_restored
@@ -136,6 +136,10 @@ def capture_autocast(types: Iterable[str] = ()) -> AmbientAutocast:
 
 def device_types(*args: Any) -> set[str]:
     """The types of the devices that hold the tensors among some arguments."""
-    return {
-        value.device.type for value in tree_leaves(args) if isinstance(value, Tensor)
-    }
+    types = set()
+    for value in args:
+        if isinstance(value, Tensor):
+            types.add(value.device.type)
+        elif not tree_is_leaf(value):
+            types |= device_types(*tree_leaves(value))
+    return types

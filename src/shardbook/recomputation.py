@@ -162,8 +162,8 @@ class Settings:
         :param draw_again: whether the random numbers belong to them
         """
         return cls(
-            capture(function, args, kwargs) if draw_again else RNGState(),
-            capture_autocast(device_types(args, kwargs)),
+            capture(function, *args, *kwargs.values()) if draw_again else RNGState(),
+            capture_autocast(device_types(*args, *kwargs.values())),
             torch.get_default_device(),
         )
 

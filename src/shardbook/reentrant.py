@@ -56,7 +56,6 @@ again.
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,7 +64,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from shardbook.prefetch import calls_from_outside
-from shardbook.segment import Segment, not_compiled
+from shardbook.segment import Passed, Segment, not_compiled
 
 __all__ = ["call_reentrant", "checkpoint_reentrant"]
 # sidelit: show
@@ -121,13 +120,14 @@ def call_reentrant(
         # its first run. In its second run autograd is on, and this function is called
         # again.
         return function(*args, **kwargs)
-    segment, tensors = Segment.of(function, args, kwargs, preserve_rng_state)
+    arguments = (args, kwargs)
+    segment, tensors = Segment.of(function, arguments, preserve_rng_state)
     if not any(tensor.requires_grad for tensor in tensors):
         warn_of_no_gradient()
         with torch.no_grad():
             return function(*args, **kwargs)
     returned = Recomputation.apply(  # type: ignore[no-untyped-call]
-        segment, args, kwargs, *tensors
+        segment, arguments, *tensors
     )
     assert segment.returned is not None
     return tree_unflatten(returned, segment.returned)
@@ -153,7 +153,7 @@ class Recomputation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, segment: Segment, args: Any, kwargs: Any, *tensors: Tensor
+        ctx: Any, segment: Segment, arguments: Passed, *tensors: Tensor
     ) -> tuple[Any, ...]:
         """The first run. Inside of this method autograd is off, so what the segment
         computes is freed as soon as the segment itself is done with it.
@@ -166,7 +166,7 @@ class Recomputation(torch.autograd.Function):
         # An output that the loss does not use has no gradient. Zeros in its place would
         # give a gradient to parameters that have none without a checkpoint.
         ctx.set_materialize_grads(False)
-        values = segment.first(tensors, args, kwargs)
+        values = segment.first(tensors, arguments)
         outputs = aliases(values, tensors)
         # Which outputs depend on something that requires a gradient is known only after
         # the second run. So all of them claim to, except an output that is itself an
@@ -194,7 +194,7 @@ class Recomputation(torch.autograd.Function):
         inputs = [
             tensor.detach().requires_grad_(needed)
             for tensor, needed in zip(
-                ctx.saved_tensors, ctx.needs_input_grad[3:], strict=True
+                ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True
             )
         ]
         values = ctx.segment.again(inputs)
@@ -215,7 +215,7 @@ class Recomputation(torch.autograd.Function):
         if due:
             outputs, output_gradients = zip(*due, strict=True)
             torch.autograd.backward(outputs, output_gradients)
-        return None, None, None, *[tensor.grad for tensor in inputs]
+        return None, None, *[tensor.grad for tensor in inputs]
 
 
 def aliases(values: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
@@ -231,12 +231,14 @@ def aliases(values: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
     that of the unchanged values.
     """
     different = {id(value): value for value in values if isinstance(value, Tensor)}
-    sharing = Counter(
+    owners = [
         id(tensor if tensor._base is None else tensor._base)
-        for tensor in ({id(tensor): tensor for tensor in tensors} | different).values()
-    )
+        for tensor in {id(t): t for t in (*tensors, *different.values())}.values()
+    ]
     new = {
-        key: value.detach() if sharing[id(value._base)] < 2 else value.view_as(value)
+        key: value.detach()
+        if owners.count(id(value._base)) < 2
+        else value.view_as(value)
         for key, value in different.items()
     }
     return [new.get(id(value), value) for value in values]

@@ -23,8 +23,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
-from types import FunctionType, MethodType, ModuleType
+from functools import cache, partial, wraps
+from types import FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
 import torch
@@ -34,7 +34,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from shardbook.machinery import tensors_in
 from shardbook.recomputation import Settings
 
-__all__ = ["Held", "Place", "Segment", "not_compiled", "take_apart"]
+__all__ = ["Held", "Passed", "Place", "Segment", "not_compiled", "take_apart"]
+# The positional arguments and the keyword arguments of a call.
+Passed = tuple[tuple[Any, ...], dict[str, Any]]
 # sidelit: show
 
 
@@ -57,20 +59,15 @@ class Segment:
 
     @classmethod
     def of(
-        cls,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        preserve_rng_state: bool,
+        cls, function: Callable[..., Any], arguments: Passed, preserve_rng_state: bool
     ) -> tuple[Segment, list[Tensor]]:
         """The segment in the present state, and the tensors among its arguments."""
-        tensors, leaves, spec = take_apart((args, kwargs))
-        settings = Settings.now(function, (*tensors, *leaves), {}, preserve_rng_state)
+        tensors, leaves, spec = take_apart(arguments)
+        args, kwargs = arguments
+        settings = Settings.now(function, args, kwargs, preserve_rng_state)
         return cls(function, leaves, spec, settings), tensors
 
-    def first(
-        self, tensors: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[Any]:
+    def first(self, tensors: Sequence[Tensor], arguments: Passed) -> list[Any]:
         """Run the function, and take apart what it returns.
 
         :raises RuntimeError: if the function changed its arguments
@@ -79,9 +76,10 @@ class Segment:
         """
         versions = [version(tensor) for tensor in tensors]
         held = Held(self.function, self.leaves)
+        args, kwargs = arguments
         output = self.function(*args, **kwargs)
         refuse_changes(tensors, versions)
-        refuse_additions(tensors, (args, kwargs))
+        refuse_additions(tensors, arguments)
         held.refuse_additions()
         values, self.returned = tree_flatten(output)
         refuse_hidden(values)
@@ -113,15 +111,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Marks where a tensor stood among the arguments.
-
-    :param index: its number in the list of tensors
-    """
+    """Marks where a tensor stood among the arguments; `index` is the tensor's number."""
 
     index: int
 
 
-def take_apart(arguments: Any) -> tuple[list[Tensor], list[Any], TreeSpec]:
+def take_apart(arguments: Passed) -> tuple[list[Tensor], list[Any], TreeSpec]:
     """The different tensors among some arguments, all leaves with places instead of
     tensors, and the structure.
 
@@ -129,10 +124,28 @@ def take_apart(arguments: Any) -> tuple[list[Tensor], list[Any], TreeSpec]:
     functions ask for it. If `query`, `key` and `value` are one object, attention
     projects them by one product, which rounds differently than three.
     """
-    leaves, spec = tree_flatten(arguments)
+    leaves, spec = flatten(arguments)
     tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
     places = {key: Place(index) for index, key in enumerate(tensors)}
     return list(tensors.values()), [places.get(id(leaf), leaf) for leaf in leaves], spec
+
+
+def flatten(arguments: Passed) -> tuple[list[Any], TreeSpec]:
+    """The leaves of some arguments, and their structure.
+
+    To flatten a pytree takes longer than a small operation. Most calls are given
+    tensors and no structures of tensors, and then the structure is known.
+    """
+    args, kwargs = arguments
+    values = [*args, *kwargs.values()]
+    if all(isinstance(value, (Tensor, NoneType, int, float, str)) for value in values):
+        return values, structure_of_singles(len(args), *kwargs)
+    return tree_flatten(arguments)
+
+
+@cache
+def structure_of_singles(number: int, *names: str) -> TreeSpec:
+    return tree_flatten(((None,) * number, dict.fromkeys(names)))[1]
 
 
 def refuse_changes(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
@@ -158,13 +171,13 @@ def version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def refuse_additions(tensors: Sequence[Tensor], arguments: Any) -> None:
+def refuse_additions(tensors: Sequence[Tensor], arguments: Passed) -> None:
     """A tensor that a function leaves in a list has no gradient.
 
     :raises RuntimeError: naming the shape of a tensor that was not there before
     """
     known = {id(tensor) for tensor in tensors}
-    for leaf in tree_leaves(arguments):
+    for leaf in flatten(arguments)[0]:
         if isinstance(leaf, Tensor) and id(leaf) not in known:
             raise RuntimeError(
                 f"the checkpointed function left a tensor of shape {tuple(leaf.shape)} "
@@ -175,12 +188,10 @@ def refuse_additions(tensors: Sequence[Tensor], arguments: Any) -> None:
 class Held:
     """What objects among the arguments hold, such as the cache of a language model.
 
-    Lists are made anew for the second run. An object of another class is not, so the
-    second run finds in it what the first has left there. A decoder that appends its
-    keys to a cache would attend to each of them twice, and the gradients would be wrong.
-
-    What a function leaves in its own attributes, or in those of a module, is not looked
-    for. [The other variant](saved_tensors.py) uses this class, too.
+    The second run finds in an object what the first has left there. A decoder that
+    appends its keys to a cache would attend to each of them twice. What a function
+    leaves in its own attributes, or in those of a module, is not looked for. [The other
+    variant](saved_tensors.py) uses this class, too.
 
     :param leaves: the arguments without their structure
     :raises TypeError: if an argument is an iterator, which the first run would use up
@@ -194,11 +205,9 @@ class Held:
             if isinstance(one, Iterator):
                 raise TypeError(
                     f"an argument of the checkpointed function is a {type(one).__name__},"
-                    " and the first run would leave nothing of it for the second; pass "
-                    "a list"
+                    " of which the first run would leave nothing; pass a list"
                 )
-        # The tensors themselves, since the number of one that is gone may be given to
-        # another.
+        # The tensors themselves: the `id` of one that is gone may be given to another.
         self.before = {id(t): t for one in self.objects for t in reachable(one)}
 
     def refuse_additions(self) -> None:
@@ -214,8 +223,7 @@ class Held:
                         "the checkpointed function left a tensor of shape "
                         f"{tuple(tensor.shape)} in a {type(one).__name__} among its "
                         "arguments, and would find it there when it runs again; return "
-                        "it instead, or pass no cache, as with use_cache=False in "
-                        "transformers"
+                        "it, or pass no cache, as with use_cache=False in transformers"
                     )
 
 

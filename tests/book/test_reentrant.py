@@ -884,7 +884,7 @@ def test_with_a_graph_a_tensor_without_a_gradient_may_be_left() -> None:
 @pytest.mark.parametrize("again", BOTH)
 @pytest.mark.parametrize("kind", [iter, lambda values: (value for value in values), partial(map, abs)])
 def test_an_iterator_is_refused(again: Checkpoint, kind: Any) -> None:
-    with pytest.raises(TypeError, match=r"is a (list_iterator|generator|map), and .* pass a list"):
+    with pytest.raises(TypeError, match=r"is a (list_iterator|generator|map), of which .* pass a list"):
         again(lambda x, values: x * sum(values), vector(0), kind([1.0, 2.0]))
 
 
