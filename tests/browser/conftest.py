@@ -5,6 +5,7 @@ Which pages there are is read from the site's own configuration: a new chapter i
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
 
 import chromium
@@ -44,12 +46,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make site` builds it, into a folder of the tests."""
-    target = tmp_path_factory.mktemp("site") / "book"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
+    """The site, built as `make site` builds it: once for all processes that share the tests."""
+    own = tmp_path_factory.getbasetemp()
+    common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    target = common / "site" / "book"
+    with FileLock(common / "site.lock"):
+        if not target.exists():
+            build(target)
+    return target
+
+
+def build(target: Path) -> None:
+    """Build under another name first, so that no process takes half a site for a whole one."""
+    draft = target.with_name("draft")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(draft)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return target
+    draft.rename(target)
 
 
 class Quiet(SimpleHTTPRequestHandler):
