@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -370,6 +371,25 @@ def zero_grad_between_forward_and_backward() -> None:
     assert_equal(whole_gradients(sharded), plain_gradients(plain))
 
 
+def hooks_say_that_they_are_at_work() -> None:
+    """Every exchange of a step happens in a hook that says so, and no call of a module does."""
+    from shardbook import Policy, shard
+    from shardbook.machinery import machinery_at_work
+
+    seen: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardbook.collectives.record", lambda *_: seen.append(machinery_at_work()))
+        for stage, policy in product((0, 1, 2, 3), (None, Policy(param_dtype=torch.bfloat16))):
+            model = shard(chain(), stage=stage, policy=policy)
+            for module in model.modules():
+                module.register_forward_pre_hook(lambda *_: seen.append(not machinery_at_work()))
+            seen.clear()
+            error(model, batch(0, 0)).backward()
+            assert len(seen) > len(list(model.modules()))
+            assert all(seen)
+            assert not machinery_at_work()
+
+
 CASES: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
     (used_twice, ()),
     (two_forwards_before_one_backward, ()),
@@ -393,6 +413,7 @@ CASES: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
     (in_place_on_the_input, ()),
     (nan_in_uninitialised_memory_does_not_reach_the_padding, ()),
     (zero_grad_between_forward_and_backward, ()),
+    (hooks_say_that_they_are_at_work, ()),
 ]
 
 

@@ -144,6 +144,55 @@ def test_the_16_bit_part_is_cast_into_its_place_and_takes_no_memory_of_its_own()
             assert peak == whole + staged
 
 
+def bytes_of_a_cut() -> dict[tuple[int, str], float]:
+    """The most bytes for each parameter while a model of one FP32 matrix is sharded."""
+    from shardbook import shard
+
+    policies = {"none": Policy(), "bf16": Policy(param_dtype=BF16), "offload": Policy(offload=True)}
+    found = {}
+    for stage, (name, policy) in product(STAGES, policies.items()):
+        model = nn.Linear(64, 64, bias=False)
+        with Meter() as meter:
+            before = meter.now() - model.weight.nbytes
+            shard(model, stage=stage, policy=policy, synchronize=False)
+        found[stage, name] = (meter.peak - before) / 64**2
+    return found
+
+
+def test_in_stage_3_a_unit_is_cut_with_no_more_memory_than_without_a_policy() -> None:
+    for found in ranks.run(2, bytes_of_a_cut):
+        assert {name: found[3, name] for name in ("none", "bf16", "offload")} == dict.fromkeys(
+            ("none", "bf16", "offload"), 10
+        )
+        # One of the two forms comes on top, for both ranks or for one.
+        assert [found[stage, "bf16"] - found[stage, "none"] for stage in (0, 1, 2)] == [2, 2, 2]
+        assert [found[stage, "offload"] - found[stage, "none"] for stage in (0, 1, 2)] == [4, 2, 2]
+
+
+def bytes_in_full_precision() -> dict[tuple[int, bool], list[int]]:
+    """What comes on top in the block between uses and is left after it; the bytes of the masters."""
+    from shardbook import shard
+
+    found = {}
+    for stage, offload in product(STAGES, (False, True)):
+        model = shard(aligned(), stage=stage, policy=Policy(param_dtype=BF16, offload=offload))
+        with Meter() as meter:
+            before = meter.now()
+            with full_precision(model):
+                inside = meter.now() - before
+            after = meter.now() - before
+        flats = [flat for unit in conductor_of(model).drivers for flat in unit.flats if flat.narrowed]
+        found[stage, offload] = [inside, after, sum(4 * flat.layout.padded for flat in flats)]
+    return found
+
+
+def test_full_precision_takes_a_second_whole_vector_in_stages_1_and_2() -> None:
+    for found in ranks.run(2, bytes_in_full_precision):
+        for (stage, offload), (inside, after, masters) in found.items():
+            second = stage in (1, 2) or (stage == 0 and offload)
+            assert (inside, after) == (masters if second else 0, 0), (stage, offload)
+
+
 # --- the settings ---
 
 
