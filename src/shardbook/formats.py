@@ -2,29 +2,31 @@ r"""# Floating-point formats
 
 > Sixteen bits are a choice between range and digits.
 
-A floating-point number has three fields: a sign $s$, an exponent $e$ and a mantissa $m$.
-The mantissa has $M$ bits, the exponent $E$ bits. Their value is
+A floating-point number has three fields: a sign $s$, an exponent $e$ and a mantissa
+$m$. The mantissa has $M$ bits, the exponent $E$ bits. The number they stand for is
 
 $$x = (-1)^s \cdot \Bigl(1 + \frac{m}{2^M}\Bigr) \cdot 2^{e - b}, \qquad b = 2^{E-1} - 1$$
 
-The exponent says between which two powers of two the number lies. The mantissa divides
-that stretch into $2^M$ equal steps. So the exponent bits decide the *range* of a format,
-and the mantissa bits decide how many *digits* it has:
+An exponent of all zeros is for 0 and the [subnormal numbers](#Format.decode), one of all
+ones for infinity and NaN. Any other says between which two powers of two the number
+lies. The mantissa divides that stretch into $2^M$ equal steps. So the exponent bits
+decide the *range* of a format, and the mantissa bits how many *digits* it has:
 
-| format | bits | $E$ | $M$ | largest | smallest normal | smallest subnormal | epsilon |
-|---|---|---|---|---|---|---|---|
-| fp64 | 64 | 11 | 52 | 1.8e+308 | 2.23e-308 | 4.94e-324 | 2.22e-16 |
-| fp32 | 32 | 8 | 23 | 3.4e+38 | 1.18e-38 | 1.4e-45 | 1.19e-07 |
-| tf32 | 19 | 8 | 10 | 3.4e+38 | 1.18e-38 | 1.15e-41 | 0.000977 |
-| fp16 | 16 | 5 | 10 | 6.55e+04 | 6.1e-05 | 5.96e-08 | 0.000977 |
-| bf16 | 16 | 8 | 7 | 3.39e+38 | 1.18e-38 | 9.18e-41 | 0.00781 |
-| e4m3fn | 8 | 4 | 3 | 448 | 0.0156 | 0.00195 | 0.125 |
-| e5m2 | 8 | 5 | 2 | 5.73e+04 | 6.1e-05 | 1.53e-05 | 0.25 |
+| format | $E$ | $M$ | largest | smallest normal | smallest | epsilon |
+|---|---|---|---|---|---|---|
+| fp64 | 11 | 52 | ${2^{1024}-2^{971}}$ | $2^{-1022}$ | $2^{-1074}$ | $2^{-52}$ |
+| fp32 | 8 | 23 | ${2^{128}-2^{104}}$ | $2^{-126}$ | $2^{-149}$ | $2^{-23}$ |
+| tf32 | 8 | 10 | ${2^{128}-2^{117}}$ | $2^{-126}$ | $2^{-136}$ | $2^{-10}$ |
+| fp16 | 5 | 10 | ${2^{16}-2^{5}}$ | $2^{-14}$ | $2^{-24}$ | $2^{-10}$ |
+| bf16 | 8 | 7 | ${2^{128}-2^{120}}$ | $2^{-126}$ | $2^{-133}$ | $2^{-7}$ |
+| e4m3fn | 4 | 3 | ${2^{9}-2^{6}}$ | $2^{-6}$ | $2^{-9}$ | $2^{-3}$ |
+| e5m2 | 5 | 2 | ${2^{16}-2^{13}}$ | $2^{-14}$ | $2^{-16}$ | $2^{-2}$ |
 
-FP16 and BF16 have the same size. FP16 has three more bits for digits. BF16 is the first
-half of FP32, so it has the range of FP32 and only about two decimal digits.
-[What this does to training](rounding.py) is the next chapter. TF32 is no format to store:
-in some matrix products a GPU reads FP32 numbers as if they had only these 19 bits.
+*Epsilon* is the step from 1 to the next number. Formats with 8 exponent bits reach
+$3.4 \cdot 10^{38}$, FP16 reaches 65504, and the two of 8 bits reach 448 and 57344.
+BF16 is the first half of FP32, so it has the range of FP32 and only about two decimal
+digits. [What this does to training](rounding.py) is the next chapter. TF32 is no format
+to store: in some matrix products a GPU reads only these 19 bits of FP32 numbers.
 
 A number can be looked at in every format:
 
@@ -60,9 +62,8 @@ __all__ = ["FORMATS", "Format"]
 class Format:
     """A floating-point format, as exact arithmetic on Python's whole numbers and fractions.
 
-    A *pattern* is a number's bits, read as one whole number from 0 to `2**bits - 1`. All
-    values are returned as `float`, which is FP64 and holds every value of every format
-    here.
+    A *pattern* is a number's bits, read as one whole number from 0 to `2**bits - 1`.
+    Values are returned as `float`, which is FP64 and holds those of every format here.
 
     :param name: how tables call it
     :param exponent_bits: $E$
@@ -147,11 +148,10 @@ class Format:
 
     @property
     def beyond(self) -> int:
-        """The pattern of everything too large.
+        """The pattern of everything too large: infinity, which follows the largest number.
 
-        It is infinity, the pattern after the largest number. E4M3FN has none, and there
-        PyTorch's conversion *saturates*: it takes the largest finite number, even for
-        infinity itself.
+        E4M3FN has none, and there PyTorch's conversion *saturates*: it takes the largest
+        finite number, even for infinity itself.
         """
         return self.largest_pattern + self.infinite
 
@@ -196,7 +196,7 @@ class Format:
 
     @property
     def epsilon(self) -> float:
-        """The step from 1 to the next number. Half of it bounds the relative error of a normal number."""
+        """The step from 1 to the next number. Half of it bounds the relative error of a normal result."""
         return self.spacing(1.0)
 
     def spacing(self, value: float) -> float:
@@ -272,7 +272,7 @@ def number(text: str) -> float | Fraction:
         raise Mistake(f"{text!r} is no number; write it as 0.1 or 1e-5") from None
     # Infinity, NaN and minus zero are no fractions.
     if not exact.is_finite() or not exact:
-        return float(exact)
+        return math.nan if exact.is_nan() else float(exact)
     if abs(exact.adjusted()) > 999:
         raise Mistake(
             f"{text} is far outside of every format; stay within 1e-999 and 1e999"

@@ -193,15 +193,29 @@ def test_the_spacing_is_the_distance_to_the_next_number(form: Format) -> None:
         assert form.spacing(value) == form.spacing(-value) == form.decode(pattern + 1) - value
 
 
+def power(number: float | Fraction) -> str:
+    number = Fraction(number)
+    exponent = number.numerator.bit_length() - number.denominator.bit_length()
+    assert number == Fraction(2) ** exponent
+    return f"2^{{{exponent}}}"
+
+
 def test_the_table_of_the_chapter_holds() -> None:
     assert formats.__doc__ is not None
     rows = [line for line in formats.__doc__.splitlines() if line.startswith("| ")][1:]
-    ours = []
-    for form in FORMATS:
-        sizes = (form.name, form.bits, form.exponent_bits, form.mantissa_bits)
-        ours.append([*sizes, form.largest, form.smallest_normal, form.smallest_subnormal, form.epsilon])
-    cells = [[f"{x:.3g}" if isinstance(x, float) else str(x) for x in row] for row in ours]
-    assert rows == [f"| {' | '.join(row)} |" for row in cells]
+    for row, form in zip(rows, FORMATS, strict=True):
+        top = Fraction(2) ** (form.exponent_of(Fraction(form.largest)) + 1)
+        largest = f"{power(top)}-{power(top - Fraction(form.largest))}"
+        small = map(power, (form.smallest_normal, form.smallest_subnormal, form.epsilon))
+        sizes = map(str, (form.exponent_bits, form.mantissa_bits))
+        cells = (form.name, *sizes, f"${{{largest}}}$", *(f"${cell}$" for cell in small))
+        assert row == f"| {' | '.join(cells)} |"
+
+
+def test_the_largest_numbers_of_the_chapter_hold() -> None:
+    largest = [form.largest for form in (FP16, E4M3FN, E5M2, FP32, TF32, BF16)]
+    assert largest[:3] == [65504, 448, 57344]
+    assert [f"{number:.1e}" for number in largest[3:]] == ["3.4e+38"] * 3
 
 
 @pytest.mark.parametrize("pattern", [-1, 256])
@@ -235,6 +249,7 @@ def test_a_number_is_shown_bit_by_bit(capsys: pytest.CaptureFixture[str]) -> Non
         ("-1e-5", ["1|00000|0010101000", "-1.0013580322265625e-05", "0.0014"], ["1|0000|000", "-0", "1"]),
         ("-inf", ["1|11111|0000000000", "-inf", "-"], ["1|1111|110", "-448", "-"]),
         ("nan", ["0|11111|1000000000", "nan", "-"], ["0|1111|111", "nan", "-"]),
+        ("sNaN", ["0|11111|1000000000", "nan", "-"], ["0|1111|111", "nan", "-"]),
         ("-0", ["1|00000|0000000000", "-0", "-"], ["1|0000|000", "-0", "-"]),
         ("1e999", ["0|11111|0000000000", "inf", "-"], ["0|1111|110", "448", "1"]),
         ("464", ["0|10111|1101000000", "464", "0"], ["0|1111|110", "448", "0.034"]),
