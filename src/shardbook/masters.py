@@ -129,6 +129,8 @@ class FlatWithMasters(Flat):
             assert self.usual is not None
             (self.full, self.whole), self.usual = self.usual, None
             return True
+        # The hooks that collect gradients belong to the usual parameters. So these are
+        # kept, with the vector that they are views of.
         self.usual = self.full, self.whole
         if self.sliced or self.offloaded:
             self.full = torch.empty(

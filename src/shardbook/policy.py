@@ -133,9 +133,10 @@ class Policy:
     def collects_in(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which the gradients of `dtype` parameters add up before they are sent.
 
-        It is the narrowest dtype that holds the values of both. So a narrow format of the
-        exchange costs no digits of the sum over micro-batches, and a wide one keeps more
-        digits of that sum.
+        It is the narrowest dtype that holds the values of both. So where a parameter is
+        used several times, a narrow format of the exchange costs no digits of the sum,
+        and a wide one keeps more of them. [Micro-batches](accumulate.py) that wait for
+        each other are added up in FP32 at least.
         """
         return torch.promote_types(dtype, self.sends_in(dtype))
 
