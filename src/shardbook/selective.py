@@ -238,7 +238,7 @@ class HandingOut(TorchDispatchMode):
         kept = self.store.get(func, number, args, kwargs)
         if kept is None:
             return func(*args, **kwargs)
-        # When the block ends, the generators get back the state from before it.
+        # At the end of the block the generators get back the state from before it.
         self.drawn.enter_context(kept.drawn.restored())
         return kept.hand_out(args, kwargs, copied=not self.store.complete)
 
