@@ -4,8 +4,11 @@ r"""# Options and ranks
 
 `torchrun` starts one process for each rank and tells it by environment variables who it is: `RANK` of
 `WORLD_SIZE`, and where the others can be met. This chapter reads the options and these variables before
-anything else happens. What is wrong is said in one sentence, and by one rank: 64 copies of it would hide
-whatever else is printed.
+anything else happens. What is wrong is said in one sentence.
+
+The processes of a machine are given the same options, so they find the same mistake, and one of them tells
+it: 64 copies would hide whatever else is printed. A mistake in a process's own surroundings, such as a
+missing GPU, may be nobody else's. So the process itself tells it, and says which rank it is.
 """
 
 # sidelit: hide
@@ -35,24 +38,25 @@ class Mistake(Exception):
     """Something that the user can put right. Its text is one sentence that says how."""
 
 
+class OwnMistake(Mistake):
+    """A mistake in the surroundings of this process, which other ranks need not share."""
+
+
 def complain(mistake: Mistake) -> int:
-    """Print the sentence once and return the exit code."""
-    if speaks():
-        print(f"shardbook.train: {mistake}", file=sys.stderr)
+    """Print the sentence, unless another process of this machine does, and return the exit code."""
+    own = isinstance(mistake, OwnMistake)
+    who = f"rank {os.environ['RANK']}: " if own and "RANK" in os.environ else ""
+    if own or speaks():
+        print(f"shardbook.train: {who}{mistake}", file=sys.stderr)
     return 1
 
 
 def speaks() -> bool:
-    """Whether this process is the one that prints.
+    """Whether this process is the one on its machine that tells mistakes in the options.
 
-    It is rank 0. A process whose rank is impossible speaks too, because there may be no
-    rank 0.
+    `torchrun` numbers the processes of a machine. Without these numbers, rank 0 speaks.
     """
-    rank = os.environ.get("RANK", "0")
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if not (rank.isdecimal() and world_size.isdecimal()):
-        return True
-    return int(rank) == 0 or int(rank) >= int(world_size)
+    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -75,12 +79,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         raise Mistake(f"--lr is {options.lr}, but it must be a positive number")
     if not 0 <= options.seed < 2**63:
         raise Mistake(f"--seed is {options.seed}, but it must be from 0 to 2**63 - 1")
-    if options.json is not None and options.json.is_dir():
-        raise Mistake(f"--json {options.json} is a folder; name a file")
-    if options.json is not None and not options.json.parent.is_dir():
-        raise Mistake(
-            f"--json {options.json}: there is no folder {options.json.parent}; make it first"
-        )
+    # Rank 0 writes the file, and the folder need not exist on other machines.
+    if options.json is not None and os.environ.get("RANK", "0") == "0":
+        if options.json.is_dir():
+            raise Mistake(f"--json {options.json} is a folder; name a file")
+        if not options.json.parent.is_dir():
+            raise Mistake(
+                f"--json {options.json}: there is no folder {options.json.parent}; make it first"
+            )
     try:
         options.config = Config(
             layers=options.layers,
@@ -143,7 +149,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         choices=[0, 1, 2, 3],
         default=3,
-        help="what the ranks share out: 0 nothing, 1 the optimizer's state, 2 the gradients too, "
+        help="what is split over the ranks: 0 nothing, 1 the optimizer's state, 2 the gradients too, "
         "3 the parameters too",
     )
     add(
@@ -235,12 +241,12 @@ def environment() -> tuple[int, int]:
     world_size = number("WORLD_SIZE", least=1)
     rank = number("RANK", least=0)
     if rank >= world_size:
-        raise Mistake(
+        raise OwnMistake(
             f"RANK is {rank}, but WORLD_SIZE is {world_size}, so the last rank is {world_size - 1}"
         )
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
-            raise Mistake(
+            raise OwnMistake(
                 f"{name} is not set, so the ranks cannot meet; start them with {LAUNCH}"
             )
     return rank, world_size
@@ -250,9 +256,9 @@ def number(name: str, *, least: int, default: str | None = None) -> int:
     """A whole number from the environment."""
     value = os.environ.get(name, default)
     if value is None:
-        raise Mistake(f"{name} is not set; start the ranks with {LAUNCH}")
+        raise OwnMistake(f"{name} is not set; start the ranks with {LAUNCH}")
     if not value.isdecimal() or int(value) < least:
-        raise Mistake(
+        raise OwnMistake(
             f"{name} is {value!r}, but it must be a whole number of at least {least}; "
             f"start the ranks with {LAUNCH}"
         )
@@ -276,9 +282,11 @@ def choose_device(options: argparse.Namespace) -> tuple[torch.device, str]:
             )
         return torch.device("cpu"), backend
     if gpus == 0:
-        raise Mistake("--device cuda: torch sees no CUDA device here; use --device cpu")
+        raise OwnMistake(
+            "--device cuda: torch sees no CUDA device here; use --device cpu"
+        )
     if backend == "nccl" and gpus < here:
-        raise Mistake(
+        raise OwnMistake(
             f"{here} ranks were started on this machine, but it has {gpus} GPUs and nccl wants one for each; "
             "start fewer ranks, or let them share with --backend gloo"
         )

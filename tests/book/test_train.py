@@ -22,7 +22,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    ours = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    clean = {name: value for name, value in os.environ.items() if name not in ours}
     return subprocess.run(
         arguments,
         env={**clean, "OMP_NUM_THREADS": "1", **environment},
@@ -183,13 +184,62 @@ def test_a_rank_outside_of_the_world_is_refused(
         launch.environment()
 
 
-def test_a_mistake_is_told_by_one_rank_only(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("environment", "speaks"),
+    [
+        ({"RANK": "1"}, False),
+        ({"RANK": "0"}, True),
+        ({"RANK": "1", "LOCAL_RANK": "1"}, False),
+        # The first process of another machine, which may have been given other options.
+        ({"RANK": "8", "LOCAL_RANK": "0"}, True),
+    ],
+)
+def test_a_mistake_in_the_options_is_told_once_on_each_machine(
+    environment: dict[str, str],
+    speaks: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name, value in {"WORLD_SIZE": "16", **environment}.items():
+        monkeypatch.setenv(name, value)
     assert train.main(["--layers", "0"]) == 1
-    assert capsys.readouterr() == ("", "")
+    said = "shardbook.train: layers is 0, but it must be at least 1\n" if speaks else ""
+    assert capsys.readouterr() == ("", said)
+
+
+def test_only_the_rank_that_writes_needs_a_folder_for_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert launch.parse(["--json", "nowhere/figures.json"]).json == Path("nowhere/figures.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "sentence"),
+    [
+        (
+            "--device cuda",
+            {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            "--device cuda: torch sees no CUDA device here; use --device cpu",
+        ),
+        (
+            "",
+            {"MASTER_PORT": "1"},
+            "MASTER_ADDR is not set, so the ranks cannot meet; start them with torchrun",
+        ),
+    ],
+)
+def test_a_mistake_of_a_rank_alone_is_told_by_that_rank(
+    options: str, environment: dict[str, str], sentence: str
+) -> None:
+    """A process as it runs on a second machine, whose surroundings are not those of rank 0."""
+    places = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run = start(
+        sys.executable, "-m", "shardbook.train", "--steps", "2", *options.split(), **places, **environment
+    )
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert run.stderr.startswith(f"shardbook.train: rank 1: {sentence}")
+    assert run.stderr.count("\n") == 1
 
 
 def test_gpus_are_given_out_and_shared_only_on_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
