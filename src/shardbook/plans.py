@@ -14,10 +14,11 @@ through the segments from the last to the first, and frees what it has used. So 
 segment $s$ is recomputed, what the later segments kept is gone, and what the earlier
 ones kept is still there.
 
-Both numbers are exact. They follow from [what each layer costs](costs.py#measure), and a
-real chain that is run by the plan saves as many bytes and computes as many FLOPs. Not
-counted are the gradients, the temporaries inside one layer, and the state of the
-generators, which is 5 kB for each checkpoint on a CPU.
+Both numbers are exact, for what autograd saves and for what FLOPs count. They follow
+from [what each layer costs](costs.py#measure), and a real chain that is run by the plan
+saves as many bytes and computes as many FLOPs. Not counted are the gradients, the
+temporaries inside one layer, and the state of the generators, which is 5 kB for each
+checkpoint on a CPU.
 
 :notation $M$: `Plan.peak`, the most bytes that are saved at one moment
 :notation $p_s$: `Step.kept`, the bytes that segment $s$ keeps between the two passes
