@@ -23,10 +23,9 @@ up in FP32, because in BF16 [a sum of ones stops at 256](rounding.py), and each 
 after that would be lost.
 
 In stage 3 the parameters are gathered for each micro-batch all the same. Stages 1 and 2
-gather them once, for the first: while gradients wait, no optimizer may step. If
-something else changes the parameters, as an evaluation of averaged weights does, they
-are gathered again. It has to change them on all ranks, and in place. PyTorch does not
-count a write through `.data`, so such a write would not be seen.
+gather them once, for the first: while gradients wait, no optimizer may step. They
+gather again if something else [changes the parameters](schedule.py#Conductor.expire),
+which has to happen on all ranks.
 
 The order of the additions changes, too. `DistributedDataParallel` under its own
 `no_sync` also adds up first and averages once. With `no_sync` here, too, the results on

@@ -66,10 +66,7 @@ class Replicated(Unit):
 
     def fetch(self) -> None:
         """The unit is whole already. Where modules compute with a copy, it is made."""
-        if self.fresh:
-            return
-        self.made_of = self.version
-        if not self.copied:
+        if self.fresh or not self.copied:
             return
         # The masters are there when the optimizer's last write is done, which is queued
         # on the compute stream. An earlier computation there may still read the copy.

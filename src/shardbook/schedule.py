@@ -63,6 +63,8 @@ class Conductor:
         self.kept: dict[Unit, None] = {}
         # The units that have exchanged gradients in this backward pass.
         self.exchanged: set[Unit] = set()
+        # The version of each unit's parameters when a forward pass last asked for it.
+        self.versions: dict[Unit, int | None] = {}
 
     def add(self, driver: Driver) -> None:
         """Take charge of one more unit."""
@@ -218,11 +220,15 @@ class Conductor:
         """Let a unit gather anew, unless all ranks know that nothing has changed.
 
         While gradients wait for their exchange [no optimizer may
-        step](guard.py#before_step) on any rank. Somebody else may change the
-        parameters, as an evaluation of averaged weights does, but then on every rank.
+        step](guard.py#before_step) on any rank. Something else may change the
+        parameters then, and PyTorch counts it, unless it is done through `.data`. That
+        is how averaged weights are often swapped in for an evaluation and out again. So
+        an evaluation gathers anew, and so does the pass after it.
         """
-        if not self.kept or unit.made_of != unit.version:
+        version = unit.version if torch.is_grad_enabled() else None
+        if not self.kept or version is None or version != self.versions.get(unit):
             unit.expire()
+        self.versions[unit] = version
 
 
 _CONDUCTOR = "_shardbook_conductor"

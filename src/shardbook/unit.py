@@ -116,8 +116,6 @@ class Unit(ABC):
         self.groups, self.order = groups, order
         # `precise`: are [the masters themselves](masters.py) to be computed with?
         self.state, self.shown, self.precise = State.SHARDED, False, False
-        # The `version` of the parameters that `full` was filled with.
-        self.made_of = -1
         self.rank, world_size = world(groups.shards)
         # A unit can hold several flat vectors. A frozen parameter needs no gradient and
         # a 16-bit parameter needs half the bytes, so [the layout](partition.py#plan)

@@ -258,6 +258,28 @@ def weights_changed_by_hand_while_gradients_wait() -> None:
         assert torch.equal(y, torch.zeros_like(y)), (stage, policy, called, gives_up)
 
 
+def weights_swapped_for_an_evaluation_while_gradients_wait() -> None:
+    """Through `.data`, which PyTorch does not count."""
+    from shardbook import Policy, no_sync, shard
+
+    policies = (None, Policy(param_dtype=torch.bfloat16), Policy(offload=True))
+    for stage, policy in product(STAGES, policies):
+        model: Any = shard(chain(), stage=stage, policy=policy)
+        data, rank = batch(0, 0), dist.get_rank()
+        with torch.no_grad():
+            usual = error(model, data)
+        with no_sync(model):
+            error(model, batch(rank, 1)).backward()
+        saved = [parameter.detach().clone() for parameter in model.parameters()]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.data.zero_()
+            assert torch.equal(model(data[0]), torch.zeros_like(model(data[0])))
+            for parameter, value in zip(model.parameters(), saved, strict=True):
+                parameter.data.copy_(value)
+        assert torch.equal(error(model, data), usual), (stage, policy)
+
+
 def sums_keep_the_digits_of_fp32() -> None:
     """A BF16 number of 256 does not change if 1 is added."""
     from shardbook import Policy, no_sync, shard
@@ -275,6 +297,7 @@ def sums_keep_the_digits_of_fp32() -> None:
 
 CASES = [
     weights_changed_by_hand_while_gradients_wait,
+    weights_swapped_for_an_evaluation_while_gradients_wait,
     sums_keep_the_digits_of_fp32,
     a_step_that_fails_after_a_micro_batch,
     accumulates_like_ddp,
