@@ -71,7 +71,7 @@ from shardbook.model import Select, called, select
 from shardbook.reentrant import call_reentrant
 from shardbook.saved_tensors import call_saved
 from shardbook.segment import not_compiled
-from shardbook.selective import Policy, contexts
+from shardbook.selective import SavePolicy, contexts
 
 __all__ = ["checkpoint", "checkpoint_module"]
 
@@ -87,7 +87,7 @@ def checkpoint(
     preserve_rng_state: bool = True,
     determinism_check: str = "default",
     early_stop: bool = True,
-    policy: Policy | Collection[Any] | None = None,
+    policy: SavePolicy | Collection[Any] | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call a function, keep what it was given, and compute the rest again when its
@@ -169,7 +169,7 @@ class Options:
     preserve_rng_state: bool = True
     determinism_check: str = "default"
     early_stop: bool = True
-    policy: Policy | Collection[Any] | None = None
+    policy: SavePolicy | Collection[Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse now what could fail only in the middle of a training step."""

@@ -79,9 +79,9 @@ from shardbook.kept import Kept, Store, shapes, written_by
 from shardbook.machinery import machinery_at_work
 from shardbook.rng import RNGState, capture
 
-__all__ = ["ATTENTION", "Keep", "Policy", "contexts"]
+__all__ = ["ATTENTION", "Keep", "SavePolicy", "contexts"]
 
-Policy = Callable[..., "Keep"]
+SavePolicy = Callable[..., "Keep"]
 # Their types have no public names.
 OPERATIONS = (OpOverload, OpOverloadPacket)
 aten = torch.ops.aten
@@ -103,7 +103,7 @@ class Keep(enum.Enum):
     RECOMPUTE = enum.auto()
 
 
-def contexts(policy: Policy | Collection[Any]) -> tuple[Keeping, HandingOut]:
+def contexts(policy: SavePolicy | Collection[Any]) -> tuple[Keeping, HandingOut]:
     """The blocks for one call of a checkpointed function, for its two runs.
 
     ```python
@@ -126,7 +126,7 @@ def contexts(policy: Policy | Collection[Any]) -> tuple[Keeping, HandingOut]:
     return Keeping(policy, store), HandingOut(store)
 
 
-def saves(operations: Collection[Any]) -> Policy:
+def saves(operations: Collection[Any]) -> SavePolicy:
     """The policy that saves some operations and nothing else."""
     for op in operations:
         if not isinstance(op, OPERATIONS):
@@ -164,7 +164,7 @@ class Keeping(TorchDispatchMode):
     layer with a bias is one `addmm` there, whatever Python function has asked for it.
     """
 
-    def __init__(self, policy: Policy, store: Store) -> None:
+    def __init__(self, policy: SavePolicy, store: Store) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.policy, self.store = policy, store
 
