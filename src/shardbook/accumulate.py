@@ -18,9 +18,8 @@ optimizer.step()
 ```
 
 Gradients that are not exchanged are whole: $4\,\Psi_u$ bytes for a unit instead of
-$4\,\Psi_u/N_d$. That is so under a [16-bit policy](policy.py), too. What waits is added
-up in FP32, because in BF16 [a sum of ones stops at 256](rounding.py), and each gradient
-after that would be lost.
+$4\,\Psi_u/N_d$. That is so under a [16-bit policy](policy.py), too: what waits is added
+up in FP32, because in BF16 [a sum of ones stops at 256](rounding.py).
 
 In stage 3 the parameters are gathered for each micro-batch all the same. Stages 1 and 2
 gather them once, for the first: while gradients wait, no optimizer may step. They
