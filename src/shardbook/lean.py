@@ -157,7 +157,8 @@ def refuse_to_scale(loss: Tensor) -> None:
     # Without such parameters anywhere nobody pays for a look at the graph.
     if not register_refusal.cache_info().currsize:
         return
-    nodes, seen = [loss.grad_fn], {None}
+    nodes: list[Any] = [loss.grad_fn]
+    seen: set[Any] = {None}
     while nodes:
         node = nodes.pop()
         if node not in seen:

@@ -189,7 +189,9 @@ def planned(options: argparse.Namespace) -> dict[str, Any]:
         layouts = [one_vector(options.numel, options.ranks, policy)]
     else:
         layouts = layouts_of(model, options.ranks, policy)
-        # In 16 bits activations are smaller, by how much depends on the model's code.
+        # Under a policy they are not known. In 16 bits activations are smaller, and by
+        # how much depends on the model's code. With offload the largest moment of a
+        # step is another one.
         if policy.param_dtype is None and not policy.offload:
             extra = activations(model, batch, checkpointing)
     rows = zero_table(options.numel, options.ranks, cost)

@@ -23,7 +23,7 @@ the vectors of gradients that are being exchanged. *Activations* are what the fo
 backward pass, and what the loss needs. These kinds do not all reach their largest size at the same moment. So
 their sum is a bound: a step takes at most that much, if one unit is gathered ahead and the optimizer treats
 one tensor after the other (`foreach=False`). [The forecast](forecast.py) gives the exact peak, but of stage 3
-only.
+only, without a policy and without checkpoints.
 
 The tests run the library itself with 7.5 billion parameters on 64 ranks and with a trillion on 1024, on
 tensors that have shapes and no values. What is stored between steps and what is sent agree with the table
@@ -100,7 +100,8 @@ def own_bytes(
 ) -> Own:
     """Add up the bytes of one stage from the layouts of all units.
 
-    :param extra: the bytes of activations; `None` if they are not known
+    :param extra: the bytes of activations; `None` if they are not known, as under a policy with a
+        `param_dtype` or offload
     :param policy: [what it changes](policy_bytes.py) about the bytes
     """
     setup = Setup(
@@ -113,14 +114,22 @@ def own_bytes(
     # From stage 2 on three vectors of gradients are there at once: one is filled, one sent, one received. At
     # stage 3 two units are whole besides, one that computes and one on its way. Stages 0 and 1 keep all
     # vectors until the backward pass ends, so only the received one comes on top, and at stage 0 the mean.
-    vectors = (2, 1, 3, 5)[stage]
-    largest = FLOAT * max(layout.padded for layout in layouts)
+    whole, vectors = (0, 0, 0, 2)[stage], (2, 1, 3, 3)[stage]
+    # A unit has one vector for each kind of parameter.
+    largest: dict[tuple[Any, ...], int] = {}
+    for layout in layouts:
+        kind = layout.dtype, layout.computes_in, layout.trainable
+        largest[kind] = max(largest.get(kind, 0), layout.padded)
+    in_flight = sum(
+        padded * (whole * dtype.itemsize + vectors * policy.collects_in(dtype).itemsize)
+        for (_, dtype, _), padded in largest.items()
+    )
     return Own(
         stage=stage,
         parameters=kinds.parameters,
         state=0 if policy.offload else state,
         gradients=kinds.gradients,
-        in_flight=None if extra is None else vectors * largest,
+        in_flight=None if extra is None else in_flight,
         activations=extra,
         sent=kinds.sent,
         host=on_host if policy.offload else None,

@@ -1,11 +1,12 @@
 r"""# The planner's options
 
-> What can be planned, and what cannot be meant.
+> Which options can be given, and which exclude each other.
 
-[The planner](memory.py) is a command. It plans a number of parameters, or a model whose
-shape is given. The paper's table knows one precision for everything. The second table
-shows what this library stores, and follows [a policy](policy.py): `--param-dtype` and
-`--reduce-dtype` are the policy's dtypes, and `--offload` keeps the masters on the host.
+[The first chapter](memory.py) is also a command. It plans a number of parameters, or a
+model whose shape is given. The paper's table follows `--precision` and `--optimizer`.
+The second table shows what this library stores. There the masters are FP32, and [a
+policy](policy.py) changes the rest: `--param-dtype` and `--reduce-dtype` are the
+policy's dtypes, and `--offload` keeps the masters on the host.
 """
 
 # sidelit: hide
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 import torch
@@ -111,9 +113,15 @@ def count(text: str) -> int:
     >>> count("7.5e9"), count("124_000_000")
     (7500000000, 124000000)
     """
-    number = float(text)
-    if not 1 <= number <= LARGEST:
+    try:
+        # Not `float`, which knows no whole numbers between 2**53 and 2**53 + 2.
+        number = Decimal(text)
+    except InvalidOperation:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not number.is_finite() or not 1 <= number <= LARGEST:
         raise argparse.ArgumentTypeError(f"{text} is not from 1 to {LARGEST:.0e}")
+    if number % 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number")
     return int(number)
 
 

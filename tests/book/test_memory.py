@@ -20,6 +20,7 @@ from shardbook.collectives import ledger
 from shardbook.gpt import Config
 from shardbook.measure import Meter
 from shardbook.model import shard
+from shardbook.policy import Policy
 
 PAPER = ["120.0", "31.4", "16.6", "1.9"]
 
@@ -71,7 +72,9 @@ def train(config: Config, batch: int) -> dict[tuple[int, bool], tuple[int, int, 
     }
 
 
-def train_once(config: Config, batch: int, stage: int, checkpointing: bool) -> tuple[int, int, int]:
+def train_once(
+    config: Config, batch: int, stage: int, checkpointing: bool, policy: Policy | None = None
+) -> tuple[int, int, int]:
     torch.manual_seed(0)
     model = gpt.GPT(config)
     if checkpointing:
@@ -79,7 +82,7 @@ def train_once(config: Config, batch: int, stage: int, checkpointing: bool) -> t
             block.forward = partial(  # type: ignore[method-assign]
                 checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
             )
-    model = shard(model, stage=stage)
+    model = shard(model, stage=stage, policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     tokens = torch.zeros(batch, config.context, dtype=torch.long)
 
@@ -107,6 +110,35 @@ def test_the_planners_bytes_are_those_of_real_ranks(config: Config, world_size: 
         assert own.step is not None
         # A bound that is far away would be of no use.
         assert 0.7 * own.step <= peak <= own.step, (stage, checkpointing)
+
+
+def train_under(policies: list[Policy]) -> list[list[tuple[int, int, int]]]:
+    gc.freeze()
+    return [[train_once(CONFIGS[0], 5, stage, False, policy) for stage in range(4)] for policy in policies]
+
+
+def test_under_a_policy_the_bound_is_still_one() -> None:
+    # In FP32 activations are as large as in 16 bits at least.
+    saved = planner.activations(CONFIGS[0], 5, False)
+    policies = [Policy(param_dtype=torch.bfloat16), Policy(reduce_dtype=torch.float64)]
+    for policy, counted in zip(policies, ranks.run(2, train_under, policies)[0], strict=True):
+        layouts = planner.layouts_of(CONFIGS[0], 2, policy)
+        for stage, (_, peak, _) in enumerate(counted):
+            own = planner.own_bytes(layouts, stage, "adamw", saved, policy)
+            assert own.step is not None
+            assert peak <= own.step, (policy, stage)
+
+
+def test_what_is_in_flight_takes_the_bytes_of_the_policy() -> None:
+    def in_flight(policy: Policy) -> list[int]:
+        layouts = [planner.one_vector(9600, 10, policy)]
+        return [planner.own_bytes(layouts, stage, "sgd", 0, policy).in_flight or 0 for stage in range(4)]
+
+    vectors = 9600 * torch.tensor([2, 1, 3, 3])
+    wholes = 9600 * torch.tensor([0, 0, 0, 2])
+    assert in_flight(Policy()) == (4 * vectors + 4 * wholes).tolist()
+    assert in_flight(Policy(param_dtype=torch.bfloat16)) == (2 * vectors + 2 * wholes).tolist()
+    assert in_flight(Policy(reduce_dtype=torch.float64)) == (8 * vectors + 4 * wholes).tolist()
 
 
 def test_layouts_made_once_are_those_of_the_whole_model() -> None:
@@ -241,6 +273,8 @@ def test_any_size_that_the_options_allow_can_be_planned(capsys: pytest.CaptureFi
     assert "on 1 rank\n" in run(capsys, "--params 1 --ranks 1 --optimizer sgd")
     assert "in bytes." in run(capsys, "--params 1 --ranks 3")
     assert "layers 10000" in run(capsys, "--layers 10000 --ranks 1000000")
+    # No FP64 number is between these two.
+    assert "9,007,199,254,740,993 parameters" in run(capsys, "--params 9007199254740993")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +284,9 @@ def test_any_size_that_the_options_allow_can_be_planned(capsys: pytest.CaptureFi
         ("--params -7", "-7 is not from 1 to 1e+18"),
         ("--params nan", "nan is not from 1 to 1e+18"),
         ("--params 1e400", "1e400 is not from 1 to 1e+18"),
-        ("--params many", "argument --params: invalid count value: 'many'; see --help"),
+        ("--params snan", "snan is not from 1 to 1e+18"),
+        ("--params 1.5", "argument --params: 1.5 is no whole number; see --help"),
+        ("--params many", "argument --params: 'many' is no number; see --help"),
         ("--ranks 0", "--ranks is 0, but it must be from 1 to 1,000,000"),
         ("--ranks 1.5", "argument --ranks: invalid int value: '1.5'; see --help"),
         ("--params 5 --layers 3", "--params and --layers exclude each other"),
