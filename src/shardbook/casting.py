@@ -60,6 +60,8 @@ class Casting(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         inputs: Inputs = (args, kwargs or {})
+        # Contexts for two types of device may be open, and one operation may get tensors
+        # of both. Each rule casts those of its own device.
         rules = {
             device_type: rule
             for device_type, setting in self.settings.items()

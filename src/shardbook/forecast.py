@@ -17,8 +17,9 @@ $$\text{sent}_3 = 3 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d} \qquad
 \text{sent}_{0,1,2} = 2 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d}$$
 
 The first two are exact for any FP32 model without frozen parameters whose units each run once in a forward
-pass, if each micro-batch exchanges its gradients. [A policy](policy_bytes.py) sets other bytes an element,
-and both stay exact. The last is known for stage 3 only, without such a policy and without checkpoints, and
+pass, if each micro-batch exchanges its gradients. [A policy](policy_bytes.py) sets other bytes an element, and both
+stay exact over gloo; another backend sends 16-bit gradients [as FP32](collectives.py#reduce_scatter_mean). The
+last is known for stage 3 only, without such a policy and without checkpoints, and
 exact for [this GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many shapes. On a GPU
 attention saves other tensors for its backward pass, so there the figure is an estimate. None of the three
 contains the temporaries inside one operation, the buffers inside the communication backend, or what an
@@ -63,8 +64,9 @@ class Setup:
     :param optimizer: `"adamw"`, or `"sgd"` without momentum, which stores nothing
     :param text: the bytes of text that each rank holds
     :param stage: the stage of ZeRO
-    :param policy: the formats, and whether it is stored on the host
-    :param checkpointed: whether the blocks compute their activations again
+    :param policy: in which dtypes the model computes and its gradients travel, and whether the model is stored
+        on the host
+    :param checkpointed: whether the blocks recompute their activations
     """
 
     config: Config
@@ -79,7 +81,7 @@ class Setup:
 
     @property
     def scaled(self) -> bool:
-        """Whether the loss is scaled: in FP16, and not with the range of BF16."""
+        """Whether the loss is scaled: in FP16 only, since BF16 has the range of FP32."""
         return self.policy.param_dtype is torch.float16
 
 

@@ -18,12 +18,14 @@ gradient and $s$ as it travels, one vector takes:
 | 3 | $m\,S_u$ | 0 | $m\,S_u$ | $(s + 2b)(P_u - S_u)$ |
 
 Where modules compute with the masters themselves, the two columns after the stage are
-one: $m\,P_u$ in stages 0 to 2. With [offload](offload.py) the masters and the mean
-gradients are on the host, and what moves is this rank's own part: before each gather in
-$b$ bytes a number, after each exchange in $s$.
+one: $m\,P_u$ in stages 0 to 2, $m\,S_u$ in stage 3. With [offload](offload.py) the
+masters and the mean gradients are on the host, and what moves is this rank's own part:
+in $b$ bytes a number before each gather, or in stage 0 before each forward pass, and in
+$s$ bytes after each exchange.
 
 Gloo sends 16-bit gradients as they are. Other backends get them [as
-FP32](collectives.py#reduce_scatter_mean), and there $s$ is 4 at least.
+FP32](collectives.py#reduce_scatter_mean). The figures of this chapter are those of
+gloo; elsewhere read $s = 4$ where $s$ is 2.
 
 :notation $P_u$: `padded`, the elements of one flat vector of unit $u$ with its padding
 :notation $S_u$: `shard_numel`, a rank's part of them
@@ -77,12 +79,15 @@ class Kinds:
 
 
 def kinds_of(layout: Layout, stage: int, policy: Policy) -> Kinds:
-    """The bytes of one vector.
+    """The bytes of one trainable vector on one rank.
 
     >>> import torch
     >>> (layout,) = plan([("weight", nn.Parameter(torch.ones(64, 64)))], world_size=4)
     >>> kinds_of(layout, 3, Policy()).sent, kinds_of(layout, 3, Policy()).parameters
     (36864, 4096)
+
+    :param layout: its length, and the dtypes in which it is stored and computed with
+    :param policy: the dtype in which its gradients travel, and where it is stored
     """
     masters, computed = layout.dtype.itemsize, layout.computes_in.itemsize
     collected = policy.collects_in(layout.computes_in).itemsize
@@ -99,24 +104,34 @@ def kinds_of(layout: Layout, stage: int, policy: Policy) -> Kinds:
         full = 0 if stage == 3 else computed * whole
     gathers = (0, 1, 1, 2)[stage]
     reduced = 2 if stage == 0 else 1
+    # In stage 0 the masters come from the host without a gather, once for each forward
+    # pass.
+    entered = max(gathers, 1)
     return Kinds(
         parameters=full if policy.offload else full + own,
         masters_on_host=own if policy.offload else 0,
         gradients=vectors if policy.offload else max(vectors, mean),
         gradients_on_host=mean if policy.offload else 0,
         sent=(reduced * sent + gathers * computed) * (whole - part),
-        moved=(max(gathers, 1) * computed + sent) * kept if policy.offload else 0,
+        moved=(entered * computed + sent) * kept if policy.offload else 0,
     )
 
 
 def total(layouts: Iterable[Layout], stage: int, policy: Policy) -> Kinds:
-    """The bytes of all vectors of a model."""
+    """The bytes of all vectors of a model.
+
+    :param layouts: of its trainable vectors
+    """
     return sum((kinds_of(layout, stage, policy) for layout in layouts), Kinds())
 
 
 def layouts_with(
     policy: Policy, unit: nn.Module, world_size: int
 ) -> tuple[Layout, ...]:
-    """The layouts of a unit's vectors. The unit may be on the meta device."""
+    """The layouts of a unit's vectors, as sharding under the policy would cut them.
+
+    :param unit: not sharded; it may be on the meta device
+    :returns: one layout for each kind of parameter
+    """
     dtypes = dtypes_of(policy, sites_of(unit))
     return plan(unit.named_parameters(), world_size, computes_in=dtypes)

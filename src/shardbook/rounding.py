@@ -4,13 +4,13 @@ r"""# What rounding does to training
 
 A processor computes with floating-point numbers as if it knew the exact result and then
 took [the nearest number](formats.py#Format.encode) of the format. One such rounding is
-harmless: in BF16, which has the fewest digits of the formats that models are trained
-in, it changes a number by 0.4 % at most. Three things in training are not harmless.
+harmless: even in BF16 it changes a normal number by 0.4 % at most. Three effects in
+training are not harmless.
 
 **A long sum stops.** If the sum has grown so large that a term is less than half a step,
 the term is lost, and so are all terms after it. A sum of ones stops at 2048 in FP16 and
-at 256 in BF16. So sums are kept in FP32: inside a matrix product, in a norm, in a mean
-over [the ranks](collectives.py#reduce_scatter_mean).
+at 256 in BF16. So sums are kept in FP32 where it matters: in the units that multiply
+matrices, in a norm, in a mean over [the ranks](collectives.py#reduce_scatter_mean).
 
 **A weight stands still.** An optimizer's step changes a weight by a small part of its
 size. A BF16 weight of 1 that is to lose 0.001 at each step stays 1 forever. So the
@@ -31,11 +31,12 @@ backward pass goes:
 | outputs | fp16 | 65536 | 0.1% | 1.4% | 0.0% |
 | outputs | bf16 | 1 | 0.0% | 0.0% | 0.0% |
 
-A subnormal gradient is not lost, but has lost digits. Each position's gradient carries a
-factor of $1/n$, because the loss is a mean over $n$ positions. There are 512 here, and
-whoever trains with more has smaller gradients. If the loss is multiplied by a large
-number, the whole table moves up: *loss scaling*. BF16 has the exponents of FP32 and
-needs none.
+A subnormal gradient is not lost, but has lost digits. The gradient of each position's
+output carries a factor of $1/n$, because the loss is a mean over $n$ positions. There
+are 512 here, and whoever trains with more has smaller gradients. If the loss is
+multiplied by a large number, all gradients become as many times larger, and the rows
+with 65536 show what is left: *loss scaling*. The 0.1 % that are lost even then lie below
+$2^{-41}$. BF16 has the range of FP32 and needs none.
 
 The table was printed by this chapter. Weights and text follow from seed 0:
 
