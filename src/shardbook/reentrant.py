@@ -1,14 +1,14 @@
-r"""# Checkpointing with a second backward pass
+r"""# Reentrant checkpointing
 
-> Keep what a segment was given, forget what it computed, and compute it again when its gradient is due.
+> Run a segment without autograd, then again with it, and start a second backward pass inside of the first.
 
-In a forward pass autograd keeps what the derivative of each single operation needs. For
+Autograd saves what the derivative of each single operation needs. For
 [a segment](segment.py) of a model that is most of what it computes. But all of it
-follows from what the segment was given. So the segment can run without autograd at
+follows from the arguments of the segment. So the segment can run without autograd at
 first, and only its arguments are kept. When its backward pass is due it runs again,
-with autograd this time, and a second backward pass goes through what it has just
-recorded. It is started from inside the first one. That is why this variant is called
-*reentrant*.
+with autograd this time, and a second backward pass goes through the graph that this run
+has recorded. The second backward pass is started inside of the first one. That is why
+this variant is called *reentrant*.
 
 | | plain | checkpointed |
 |---|---|---|
@@ -20,9 +20,10 @@ outer one it runs without autograd again.
 
 A checkpoint is an ordinary `torch.autograd.Function`. Any Function can save memory,
 because its author decides what it keeps, where autograd decides for each operation
-alone. Of GELU, written with its tanh formula in PyTorch operations, autograd keeps four
-vectors of the size of the input. A Function of the same formula needs the input alone,
-since all else follows from it. A checkpoint is that Function for any formula.
+alone. Of GELU, written with its tanh formula in PyTorch operations and with `x**3`,
+autograd keeps four vectors of the size of the input. A Function of the same formula
+needs the input alone, since all else follows from it. A checkpoint is that Function for
+any formula.
 
 ## Inside of sharded units, and around them
 
@@ -32,24 +33,26 @@ the other stages the parameters are there, and a checkpoint costs no gather:
 | checkpointed | gathers of a unit in a step |
 |---|---|
 | nothing | 2, one for each pass |
-| a part inside of the unit | 2 |
-| the unit, or several units together | 3 |
-| the unit in a checkpoint inside of a checkpoint | 4 |
+| a part inside of the unit, or its `forward` by [`checkpoint_module`](checkpointing.py) | 2 |
+| the call of the unit, as in `checkpoint(unit, x)`, or of several units | 3 |
+| the call of the unit, in a checkpoint inside of a checkpoint | 4 |
 
-Inside of a unit the second run finds the unit whole, because its backward pass has
-begun. A segment around units begins its own backward pass with the second run. When
-that run is over, each unit in it has been freed after its use, and is gathered again
-when the inner backward pass reaches it. To keep them until then would hold all units of
-the segment at once.
+Inside of a unit the second run finds the unit whole, because the unit's backward pass
+has begun. A segment around units begins its own backward pass with the second run. When
+that run is over, each unit in the segment has been freed after its use. The inner
+backward pass gathers it again. To keep the units until then would hold all units of the
+segment at once.
 
-[The other variant](saved_tensors.py) opens the backward pass of the last unit first,
-and only then runs the segment again. So of each segment the last unit is gathered
-twice, and the others three times. The numbers are the same in all cases, to the bit.
+In [the other variant](saved_tensors.py) the graph of the first run is still there. The
+backward pass reaches the last unit of the segment, gathers it, and asks for a saved
+tensor. Only then does the segment run again, and it finds this unit whole. So the last
+unit of each segment is gathered twice, and the others three times. The gradients are
+the same in all cases, to the bit.
 
-Source: [the first description](bib:chen2016training) of training that computes segments
-again.
+Source: [the first description](bib:chen2016training) of training that recomputes
+segments.
 
-:notation $m$: `momentum`, the weight of the newest batch in a running average
+:notation $m$: the weight of the newest batch in a running average
 """
 
 # sidelit: hide
@@ -79,11 +82,12 @@ def checkpoint_reentrant(
 ) -> Any:
     r"""Call a function, and keep only its arguments for the backward pass.
 
-    Both runs must do the same. That cannot be checked here, and two ways to break it
-    raise no error. One is to read what changes between the runs, such as an attribute
-    or a global variable: pass it as an argument. The other is to keep count of the
-    runs. `BatchNorm` moves its running statistics in both of them; with the momentum
-    $1 - \sqrt{1 - m}$ the two moves are as far as one with $m$.
+    Both runs must do the same. This variant cannot check it, and two mistakes raise no
+    error. The first is to read a value that changes between the runs, such as an
+    attribute, a global variable or PyTorch's default dtype. Pass the value as an
+    argument. The second is to change a state in each run. `BatchNorm` moves its running
+    statistics twice. With the momentum $1 - \sqrt{1 - m}$ two moves are as large as one
+    with $m$.
 
     :param function: what to run, twice
     :param args: its arguments, of which at least one tensor must require a gradient;
@@ -94,9 +98,11 @@ def checkpoint_reentrant(
     :param kwargs: more arguments
     :returns: what the function returns
     :raises RuntimeError: if the function [changes its
-        arguments](segment.py#refuse_changes); and in the backward pass, if [it is not a
-        plain one](#refuse_partial_backward) or no output requires a gradient
-    :raises TypeError: if it returns tensors inside of an object that is no pytree
+        arguments](segment.py#refuse_changes) or [leaves tensors](segment.py#Held) in
+        them; and in the backward pass, if [it is not a plain
+        one](#refuse_partial_backward) or no output requires a gradient
+    :raises TypeError: if an argument is an iterator, or a result holds tensors inside
+        of an object that is no pytree
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> y = checkpoint_reentrant(lambda x: (x * x).exp(), x)

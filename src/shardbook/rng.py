@@ -160,6 +160,7 @@ def sources_on(device: torch.device) -> Iterator[torch.device]:
 
 
 def read(source: Source) -> Tensor:
+    """A copy of the state's bytes, so the generator may go on."""
     if isinstance(source, torch.Generator):
         return source.get_state()
     state: Tensor = torch.get_device_module(source).get_rng_state(*which(source))
