@@ -127,33 +127,42 @@ class Parameters:
 
     def __init__(self, function: Callable[..., Any] | None) -> None:
         self.modules = list(modules_in(function))
-        self.noted: list[tuple[Tensor, int]] = []
+        self.parameters: list[Tensor] = []
+        self.versions: list[int] = []
+
+    def begin(self) -> None:
+        """Find the parameters. The first run has ended, so lazy ones are there, too."""
+        for module in self.modules:
+            self.parameters += parameters_of(module)
+        self.note()
 
     def note(self) -> None:
         """A run of the function has ended."""
-        self.noted = [
-            (parameter, version(parameter))
-            for module in self.modules
-            for parameter in parameters_of(module)
-        ]
+        self.versions = [parameter._version for parameter in self.parameters]
 
     def refuse_changes(self) -> None:
         """Another run is about to begin.
 
         :raises CheckpointError: if a parameter was changed in place since the last run
         """
-        for parameter, before in self.noted:
-            if version(parameter) != before:
+        versions = [parameter._version for parameter in self.parameters]
+        for number, (now, before) in enumerate(
+            zip(versions, self.versions, strict=True)
+        ):
+            if now != before:
                 raise CheckpointError(
-                    f"parameter {self.name(parameter)} of a checkpointed module changed "
-                    "in place between the forward pass and the backward pass, so the "
+                    f"parameter {self.name(number)} of a checkpointed module changed in "
+                    "place between the forward pass and the backward pass, so the "
                     "gradients would be those of other weights; call backward before "
                     "weights are changed"
                 )
 
-    def name(self, parameter: Tensor) -> str:
-        named = (named for module in self.modules for named in module.named_parameters())
-        return next((name for name, one in named if one is parameter), "")
+    def name(self, number: int) -> str:
+        parameter = self.parameters[number]
+        named = (
+            named for module in self.modules for named in module.named_parameters()
+        )
+        return next((name for name, one in named if one is parameter), str(number))
 
 
 def modules_in(function: Any) -> Iterator[nn.Module]:
@@ -176,11 +185,16 @@ def modules_in(function: Any) -> Iterator[nn.Module]:
 
 
 def parameters_of(module: nn.Module) -> list[Tensor]:
-    """Those of `module.parameters()`, without its search for what appears twice.
+    """The parameters of a module whose changes PyTorch counts.
 
-    That search takes as long as a small layer, and this is done in each call.
+    `module.parameters()` also searches for what appears twice. That search takes as long
+    as a small layer, and this is done in each call.
     """
-    found = [one for one in module._parameters.values() if one is not None]
+    found: list[Tensor] = [
+        one
+        for one in module._parameters.values()
+        if one is not None and not one.is_inference()
+    ]
     for child in module._modules.values():
         if child is not None:
             found += parameters_of(child)

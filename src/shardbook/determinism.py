@@ -86,10 +86,24 @@ class Record:
         if tensor is None or self.level == "none":
             self.saved.append(None)
             return
-        # Above this method on the stack stands the hook, and above the hook the line
-        # whose operation autograd is recording.
+        # The frames, from here outwards: this method, the hook, and the line whose
+        # operation autograd is recording.
         place = place_of(sys._getframe(2))
-        self.saved.append(Saved.of(tensor, place, self))
+        read, operation = None, ""
+        if self.level == "debug":
+            read, operation = digest(tensor), self.log.current
+        self.saved.append(
+            Saved(
+                tensor.shape,
+                tensor.dtype,
+                tensor.device,
+                tensor._version,
+                parameter_of(tensor),
+                place,
+                read,
+                operation,
+            )
+        )
 
 
 class Saved(NamedTuple):
@@ -109,19 +123,6 @@ class Saved(NamedTuple):
     digest: int | None
     operation: str
 
-    @classmethod
-    def of(cls, tensor: Tensor, place: Place, record: Record) -> Saved:
-        return cls(
-            tensor.shape,
-            tensor.dtype,
-            tensor.device,
-            tensor._version,
-            parameter_of(tensor),
-            place,
-            digest(tensor) if record.level == "debug" else None,
-            record.log.current,
-        )
-
     def difference(self, again: Saved) -> str:
         """In what a tensor of the recomputation differs; empty if it may take the place
         of this one.
@@ -130,7 +131,12 @@ class Saved(NamedTuple):
         brings back is a new tensor, whose count starts at 0. If the values are compared,
         a version says nothing more.
         """
-        if self.kind != again.kind:
+        if (
+            self.shape != again.shape
+            or self.dtype != again.dtype
+            or self.device != again.device
+            or self.digest != again.digest
+        ):
             return "differs"
         # A parameter that was an argument may come back as a tensor that is none.
         if again.parameter is not None and again.parameter is not self.parameter:
@@ -138,10 +144,6 @@ class Saved(NamedTuple):
         if again.version > self.version and self.digest is None:
             return "was changed in place, between the runs or by the function"
         return ""
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        return self.shape, self.dtype, self.device, self.digest
 
     def __str__(self) -> str:
         text = f"shape {tuple(self.shape)}, {self.dtype}, {self.device}"
@@ -157,7 +159,11 @@ def parameter_of(tensor: Tensor) -> weakref.ref[nn.Parameter] | None:
     base = tensor._base
     owner = tensor if base is None else base
     # Most tensors are no leaves, and to ask for the class takes five times as long.
-    return weakref.ref(owner) if owner.is_leaf and isinstance(owner, nn.Parameter) else None
+    return (
+        weakref.ref(owner)
+        if owner.is_leaf and isinstance(owner, nn.Parameter)
+        else None
+    )
 
 
 def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:

@@ -21,7 +21,6 @@ import linecache
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from types import CodeType, FrameType
@@ -170,7 +169,8 @@ def place_of(frame: FrameType) -> Place:
     outer: FrameType | None = frame
     innermost = None
     while outer is not None:
-        author = author_of(outer.f_globals.get("__name__"))
+        name = outer.f_globals.get("__name__")
+        author = AUTHORS.get(name) or author_of(name)
         if author == "program":
             return outer.f_code, outer.f_lasti
         if author == "torch":
@@ -182,15 +182,16 @@ def place_of(frame: FrameType) -> Place:
     return found.f_code, found.f_lasti
 
 
-@cache
 def author_of(name: str | None) -> str:
-    """Whose module this is. There are few modules, and the answer is needed often."""
+    """Whose module this is. Modules are few, and the answer is needed often."""
     package, _, module = str(name).partition(".")
-    if package == "shardbook" and module in MACHINERY:
-        return "checkpoint"
-    return "torch" if package == "torch" else "program"
+    mine = package == "shardbook" and module in MACHINERY
+    author = "checkpoint" if mine else "torch" if package == "torch" else "program"
+    AUTHORS[name] = author
+    return author
 
 
+AUTHORS: dict[str | None, str] = {}
 MACHINERY = {
     "arguments",
     "checkpointing",

@@ -184,7 +184,7 @@ class Region:
     def end(self) -> None:
         """The forward pass has ended."""
         self.complete = True
-        self.parameters.note()
+        self.parameters.begin()
 
     def pack(self, tensor: Tensor) -> Placeholder:
         """Autograd wants to save a tensor of the forward pass."""
