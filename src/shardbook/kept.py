@@ -3,14 +3,16 @@ r"""# Reusing the results that were kept
 > A result that is kept must be handed out once more as if it had just been computed.
 
 [A policy](selective.py) keeps some results of the forward pass for the recomputation.
-There are four ways in which that could give wrong gradients without an error, and each
-is dealt with here:
+There are six ways in which that could give wrong gradients without an error, and each
+is dealt with:
 
 | what happens | what is done |
 |---|---|
 | the result is changed in place, later in the function | refused at that operation, or recomputed |
 | it is changed in place after the function has returned | refused when it is handed out |
 | the operation writes to an argument in place | what it wrote is copied, and written there again |
+| the function asks for gradients itself, so it is recomputed in its forward pass | that run is not counted |
+| a hook of the library works in one run and not in the other | [its calls](machinery.py) are not counted |
 | the second run makes other calls than the first | refused, if their number or shapes show it |
 """
 
