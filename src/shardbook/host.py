@@ -7,14 +7,16 @@ the device does not need now can wait there. The price is the way. The link betw
 two is far slower than the device's own memory, so a copy must not keep the device from
 computing.
 
-On CUDA all copies share a stream of their own, beside the *compute stream*. Three things
-make that right, and each line below that waits belongs to one of them:
+On CUDA the copies run on two streams of their own, beside the *compute stream*: one for
+each direction, since a link carries both at the same time. Four things make that right,
+and each line below that waits belongs to one of them:
 
 | who reads or writes | may do so only after |
 |---|---|
 | the copy, reading its source | the computation that wrote the source |
 | the copy, writing its target | every earlier computation on the target's memory |
 | whoever uses the target | the copy |
+| the copy that goes back to the device | the copy that brought its source to the host |
 
 The host's side must be *pinned*, that is, at an address that cannot move. From other
 memory the driver copies by way of a buffer of its own, and the caller waits meanwhile.
@@ -27,7 +29,7 @@ bytes in the same places as on a GPU.
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -37,7 +39,7 @@ from torch import Tensor
 
 from shardbook.ledger import record_move
 
-__all__ = ["Crossing", "host_memory", "pin", "to_device", "to_host"]
+__all__ = ["Crossing", "Landing", "host_memory", "pin", "to_device", "to_host"]
 # sidelit: show
 
 
@@ -55,12 +57,13 @@ def to_host(values: Tensor, what: str) -> Crossing:
     :param values: any shape and dtype, on any device; leave it unchanged until the copy
         is waited for
     :param what: the name under which [the ledger](ledger.py) counts the bytes
-    :returns: a copy under way; its tensor is on the CPU, pinned if `values` was not
+    :returns: a copy under way; its tensor is on the CPU, and pinned if `values` is on
+        another device
     """
     values = values.detach()
     copy = host_memory(values)
     record_move(f"{what} to the host", values.nbytes)
-    return start(copy, values, values.device)
+    return start(copy, values, values.device, "to the host")
 
 
 def to_device(
@@ -81,35 +84,36 @@ def to_device(
         waited for
     :param device: where the copy will be
     :param what: the name under which the ledger counts the bytes
-    :param dtype: the dtype of the copy, that of `values` if it is `None`
+    :param dtype: the dtype of the copy; values that are not floating-point keep theirs,
+        and so do all if it is `None`
     """
     values = values.detach()
-    if dtype is not None and dtype != values.dtype:
+    if dtype is not None and values.is_floating_point() and dtype != values.dtype:
         values = host_memory(values, device, dtype).copy_(values)
     copy = torch.empty_like(values, device=device)
     record_move(f"{what} to the device", values.nbytes)
-    return start(copy, values, device)
+    return start(copy, values, device, "to the device")
 
 
-def start(copy: Tensor, values: Tensor, device: torch.device) -> Crossing:
+def start(
+    copy: Tensor, values: Tensor, device: torch.device, direction: str
+) -> Crossing:
     """Queue the copy behind all that the compute stream has been given so far.
 
-    One stream serves both directions. So what goes to the host and comes back needs no
-    wait of its own: the second copy runs after the first. A pinned block that is dropped
-    before it was read is safe, too, because the allocator of pinned memory asks the
-    stream before it gives a block away.
+    A pinned block that is dropped before it was read is safe, because the allocator of
+    pinned memory asks the stream before it gives a block away.
     """
-    module = torch.get_device_module(device)
-    road(device).wait_stream(module.current_stream())
-    with module.stream(road(device)):
+    module, stream = torch.get_device_module(device), road(device, direction)
+    stream.wait_stream(module.current_stream())
+    with module.stream(stream):
         copy.copy_(values, non_blocking=True)
     # The caller may drop either tensor before the copy has run. Without this line the
     # allocator would give the memory to a computation while the copy still uses it.
     for tensor in (copy, values):
         if not tensor.is_cpu:
-            tensor.record_stream(road(device))
+            tensor.record_stream(stream)
     done = module.Event()
-    done.record(road(device))
+    done.record(stream)
     return Crossing(copy, done)
 
 
@@ -175,8 +179,55 @@ class Crossing:
         self.done.synchronize()
         return self.copy
 
+    def back(self, device: torch.device, what: str) -> Crossing:
+        """Start to copy the target to the device again. The calling thread goes on.
+
+        The way back is another stream. Without the wait it would read what the host's
+        memory held before the first copy.
+        """
+        self.done.wait(road(device, "to the device"))
+        return to_device(self.copy, device, what)
+
+
+class Landing(torch.autograd.Function):
+    """The wait for gradients on their way to the host, as a node of its own in the graph.
+
+    From parameters on the host it makes a *token*, a tensor without a meaning. What is
+    computed on a device depends on the token. Autograd runs the nodes of each GPU in a
+    thread of the GPU's, and those of the host in the thread that called `backward`. So
+    the wait below holds up no computation.
+    """
+
+    @classmethod
+    def of(cls, own: Mapping[str, Tensor], gradients: dict[str, Crossing]) -> Tensor:
+        """The token of some parameters.
+
+        :param gradients: in the backward pass it holds those that were sent, by name
+        """
+        token: Tensor = cls.apply(gradients, [*own], *own.values())  # type: ignore[no-untyped-call]
+        return token
+
+    @staticmethod
+    def forward(
+        ctx: Any, gradients: dict[str, Crossing], names: list[str], *own: Tensor
+    ) -> Tensor:
+        ctx.gradients, ctx.names = gradients, names
+        ctx.dtypes = [parameter.dtype for parameter in own]
+        return torch.zeros((), device="cpu")
+
+    @staticmethod
+    def backward(ctx: Any, token: Tensor) -> tuple[Tensor | None, ...]:
+        """Give autograd what has arrived. It adds to `.grad` at once, on the host. Without
+        the wait it would add what the memory held before.
+        """
+        found: list[Tensor | None] = [None, None]
+        for name, dtype in zip(ctx.names, ctx.dtypes, strict=True):
+            crossing = ctx.gradients.pop(name, None)
+            found.append(crossing and crossing.arrive().to(dtype))
+        return tuple(found)
+
 
 @cache
-def road(device: torch.device) -> Any:
-    """The stream of all copies between this device and the host."""
+def road(device: torch.device, direction: str) -> Any:
+    """The stream of all copies between this device and the host in one direction."""
     return torch.get_device_module(device).Stream()

@@ -1,33 +1,35 @@
-r"""# Where checkpoints wait
+r"""# Checkpoints split over ranks, or on the host
 
 > A checkpoint is used once in a step, so it can wait in pieces, or in the host's memory.
 
-[Checkpointing](checkpointing.py) forgets a layer's activations and keeps the layer's
-input, from which the backward pass computes the rest again. With many layers the inputs
-that are kept become the largest part of what remains. A GPT keeps one for each layer:
+[Checkpointing](checkpointing.py) drops a layer's activations and keeps the layer's
+input, here called the checkpoint. With many layers the checkpoints add up. A GPT has
+one for each layer, of the size
 
 $$A = b\,B\,T\,d \text{ bytes}$$
 
-The [ZeRO paper](bib:rajbhandari2020zero) calls what it does about such memory ZeRO-R: R
-stands for the *residual* states, beside parameters, gradients and optimizer state.
-This chapter holds its two ideas for checkpoints.
+The [ZeRO paper](bib:rajbhandari2020zero) calls all memory besides parameters, gradients
+and optimizer state the *residual* states, and what it does about them ZeRO-R. This
+chapter holds two ideas of ZeRO-R, for checkpoints.
 
-**Partition.** In tensor parallel training the ranks of a group share the matrices of
-each layer. They do not share its input: every rank computes the same one, and keeps it.
-So $N$ ranks keep the same bytes $N$ times. Here each keeps one piece, and before the
-backward pass needs the input, the ranks gather it.
+**Partition.** In tensor parallel training each rank of a group has a part of every
+layer's matrices. The layer's input is not split: every rank computes the same one and
+keeps it. So $N$ ranks keep the same bytes $N$ times. Here each rank keeps one piece,
+and the ranks gather the whole when the backward pass needs it.
 
-**Offload.** Between its two uses a checkpoint waits for a long time, and it may do so
-[on the host](host.py).
+**Offload.** Between its two uses a checkpoint waits for the rest of the forward pass
+and a part of the backward pass. It may wait [on the host](host.py).
 
 For 96 layers of width 12288, four sequences of 2048 positions and 16-bit values:
 
-| | on the device for each layer | for all layers | moved for each layer |
+| | kept on the device, each layer | all layers | moved in the backward pass, each layer |
 |---|---|---|---|
-| plain checkpointing | 201.3 MB | 19.3 GB | |
-| `partition`, 8 ranks | 25.2 MB | 2.4 GB | a rank sends 176.2 MB |
-| `offload` | | | 201.3 MB to the host and back |
-| both, 8 ranks | | | 25.2 MB to the host and back, a rank sends 176.2 MB |
+| plain checkpointing | 201.3 MB | 19.3 GB | nothing |
+| `partition`, 8 ranks | 25.2 MB | 2.4 GB | each rank sends 176.2 MB |
+| `offload` | nothing | nothing | 201.3 MB from the host |
+| both, 8 ranks | nothing | nothing | 25.2 MB from the host; each rank sends 176.2 MB |
+
+With `offload` the same bytes go to the host in the forward pass.
 
 Both are contexts around the forward pass, and the model knows nothing of them:
 
@@ -38,17 +40,18 @@ loss.backward()
 ```
 
 PyTorch lets such a context replace each tensor that autograd saves, and put it back
-when it is used. Inside a checkpointed layer nothing is saved, so what the context sees
-are the inputs. Around a layer without checkpointing it sees all activations. `offload`
-may be used there, too. `partition` may not, because in tensor parallel training most
-activations inside a layer are different on each rank.
+when the tensor is used. Inside a checkpointed layer autograd saves nothing, so the
+context sees the layers' inputs only. Around a layer without a checkpoint the context
+sees all activations. `offload` may be used there too. `partition` may not: in tensor
+parallel training most activations inside a layer differ from rank to rank, and they
+would be gathered into values that no rank had.
 
 :notation $N$: `world_size`, the number of ranks that hold the same checkpoint
-:notation $A$: `nbytes`, the size of one checkpoint
-:notation $b$: `itemsize`, the bytes of one value
-:notation $B$: `batch`, the number of sequences
-:notation $T$: `config.context`, the number of positions of a sequence
-:notation $d$: `config.width`, the number of values that stand for one position
+:notation $A$: the size of one checkpoint
+:notation $b$: the bytes of one value
+:notation $B$: the number of sequences
+:notation $T$: the number of positions of a sequence
+:notation $d$: the number of values that stand for one position
 """
 
 # sidelit: hide
@@ -63,8 +66,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardbook.collectives import world
-from shardbook.host import Crossing, to_device, to_host
-from shardbook.machinery import in_backward
+from shardbook.host import Crossing, to_host
+from shardbook.machinery import in_backward, machinery
 from shardbook.pieces import Sharing
 
 __all__ = ["Residual", "offload", "partition"]
@@ -127,11 +130,13 @@ class Residual(saved_tensors_hooks):
             torch.UntypedStorage, WeakValueDictionary[Any, Kept]
         ] = WeakKeyDictionary()
 
+    @machinery()
     def put(self, tensor: Tensor) -> Untouched | Placed:
         """What autograd keeps in the place of a tensor.
 
-        A mask that every layer reads is saved by every layer. It is kept once, as long as
-        nobody writes to it in between: each write raises its version.
+        An attention mask that every layer reads is saved by every layer. The mask is kept
+        once for all of them, as long as nobody writes to it in between: each write raises
+        its version, and the version is part of the key.
         """
         if self.stays(tensor):
             return Untouched(tensor.detach(), tensor._version)
@@ -147,10 +152,10 @@ class Residual(saved_tensors_hooks):
     def stays(self, tensor: Tensor) -> bool:
         """Whether nothing is gained by moving a tensor.
 
-        The graph's view of a parameter takes no memory of its own, and [a unit in stage
-        3](zero3.py#Zero3.empty) frees what is under it. What is computed again in the
-        backward pass is used at once. And other kinds of tensors, such as sparse ones,
-        are no vector of values.
+        The graph's view of a parameter takes no memory of its own, and in stage 3 [its
+        unit frees](zero3.py#Zero3.empty) the memory below it. A tensor that a
+        recomputation saves is used at once. Tensors of another kind, such as sparse ones,
+        are not one vector of values.
         """
         return (
             (self.sharing is None and not self.on_host)
@@ -162,6 +167,7 @@ class Residual(saved_tensors_hooks):
         )
 
 
+@machinery()
 def take(saved: Untouched | Placed) -> Tensor:
     """The tensor, with the values that it had when it was saved."""
     return saved.tensor()
@@ -171,8 +177,9 @@ def take(saved: Untouched | Placed) -> Tensor:
 class Untouched:
     """A tensor that stays where it is.
 
-    Autograd checks versions only if no context is around. Without the check here, a write
-    to the tensor would lead to wrong gradients and to no error.
+    Without hooks autograd compares versions itself. Where a hook is set it leaves that to
+    the hook. Without the check here a write to the tensor would lead to wrong gradients
+    and to no error.
     """
 
     values: Tensor
@@ -196,9 +203,9 @@ class Placed:
     form: Form
 
     def tensor(self) -> Tensor:
-        """The copying was a write. `data` shows the same memory with a count of writes
-        that starts at 0, so that [a recomputation](determinism.py) does not take the
-        tensor for one that was changed.
+        """The vector was copied into its memory, which counts as a write. `data` shows
+        the same memory with a count that starts at 0. Otherwise [a
+        check](determinism.py) would take the tensor for one that was changed.
         """
         return self.form.of(self.kept.vector().data)
 
@@ -215,15 +222,15 @@ class Kept:
         self.here: Tensor | Crossing = to_host(piece, ACTIVATIONS) if on_host else piece
 
     def vector(self) -> Tensor:
-        """All values, on the device. The computation waits for them here. On their way to
-        the host nothing waits.
+        """All values, on the device. The computation waits here until they have come. On
+        the way to the host nothing waits.
 
-        Each use brings them anew. Were they kept for a second one, ranks could differ in
-        whether they still have them, and one would wait in a gather for the other.
+        Each use brings them anew. If they were kept for a second use, one rank might have
+        freed them and another not, and the first would wait in a gather for the second.
         """
         piece = self.here
         if isinstance(piece, Crossing):
-            piece = to_device(piece.copy, self.device, ACTIVATIONS).wait()
+            piece = piece.back(self.device, ACTIVATIONS).wait()
         return piece if self.sharing is None else self.sharing.whole(piece, self.numel)
 
 

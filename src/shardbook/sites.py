@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from shardbook.slices import is_streamed
+
 __all__ = ["Site", "parts_of", "sites_by_unit", "sites_of"]
 # sidelit: show
 
@@ -71,7 +73,10 @@ def sites_by_unit(
     reduced by both, and the two copies would be trained differently.
 
     :param modules: the modules that are units, by name; `""` is the model itself
+    :raises ValueError: the model, or a part of it, is [streamed](streaming.py)
     """
+    if is_streamed(model):
+        raise ValueError("this model is streamed; stream a model or shard it, not both")
     sites = sites_of(model)
     around: dict[int, list[str]] = {}
     for site in sites:

@@ -1,10 +1,10 @@
-r"""# A model that does not fit
+r"""# Streaming a model through one device
 
 > The layers live on the host, and the device sees two slices of them at a time.
 
-Sharding needs several devices. With a single one, a model that is larger than it can
-still be trained if only a part has to be there at any time. A chain of layers has such
-parts: its consecutive *slices*.
+Sharding needs several devices. A single device can train a model that is larger than
+its memory, if only a part of the model has to be there at a time. In a chain of layers
+such parts are its consecutive *slices*.
 
 ```python
 model = stream(GPT(config), device="cuda", slices=8)
@@ -17,33 +17,36 @@ for tokens_BT, targets_BT in batches:
 
 In the forward pass each slice [comes to the device](host.py), computes, and is dropped,
 with all its activations. Only its input is kept. In the backward pass the slices come
-once more, from the last to the first, and each computes its activations again. That is
-[a checkpoint](checkpointing.py) around each slice. A gradient leaves for the host as
-soon as it is finished.
+once more, from the last to the first, and each recomputes its activations. That is
+[a checkpoint](checkpointing.py) around each slice. The gradients of a slice leave for
+the host when its backward pass has been queued.
 
-The parameters stay on the host as the model's own, with their names, and what comes to
-the device are copies. So the optimizer runs on the host, where its
-state is, and a saved `state_dict` is that of the plain model.
+The model's own parameters stay on the host, with their names. What comes to the device
+are copies of them. So the optimizer runs on the host, and a saved `state_dict` is that
+of the plain model.
 
-**What is on the device.** While slice $k$ computes, the next one is on its way. With
-$P_k$ bytes of parameters in slice $k$, $A_k$ bytes in its input, and $a_k$ in its
-activations, the most that is there at any time is about
+**What is on the device.** While slice $k$ computes, the slice that runs next is on its
+way: $k+1$ in the forward pass, $k-1$ in the backward pass. There the gradients of slice
+$k+1$ leave first, while slice $k$ recomputes. Let slice $k$ have $P_k$ bytes of
+parameters, $A_k$ bytes of input and $a_k$ bytes of activations. The most that is on the
+device at one moment is about
 
 $$\max_k \left(P_k + P_{k \pm 1} + a_k\right) + \sum_k A_k$$
 
-and the gradient of one parameter. The sum disappears, too, if the inputs [wait on the
-host](residual.py).
+and the gradients of one parameter and of one activation. With
+`offload_activations=True` the inputs [wait on the host](residual.py), and the sum goes
+away.
 
-**What it costs.** Each step moves $2\,\Psi$ numbers to the device and $\Psi$ back, and
-computes each activation twice. To move them while the device computes takes a batch that
-keeps it busy as long. So this serves fine-tuning with large batches, and inference with
-many sequences at a time.
+**What it costs.** A step moves $2\,\Psi$ numbers to the device and $\Psi$ back, and
+computes each activation twice. All of them move while the device computes, if the batch
+is large enough to keep it busy as long. So streaming serves fine-tuning with large
+batches, and inference with many sequences at a time.
 
-:notation $\Psi$: `numel`, the number of parameters of the model
+:notation $\Psi$: the number of parameters of the model
 :notation $k$: `number`, the number of a slice
-:notation $P_k$: `nbytes`, the bytes of the parameters of slice $k$
-:notation $A_k$: `boundary`, the bytes of the input of slice $k$
-:notation $a_k$: `activations`, the bytes that autograd saves within slice $k$
+:notation $P_k$: the bytes of the parameters of slice $k$
+:notation $A_k$: the bytes of the input of slice $k$
+:notation $a_k$: the bytes that autograd saves within slice $k$
 """
 
 # sidelit: hide
@@ -55,12 +58,12 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from shardbook.checkpointing import checkpoint
-from shardbook.host import Crossing, pin, to_device, to_host
+from shardbook.host import Crossing, Landing, pin, to_device, to_host
+from shardbook.machinery import in_backward
 from shardbook.residual import offload
-from shardbook.slices import Slice, slices_of
+from shardbook.slices import Contents, Seen, Slice, refuse_others, slices_of
 
 __all__ = ["stream"]
 # sidelit: show
@@ -77,29 +80,32 @@ def stream(
     """Let a chain of layers compute on a device that does not hold it.
 
     Dropout, batch statistics and gradients are those of the plain model, bit for bit, if
-    the device computes as the host does. There is one exception: a parameter that stands
-    twice in a slice adds up its gradients there. If one backward pass goes through
-    several forward passes, their sum then has another order.
+    the device computes as the host does. One case differs in the last bits: a parameter
+    that stands twice in a slice, when one backward pass goes through several forward
+    passes. Its gradients are then added in another order.
 
     :param model: the chain, on the host; a list of layers becomes an `nn.Sequential`
     :param device: where the layers compute, and where the output will be
-    :param slices: into how many slices the chain is cut, so that the largest is as small
-        as can be; by default each layer with parameters begins a slice
+    :param slices: into how many slices the chain is [cut](slices.py#cut) at most; by
+        default each layer with parameters begins a slice
     :param offload_activations: whether the inputs of the slices wait on the host
-    :param param_dtype: the dtype in which parameters come to the device, and gradients
-        leave it; parameters on the host, and their gradients there, keep their own
+    :param param_dtype: the floating-point dtype in which floating-point parameters come
+        to the device, and gradients leave it; parameters on the host, and their gradients
+        there, keep their own. Norms compute in it, too. Buffers keep their dtype, so a
+        batch norm refuses it.
     :returns: the model, whose calls now stream it
-    :raises TypeError: the model is no plain chain
+    :raises TypeError: the model is no plain chain, or the dtype no floating-point one
     :raises ValueError: it was streamed or sharded before, is not on the host, or the
         number of slices makes no sense
     """
     chain = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
     around = offload(least=0) if offload_activations else nullcontext()
-    # A device without a number is the current one, and its tensors carry the number.
+    # A device without a number is the current one. A tensor on it knows the number.
     numbered = torch.empty(0, device=device).device
-    streamer = Streamer(slices_of(chain, slices), numbered, param_dtype, around)
-    # From memory that is not pinned the thread would copy by itself, and it could not
-    # start the computation that the copy is to run beside.
+    parts = slices_of(chain, slices, param_dtype)
+    streamer = Streamer(parts, Contents(chain), numbered, param_dtype, around)
+    # A copy from memory that is not pinned blocks the host's thread, so it could not
+    # start the computation that is to run during the copy.
     if numbered.type != "cpu":
         pin([*chain.parameters(), *chain.buffers()])
     vars(chain).update(forward=streamer.forward, __reduce_ex__=refuse_copy)
@@ -107,7 +113,7 @@ def stream(
 
 
 class Streamer:
-    """The slices of one chain, and the one that is on its way to the device.
+    """The slices of one chain, and what is on its way to the device and from it.
 
     :param around: a context around each slice, in which its input is saved
     """
@@ -115,38 +121,40 @@ class Streamer:
     def __init__(
         self,
         slices: list[Slice],
+        contents: Contents,
         device: torch.device,
         dtype: torch.dtype | None,
         around: Any,
     ) -> None:
-        self.slices, self.device, self.dtype, self.around = (
-            slices,
-            device,
-            dtype,
-            around,
-        )
+        self.slices, self.contents, self.device = slices, contents, device
+        self.dtype, self.around = dtype, around
         self.ahead: dict[int, tuple[list[int], list[Crossing]]] = {}
+        self.leaving: list[Any] = []
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The chain's forward pass, in the place of the one that `nn.Sequential` has."""
-        # A backward pass that was cut short may have left a slice on the device.
-        self.ahead.clear()
-        x = x.to(self.device)
+    def forward(self, x: Tensor) -> Any:
+        """The chain's forward pass, in the place of the one that `nn.Sequential` has.
+
+        :raises TypeError: a slice is to compute with something other than a tensor
+        :raises RuntimeError: the chain no longer [holds what was cut](slices.py#Contents)
+        """
+        self.contents.refuse_changes()
+        # A backward pass that failed may have left a slice on the device.
+        self.drop()
+        calls = [Call(self, number) for number in range(len(self.slices))]
         try:
-            for number in range(len(self.slices)):
-                call = Call(self, number, x.requires_grad)
-                with self.around:
-                    x = checkpoint(call, x) if call.backward else call(x)
+            for call in calls:
+                refuse_others(self.slices, call.number, x)
+                x = call.begin(x)
         finally:
-            self.ahead.clear()
+            self.drop()
         return x
 
     def bring(self, number: int) -> list[Tensor]:
         """Copies of a slice's parameters, on the device.
 
-        The thread waits for them. It costs little, because the device cannot compute
-        without them either. And from then on nobody reads the parameters any more, so
-        that whoever writes to them on the host cannot come too early.
+        The host's thread waits until they have arrived. The device could not compute
+        without them anyway. And the optimizer, which writes to the parameters on the
+        host, cannot write while a copy still reads them.
         """
         versions, crossings = self.ahead.pop(number, (None, []))
         if versions != self.slices[number].versions():
@@ -158,41 +166,55 @@ class Streamer:
         self.ahead = {number: (self.slices[number].versions(), self.send(number))}
 
     def send(self, number: int) -> list[Crossing]:
+        """Start the copies of a slice's parameters. They are cast before they move."""
         return [
             to_device(parameter, self.device, "parameters", self.dtype)
             for parameter in self.slices[number].parameters.values()
         ]
 
+    def let_leave(self) -> None:
+        """Wait until the gradients of the slice after have left the device. If the link is
+        slow, they would otherwise pile up there, slice after slice.
+        """
+        while self.leaving:
+            self.leaving.pop().synchronize()
+
+    def drop(self) -> None:
+        """The backward pass has ended, perhaps before a slice that is on its way."""
+        self.ahead.clear()
+        self.leaving.clear()
+
 
 class Call:
-    """One use of a slice: it runs in the forward pass, and again in the backward pass.
+    """One use of a slice: it runs in the forward pass, and again in the backward pass."""
 
-    Both times it has to compute the same, from the same parameters and buffers.
-    """
-
-    def __init__(self, streamer: Streamer, number: int, input_needs: bool) -> None:
-        self.streamer, self.number, self.input_needs = streamer, number, input_needs
+    def __init__(self, streamer: Streamer, number: int) -> None:
+        self.streamer, self.number = streamer, number
         self.slice = streamer.slices[number]
-        self.backward = torch.is_grad_enabled()
-        self.versions: list[int] | None = None
-        self.buffers: dict[str, Tensor] = {}
-        self.buffer_versions: list[int] = []
+        self.gradients: dict[str, Crossing] = {}
+        self.token = Landing.of(self.slice.parameters, self.gradients)
+        self.seen: Seen | None = None
+
+    def begin(self, x: Tensor) -> Any:
+        """Run, as a checkpoint if there may be a backward pass."""
+        x = x.to(self.streamer.device)
+        self.input_needs = x.requires_grad
+        with self.streamer.around:
+            return checkpoint(self, x) if torch.is_grad_enabled() else self(x)
 
     def __call__(self, x: Tensor) -> Any:
-        if self.versions is None:
-            return self.first(x)
-        return self.again(x)
+        return self.first(x) if self.seen is None else self.again(x, self.seen)
 
     def first(self, x: Tensor) -> Any:
         """The forward pass, with the next slice on its way.
 
-        Layers such as batch normalisation write to their buffers. They do so on the
-        device, and the host gets what they wrote. Some do it without raising the
+        Layers such as batch normalisation write to their buffers on the device, and the
+        host's buffers get the new values. Some kernels write without raising the
         version, so the values are compared. The second run has to read what the first
-        one read, so for it the values from before are kept.
+        run read, so the old values are kept for it.
         """
-        self.versions = self.slice.versions()
-        streamer = self.streamer
+        self.seen = seen = Seen(self.slice)
+        streamer, backward = self.streamer, torch.is_grad_enabled()
         brought = streamer.bring(self.number)
         if self.number + 1 < len(streamer.slices):
             streamer.prefetch(self.number + 1)
@@ -200,47 +222,48 @@ class Call:
         before = {name: copy.clone() for name, copy in copies.items()}
         y = self.run(brought, copies, x)
         for name, buffer in self.slice.buffers.items():
-            self.buffers[name] = buffer
             if not torch.equal(copies[name], before[name]):
-                if self.backward:
-                    self.buffers[name] = buffer.clone()
+                if backward:
+                    seen.buffers[name] = buffer.clone()
                 buffer.copy_(to_host(copies[name], "buffers").arrive())
-        self.buffer_versions = [buffer._version for buffer in self.buffers.values()]
+        seen.note_buffers()
         return y
 
-    def again(self, x: Tensor) -> Any:
-        """The same once more, with the slice before on its way if it has a backward pass.
-
-        What is written to buffers now was written before, and is dropped.
+    def again(self, x: Tensor, seen: Seen) -> Any:
+        """The recomputation. What it writes to buffers was written in the first run
+        already, and is dropped.
 
         :raises RuntimeError: a parameter or buffer has changed since the first run
         """
-        tensors = [*self.slice.parameters.values(), *self.buffers.values()]
-        versions = [*(self.versions or []), *self.buffer_versions]
-        for tensor, version in zip(tensors, versions, strict=True):
-            if tensor._version != version:
-                raise RuntimeError(
-                    f"{self.slice.names.get(tensor)} has changed between the forward and "
-                    "the backward pass, which computes the activations again; "
-                    "let the optimizer step after the backward pass"
-                )
-        brought = self.streamer.bring(self.number)
-        if self.number and self.input_needs:
-            self.streamer.prefetch(self.number - 1)
-        return self.run(brought, self.copies_of(self.buffers), x)
+        seen.refuse_changes()
+        streamer = self.streamer
+        brought = streamer.bring(self.number)
+        try:
+            return self.run(brought, self.copies_of(seen.buffers), x)
+        # [Early stop](recomputation.py#Enough) ends the run by an exception.
+        finally:
+            # The device has got work for some time. Meanwhile the gradients of the slice
+            # after leave it, and the slice before takes their place.
+            streamer.let_leave()
+            if self.number and self.input_needs:
+                streamer.prefetch(self.number - 1)
+            # The pass may end without the slice before.
+            if in_backward():
+                torch.autograd.Variable._execution_engine.queue_callback(streamer.drop)
 
     def run(self, brought: list[Tensor], tensors: dict[str, Tensor], x: Tensor) -> Any:
         """Compute with copies in the place of the slice's own tensors.
 
-        :param tensors: the copies of the buffers; holds what the slice has left of them
+        :param tensors: the copies of the buffers; after the call, what the slice has made
+            of them
         """
         if self.streamer.dtype is not None and x.is_floating_point():
             x = x.to(self.streamer.dtype)
-        for (name, own), copy in zip(
-            self.slice.parameters.items(), brought, strict=True
-        ):
-            tensors[name] = Brought.apply(own, copy)  # type: ignore[no-untyped-call]
-        return functional_call(self.slice.layers, tensors, (x,))
+        for name, copy in zip(self.slice.parameters, brought, strict=True):
+            tensors[name] = Brought.apply(  # type: ignore[no-untyped-call]
+                self.token, copy, self, name
+            )
+        return self.slice.call(tensors, x)
 
     def copies_of(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -250,19 +273,22 @@ class Call:
 
 
 class Brought(torch.autograd.Function):
-    """From a parameter on the host to its copy, and from the copy's gradient back."""
+    """A copy of a parameter on the device. Autograd reaches the parameter by the slice's
+    [token](host.py#Landing).
+    """
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, copy: Tensor) -> Tensor:
-        ctx.dtype = own.dtype
+    def forward(ctx: Any, token: Tensor, copy: Tensor, call: Call, name: str) -> Tensor:
+        ctx.call, ctx.name = call, name
         return copy
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Autograd adds the result to `.grad` at once, and it does so on the host. Without
-        the wait it would add what the memory held before.
-        """
-        return to_host(gradient, "gradients").arrive().to(ctx.dtype), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient starts for the host, and this thread queues the next operation."""
+        crossing = to_host(gradient, "gradients")
+        ctx.call.gradients[ctx.name] = crossing
+        ctx.call.streamer.leaving.append(crossing.done)
+        return torch.zeros((), device="cpu"), None, None, None
 
 
 def refuse_copy(protocol: Any) -> NoReturn:

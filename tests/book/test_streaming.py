@@ -7,6 +7,7 @@ import gc
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from book.toys import assert_equal, batch, chain, error, optimizer_for
 from shardbook import residual, shard, streaming
 from shardbook.chunked import ChunkedGPT
 from shardbook.gpt import GPT, Config
-from shardbook.host import to_host
+from shardbook.host import Crossing, to_host
 from shardbook.ledger import ledger
 from shardbook.slices import cut
 from shardbook.streaming import stream
@@ -120,6 +121,67 @@ def test_the_model_keeps_its_names_its_parameters_and_its_class() -> None:
     assert error(model.eval(), batch(0, 0)).item() == error(fresh.eval(), batch(0, 0)).item()
 
 
+@pytest.mark.parametrize("slices", [None, 1])
+def test_a_pass_leaves_the_layers_as_they_were(slices: int | None) -> None:
+    """Also a layer that stands twice in a slice: it must not keep the copy of its own parameter."""
+    model = stream(tied(), device=CPU, slices=slices)
+    before = [(name, id(p)) for name, p in model.named_parameters(remove_duplicate=False)]
+    error(model, batch(0, 0)).backward()
+    assert [(name, id(p)) for name, p in model.named_parameters(remove_duplicate=False)] == before
+
+
+def other(model: nn.Sequential, act: Callable[[], Any]) -> str:
+    """What a streamed model says to a change of what it holds."""
+    act()
+    with pytest.raises(RuntimeError) as caught:
+        model(torch.arange(4).view(2, 2))
+    return str(caught.value)
+
+
+class Masked(nn.Module):
+    """A buffer, and one that the layer makes when it first runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(8))
+        self.register_buffer("late", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.late is None:
+            self.late = torch.full((8,), 2.0)
+        assert isinstance(self.mask, Tensor)
+        return x * self.mask * self.late
+
+
+def test_what_replaces_a_tensor_or_a_layer_is_noticed() -> None:
+    changes: list[tuple[Callable[[nn.Sequential], Any], str]] = [
+        (lambda m: m.load_state_dict({**m.state_dict()}, assign=True), "0.weight was replaced after stream"),
+        (lambda m: setattr(m[2], "weight", nn.Parameter(m[2].weight * 0)), "2.weight was replaced"),
+        (lambda m: setattr(m[2], "weight", m[0].weight), "2.weight was replaced"),
+        (lambda m: setattr(m[1], "mask", torch.zeros(8)), "1.mask was replaced after stream"),
+        (lambda m: setattr(m[1], "mask", None), "1.mask was replaced"),
+        (lambda m: m[2].register_parameter("extra", nn.Parameter(torch.ones(1))), "2.extra was replaced"),
+        (lambda m: m[2].register_parameter("bias", None), "2.bias was replaced"),
+        (lambda m: m.__setitem__(2, nn.Linear(8, 3)), "the chain has other layers than when it was streamed"),
+        (lambda m: m.append(nn.Linear(8, 9)), "the chain has other layers"),
+        (lambda m: m.__delitem__(2), "the chain has other layers"),
+    ]
+    for change, said in changes:
+        model = stream(nn.Sequential(nn.Embedding(8, 8), Masked(), nn.Linear(8, 8)), device=CPU)
+        model(torch.arange(4).view(2, 2))
+        assert said in other(model, lambda change=change, model=model: change(model))  # type: ignore[misc]
+
+
+def test_values_may_change_in_place_and_a_layer_may_make_itself_a_buffer() -> None:
+    model = stream(nn.Sequential(Masked(), nn.Linear(8, 8)), device=CPU)
+    x, plain = torch.randn(2, 8), nn.Sequential(Masked(), nn.Linear(8, 8))
+    for _ in range(2):
+        model(x)
+    model.load_state_dict(plain.state_dict())
+    model.requires_grad_(False)
+    assert torch.equal(model(x), plain(x))
+
+
 def test_a_list_of_layers_becomes_a_chain() -> None:
     layers = list(chain())
     model = stream(layers, device=CPU)
@@ -175,6 +237,16 @@ def blocks(count: int, depth: int = 1) -> nn.Sequential:
     )
 
 
+class Slow:
+    """The end of a copy that nobody has waited for so far, and its source, which it still reads."""
+
+    def __init__(self, source: Tensor) -> None:
+        self.source: Tensor | None = source
+
+    def synchronize(self) -> None:
+        self.source = None
+
+
 class Device(LiveStorages):
     """The most storages of one size that are on the device at any time.
 
@@ -214,7 +286,8 @@ class Device(LiveStorages):
             crossing = to_host(values, what)
             self.hosts.add(crossing.copy.untyped_storage()._cdata)
             self.paused = False
-            return crossing
+            # A copy that is under way keeps its source in memory. This one ends when somebody waits for it.
+            return Crossing(crossing.copy, Slow(values.detach())) if what == "gradients" else crossing
 
         with monkeypatch.context() as patch, self:
             patch.setattr(streaming, "to_host", tagged)
@@ -238,8 +311,10 @@ def test_the_device_holds_two_slices_and_what_they_need(
             model(x)
         assert device.most[MATRIX] == 2 * depth
         y = model(x)
-        # The input and the output are the caller's. Each further slice keeps its input.
-        assert device.counts() == {ROW: 2 if offloaded else 2 + count - 1}
+        # The input and the output are the caller's. Each further slice keeps its input. The numbers without a
+        # meaning, by which autograd goes back to the host, are on the host.
+        tokens = {torch.zeros(()).nbytes: count}
+        assert device.counts() == {ROW: 2 if offloaded else 2 + count - 1} | tokens
         y.sum().backward()
     # The gradient of one matrix is there beside two slices.
     assert device.most[MATRIX] == 2 * depth + 1
@@ -267,6 +342,23 @@ def test_a_cast_narrows_what_moves_and_what_computes() -> None:
         "parameters to the device": 2 * 3 * MATRIX // 2,
         "gradients to the host": 3 * MATRIX // 2,
     }
+
+
+class Counted(nn.Module):
+    """Numbers that no gradient changes, and that 8 bits of mantissa would not hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.Parameter(torch.tensor([1001, 3]).int(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.steps.dtype is torch.int32
+        return x * (self.steps - 1000)
+
+
+def test_a_cast_leaves_integers_alone() -> None:
+    model = stream(nn.Sequential(Counted()), device=CPU, param_dtype=torch.bfloat16)
+    assert model(torch.ones(2)).tolist()[0] == 1.0
 
 
 class Fails(nn.Module):
@@ -318,12 +410,48 @@ def test_a_slice_that_came_in_vain_is_not_used_after_a_step() -> None:
     model, plain, x = stream(blocks(3), device=CPU), blocks(3), torch.randn(ROWS, WIDTH)
     y = model(x)
     torch.autograd.grad(y.sum(), [*model[2].parameters()], retain_graph=True)
-    assert set(streamer_of(model).ahead) == {1}
+    # Its memory is free when the pass has ended.
+    assert not streamer_of(model).ahead
+    assert not streamer_of(model).leaving
     for one in (model, plain):
         with torch.no_grad():
             for parameter in one.parameters():
                 parameter.mul_(0.5)
     assert torch.equal(model(x), plain(x))
+
+
+def test_gradients_leave_while_the_slice_before_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for a gradient before the next slice has work to do."""
+    model, told = stream(blocks(3), device=CPU), list[str]()
+    names = {MATRIX: iter("210")}
+
+    class Told(Slow):
+        def __init__(self, name: str) -> None:
+            super().__init__(torch.empty(0))
+            self.name = name
+
+        def synchronize(self) -> None:
+            told.append(f"{self.name} is gone")
+
+    def sent(values: Tensor, what: str) -> Crossing:
+        name = next(names[values.nbytes])
+        told.append(f"{name} leaves")
+        return Crossing(to_host(values, what).copy, Told(name))
+
+    for number, block in enumerate(model):
+        block.register_forward_pre_hook(lambda *_, number=number: told.append(f"{number} runs"))
+    monkeypatch.setattr(streaming, "to_host", sent)
+    y = model(torch.randn(ROWS, WIDTH))
+    for number, parameter in enumerate(model.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda _, number=number: told.append(f"{number} is in"))
+    del told[:]
+    y.sum().backward()
+    assert told == [
+        *["2 runs", "2 leaves"],
+        *["1 runs", "2 is gone", "1 leaves"],
+        *["0 runs", "1 is gone", "0 leaves"],
+        *["2 is gone", "2 is in", "1 is gone", "1 is in", "0 is gone", "0 is in"],
+    ]
 
 
 def test_weights_that_change_between_the_passes_are_refused_by_name() -> None:
@@ -423,20 +551,24 @@ def test_hooks_on_parameters_see_gradients_on_the_host() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 8))
-def test_no_cut_has_a_smaller_largest_part(sizes: list[int], slices: int) -> None:
-    def largest(parts: Sequence[range]) -> int:
-        return max(sum(sizes[i] for i in part) for part in parts)
+def test_no_cut_has_a_smaller_largest_pair_and_then_a_smaller_largest_part(
+    sizes: list[int], slices: int
+) -> None:
+    def largest(parts: Sequence[range]) -> tuple[int, int]:
+        """The bytes of two slices side by side, and of one."""
+        found = [sum(sizes[i] for i in part) for part in parts]
+        return max(map(sum, pairwise(found)), default=found[0]), max(found)
 
     parts = cut(sizes, slices)
     assert [i for part in parts for i in part] == list(range(len(sizes)))
     assert len(parts) <= slices
-
-    def best(start: int, left: int) -> int:
-        if left == 1 or start == len(sizes):
-            return sum(sizes[start:])
-        return min(max(sum(sizes[start:stop]), best(stop, left - 1)) for stop in range(start, len(sizes) + 1))
-
-    assert largest(parts) == best(0, slices)
+    assert all(parts)
+    ways = [
+        [range(*ends) for ends in pairwise([0, *inner, len(sizes)])]
+        for count in range(min(slices, len(sizes)))
+        for inner in combinations(range(1, len(sizes)), count)
+    ]
+    assert largest(parts) == min(map(largest, ways))
 
 
 def test_what_cannot_be_streamed_is_refused() -> None:
@@ -446,6 +578,9 @@ def test_what_cannot_be_streamed_is_refused() -> None:
         (ValueError, chain(), {"slices": 0}, "slices is 0, but it must be a whole number from 1 on"),
         (ValueError, chain(), {"slices": True}, "slices is True, but"),
         (ValueError, [], {}, "the chain has no layers; pass at least one"),
+        (ValueError, [nn.Linear(2, 2), model], {}, "1 is streamed already; call stream once"),
+        (TypeError, chain(), {"param_dtype": torch.int32}, "param_dtype is torch.int32, but it must be"),
+        (TypeError, chain(), {"param_dtype": "bf16"}, "param_dtype is 'bf16', but it must be a floating"),
         (
             ValueError,
             chain().to("meta"),
@@ -464,15 +599,47 @@ def test_what_cannot_be_streamed_is_refused() -> None:
             stream(one, device=CPU, **options)
 
 
-def sharded_model() -> str:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
-        stream(shard(chain()), device=CPU)
-    return str(caught.value)
+class Two(nn.Module):
+    """A layer that passes on two tensors, and takes as many."""
+
+    def forward(self, x: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return x if isinstance(x, tuple) else (x, 2 * x)
 
 
-def test_a_sharded_model_is_refused() -> None:
+def test_slices_pass_on_a_single_tensor_and_layers_what_they_like() -> None:
+    linear = nn.Linear(4, 4)
+    model, x = stream([linear, Two(), Two()], device=CPU, slices=1), torch.randn(2, 4)
+    for found, factor in zip(model(x), (1, 2), strict=True):
+        assert torch.equal(found, factor * linear(x))
+    model = stream([nn.Linear(4, 4), Two(), nn.Linear(4, 4)], device=CPU)
+    with pytest.raises(
+        TypeError, match=r"^the output of layer 1 is a tuple, but a slice takes one tensor; put"
+    ):
+        model(x)
+    with pytest.raises(TypeError, match=r"^the input is a list, but a slice takes one tensor"):
+        model([x])
+
+
+def sharded_model() -> list[str]:
+    said = []
+    streamed = stream(chain(), device=CPU)
+    for act in (
+        lambda: stream(shard(chain()), device=CPU),
+        lambda: shard(streamed),
+        lambda: shard(nn.Sequential(streamed, nn.Linear(2, 2))),
+    ):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            act()
+        said.append(str(caught.value))
+    return said
+
+
+def test_a_model_is_streamed_or_sharded() -> None:
     [said] = ranks.run(1, sharded_model)
-    assert said == "0.weight is sharded; stream the model or shard it, not both"
+    assert said == [
+        "0.weight is sharded; stream the model or shard it, not both",
+        *["this model is streamed; stream a model or shard it, not both"] * 2,
+    ]
 
 
 def test_a_copy_is_refused() -> None:
