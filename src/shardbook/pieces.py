@@ -1,19 +1,20 @@
-r"""# One piece each
+r"""# Equal values, kept in pieces
 
 > Ranks that hold the same values keep one piece each, and gather the pieces when they need the whole.
 
-Sharding splits what ranks would otherwise store as copies. [Parameters](zero3.py) are
-one such thing. Another is the input of a layer in tensor parallel training, which is
-the same on every rank of the group. Its numbers change in each step, so there is nothing
-to lay out in advance: a vector comes, and each of $N$ ranks keeps
+Sharding splits what every rank would otherwise store. [Parameters](zero3.py) are one
+case. Another is the input of a layer in tensor parallel training, which is the same on
+every rank of the group. It is a new tensor in each step, so no layout can be made in
+advance. Of each vector of $n$ values each of $N$ ranks keeps
 
 $$\left\lceil \frac{n}{N} \right\rceil$$
 
-of its $n$ values. To have all of them again costs one all-gather.
+values. One all-gather puts the vector together again.
 
-No collective would notice if the ranks held different values. Each would get a vector
-put together from everybody's, and training would go on with wrong numbers. So the
-values can be compared first, by [a digest](operations.py#digest).
+If the ranks hold different values, the all-gather does not notice. Each rank gets a
+vector that is put together from different ones, and training goes on with wrong
+numbers. So the ranks can compare their values first, by [a
+digest](operations.py#digest).
 
 :notation $N$: `world_size`, the number of ranks that hold the same values
 :notation $n$: `numel`, the number of values
@@ -81,7 +82,7 @@ class Sharing:
 
 
 def piece_numel(numel: int, world_size: int) -> int:
-    """The length of a piece. All pieces together are less than $N$ elements too long.
+    """The length of a piece. All pieces together have fewer than $N$ elements of padding.
 
     >>> checkpoint = 4 * 2048 * 12288
     >>> [96 * 2 * piece_numel(checkpoint, world_size) for world_size in (1, 8)]
