@@ -1,6 +1,6 @@
 r"""# A loss in chunks
 
-> The scores of a few positions at a time are enough to train on all of them.
+> The logits of a few positions at a time are enough to train on all of them.
 
 [The head](gpt.py#Head) gives each position one score for each token. With $n$ positions
 and $V$ tokens these *logits* are $nV$ numbers, and the plain loss holds three tensors
@@ -15,16 +15,17 @@ the size $nV/c$ exist.
 
 ```python
 model = shard(ChunkedGPT(config, chunks=8))
-error = model(bytes_BT, next_bytes_BT)
-error.backward()
+loss = model(bytes_BT, next_bytes_BT)
+loss.backward()
 ```
 
 The gradients are computed *in the forward pass*. There the logits are at hand. To wait
 for the backward pass would mean to compute them twice, one more product of the head's
-matrix for each chunk. What has to be kept from the forward to the backward pass is the
-gradient of the head's input and that of its matrix.
+matrix for each chunk. Two gradients are kept from the forward to the backward pass:
+that of the matrix, and that of what the matrix is multiplied with, the output of the
+head's norm.
 
-The class below is of the book's GPT. [The function](#chunked_loss) works in the
+The class below is made for the book's GPT. [The function](#chunked_loss) works in the
 `forward` of any module that holds such a matrix, because there the matrix is whole.
 
 Sums over positions are now sums of the chunks' sums, so the last bits differ from those
@@ -190,11 +191,12 @@ class _Chunked(torch.autograd.Function):
 def _logits_gradient(
     x: Tensor, weight_VC: Tensor, targets: Tensor, share: Tensor, total: Tensor
 ) -> Tensor:
-    r"""Add a chunk's losses to `total`, and return their gradient by the chunk's logits.
+    r"""Add a chunk's losses to `total`, and return their gradient with respect to
+    the chunk's logits.
 
     The loss of a position with the logits $z$ and the target $t$ is
-    $\ln \sum_j e^{z_j} - z_t$. Its derivative by $z_k$ is the probability of token $k$,
-    less 1 if $k$ is the target.
+    $\ln \sum_j e^{z_j} - z_t$. Its derivative with respect to $z_k$ is the
+    probability of token $k$, less 1 if $k$ is the target.
     """
     log_p = F.log_softmax(x @ weight_VC.t(), dim=-1)
     total += F.nll_loss(log_p, targets, reduction="sum", ignore_index=IGNORED)

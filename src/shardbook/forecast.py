@@ -17,13 +17,13 @@ $$\text{sent}_3 = 3 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d} \qquad
 \text{sent}_{0,1,2} = 2 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d}$$
 
 The first two are exact for any FP32 model without frozen parameters whose units each run once in a forward
-pass, if each micro-batch exchanges its gradients. [A policy](policy_bytes.py) sets other bytes an element, and both
-stay exact over gloo; another backend sends 16-bit gradients [as FP32](collectives.py#reduce_scatter_mean). The
-last is known for stage 3 only, without such a policy and without checkpoints, and
-exact for [this GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many shapes. On a GPU
-attention saves other tensors for its backward pass, so there the figure is an estimate. None of the three
-contains the temporaries inside one operation, the buffers inside the communication backend, or what an
-allocator adds to round a size up.
+pass, if each micro-batch exchanges its gradients. [A policy](policy_bytes.py) sets other bytes an element,
+and both stay exact over gloo; another backend sends 16-bit gradients [as
+FP32](collectives.py#reduce_scatter_mean). The last is known for stage 3 only, without such a policy and
+without checkpoints, and exact for [this GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many
+shapes. On a GPU attention saves other tensors for its backward pass, so there the figure is an estimate. None
+of the three contains the temporaries inside one operation, the buffers inside the communication backend, or
+what an allocator adds to round a size up.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $P_u$: `padded`, the elements of unit $u$ with its padding
@@ -64,8 +64,8 @@ class Setup:
     :param optimizer: `"adamw"`, or `"sgd"` without momentum, which stores nothing
     :param text: the bytes of text that each rank holds
     :param stage: the stage of ZeRO
-    :param policy: in which dtypes the model computes and its gradients travel, and whether the model is stored
-        on the host
+    :param policy: in which dtypes the model computes and its gradients travel, and whether the model is
+        stored on the host
     :param checkpointed: whether the blocks recompute their activations
     """
 

@@ -61,7 +61,12 @@ def summary(
     forecasts: list[Forecast],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """All figures under flat names. `losses` has an entry for each step, other lists one for each rank."""
+    """All figures under flat names.
+
+    `losses` has a mean over ranks for each step, and `techniques` names what was turned on. `sent`, `steady`,
+    `peak` and their forecasts have an entry for each rank. `sent_by_collective`, `steady_terms` and the time
+    are those of rank 0.
+    """
     steps = len(ranks[0].losses)
     # The first step creates buffers and state, and the last one runs under the meter. With two steps there is
     # no other, and the first has to do.
@@ -149,7 +154,10 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def both(figures: dict[str, Any], name: str, steps: int = 1) -> tuple[str, str]:
-    """A counted figure and its forecast, the largest of any rank; nothing where there is no forecast."""
+    """A counted figure and its forecast; nothing where there is no forecast.
+
+    Each is the largest of any rank, since a run needs memory for the rank that stores the most.
+    """
     counted = f"{max(figures[name]) / steps:,.0f}"
     forecasts = [one for one in figures[f"{name}_forecast"] if one is not None]
     return counted, f"{max(forecasts) / steps:,.0f}" if forecasts else ""

@@ -9,12 +9,12 @@ torchrun --standalone --nproc-per-node 2 -m shardbook.train --steps 200
 Each of the two processes is a rank. Both build the same [GPT](gpt.py), shard it with [one
 call](model.py#shard), and read [different windows](corpus.py#Reader) of the text. Nothing in the training
 loop shows that the model is sharded. At the end rank 0 prints a table: the loss, the speed, and the bytes
-that were sent and stored. Beside each figure in bytes stands [its forecast](forecast.py); the peak has one
-in stage 3 only, for a run without the options below.
+that were sent and stored. Beside each figure in bytes stands [its forecast](forecast.py). The peak has one
+only in stage 3 without the three options of the next paragraph.
 
-The other two techniques of this book are options of the same program: `--precision bf16` or `fp16`
-[computes in 16 bits](policy.py), `--checkpoint non-reentrant` [computes activations
-again](checkpointing.py), and `--offload` [keeps what is stored on the host](offload.py).
+Three options turn on the other techniques: `--precision bf16` or `fp16` [computes in 16 bits](policy.py),
+`--checkpoint non-reentrant` [recomputes activations](checkpointing.py), and `--offload` [stores parameters,
+gradients and optimizer state on the host](offload.py).
 
 Without `torchrun` the same program trains on one rank. World size 1 is no special case in this book: the same
 lines run, and the collectives send nothing.
@@ -131,9 +131,10 @@ def step(
 ) -> float:
     """One step of the optimizer, from one or several micro-batches; returns the mean loss of this rank.
 
-    These lines would train an unsharded model just as well. Gradients add up over micro-batches, so each loss
-    is divided by their number. Over ranks the gradients are averaged already, after each micro-batch, and the
-    forecast counts that. [Under `no_sync`](accumulate.py) they would be sent once and be whole meanwhile.
+    With [a scaler for one process](loss_scaling.py) these lines would train an unsharded model, too.
+    Gradients add up over micro-batches, so each loss is divided by their number. Over ranks the gradients are
+    averaged already, after each micro-batch, and the forecast counts that. [Under `no_sync`](accumulate.py)
+    they would be sent once and be whole meanwhile.
     """
     total = 0.0
     for micro in range(accumulate):
