@@ -245,12 +245,11 @@ def refuse_unfit(
     chain: nn.Sequential, slices: int | None, dtype: torch.dtype | None
 ) -> None:
     """Say why a model cannot be streamed."""
-    if not (
-        dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
-    ):
+    fits = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    if dtype is not None and not (fits and dtype.itemsize > 1):
         raise TypeError(
-            f"param_dtype is {dtype!r}, but it must be a floating-point dtype such as "
-            "torch.bfloat16"
+            f"param_dtype is {dtype!r}, but it must be a floating-point dtype of 16 bits "
+            "or more, such as torch.bfloat16"
         )
     kind = type(chain)
     for name, module in chain.named_modules():

@@ -38,9 +38,10 @@ and the gradients of one parameter and of one activation. With
 away.
 
 **What it costs.** A step moves $2\,\Psi$ numbers to the device and $\Psi$ back, and
-computes each activation twice. All of them move while the device computes, if the batch
-is large enough to keep it busy as long. So streaming serves fine-tuning with large
-batches, and inference with many sequences at a time.
+computes each activation twice. They move while the device computes, if the batch is
+large enough to keep it busy as long. Only the first parameters and the last gradients
+have no computation beside them. So streaming serves fine-tuning with large batches, and
+inference with many sequences at a time.
 
 :notation $\Psi$: the number of parameters of the model
 :notation $k$: `number`, the number of a slice
@@ -89,10 +90,10 @@ def stream(
     :param slices: into how many slices the chain is [cut](slices.py#cut) at most; by
         default each layer with parameters begins a slice
     :param offload_activations: whether the inputs of the slices wait on the host
-    :param param_dtype: the floating-point dtype in which floating-point parameters come
-        to the device, and gradients leave it; parameters on the host, and their gradients
-        there, keep their own. Norms compute in it, too. Buffers keep their dtype, so a
-        batch norm refuses it.
+    :param param_dtype: the floating-point dtype, of 16 bits or more, in which
+        floating-point parameters come to the device, and gradients leave it; on the host
+        both keep their own. Norms compute in it, too. Buffers keep their dtype, and a
+        batch norm on a CPU refuses to mix the two.
     :returns: the model, whose calls now stream it
     :raises TypeError: the model is no plain chain, or the dtype no floating-point one
     :raises ValueError: it was streamed or sharded before, is not on the host, or the

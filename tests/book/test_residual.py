@@ -1,4 +1,4 @@
-"""Where checkpoints wait: in pieces, on the host, or both; the same values, and every byte counted."""
+"""Checkpoints in pieces, on the host, or both; the same values, and every byte counted."""
 
 from __future__ import annotations
 

@@ -361,6 +361,12 @@ def test_a_cast_leaves_integers_alone() -> None:
     assert model(torch.ones(2)).tolist()[0] == 1.0
 
 
+def test_a_batch_norm_refuses_a_cast() -> None:
+    model = stream(nn.Sequential(nn.BatchNorm1d(4)), device=CPU, param_dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="expected scalar type BFloat16 but found Float"):
+        model(torch.ones(2, 4))
+
+
 class Fails(nn.Module):
     """A layer that fails while it is told to."""
 
@@ -580,6 +586,7 @@ def test_what_cannot_be_streamed_is_refused() -> None:
         (ValueError, [], {}, "the chain has no layers; pass at least one"),
         (ValueError, [nn.Linear(2, 2), model], {}, "1 is streamed already; call stream once"),
         (TypeError, chain(), {"param_dtype": torch.int32}, "param_dtype is torch.int32, but it must be"),
+        (TypeError, chain(), {"param_dtype": torch.float8_e4m3fn}, "float8_e4m3fn, but it must be"),
         (TypeError, chain(), {"param_dtype": "bf16"}, "param_dtype is 'bf16', but it must be a floating"),
         (
             ValueError,
