@@ -9,11 +9,12 @@ for the tensors it saves:
 | | a list | saved by autograd |
 |---|---|---|
 | an argument is changed in place before backward | the gradient is wrong | an error |
-| there is [a checkpoint around this one](saved_tensors.py) | the tensors stay | they go |
-| saved tensors are moved, as by `save_on_cpu` | the tensors stay | they are moved |
+| this checkpoint is inside another | the tensors stay in memory | the outer one drops and recomputes them |
+| saved tensors are moved, as by `save_on_cpu` | the tensors stay in memory | they are moved |
 
-So an operation is recorded that does nothing and saves the tensors. Its node is not
-part of any path of the graph. It is held by the checkpoint, and goes with it.
+So this chapter records an operation that computes nothing and saves the tensors. Its
+node lies on no path of the graph, so no backward pass runs it. The checkpoint holds the
+node, and when the checkpoint is freed, so are the tensors.
 """
 
 # sidelit: hide
@@ -66,7 +67,7 @@ class Arguments:
         return args, kwargs
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The saved tensors. Autograd raises if one was changed, and does not know which
+        """The saved tensors. Autograd raises if one was changed; this method says which
         argument it was.
         """
         try:
@@ -81,7 +82,7 @@ class Arguments:
             raise CheckpointError(
                 f"{', '.join(changed)} of a checkpointed function changed in place before "
                 "the backward pass, so the function cannot be run again on what it was "
-                "given; change a clone instead, also inside of the function"
+                "given; change a clone instead, also inside the function"
             ) from error
 
     def changed(self) -> list[str]:
@@ -107,7 +108,7 @@ class _Save(torch.autograd.Function):
 
 
 # Autograd records an operation only if something that it is given requires a gradient.
-# The arguments need not, because the parameters inside of the function may.
+# The arguments need not, because the parameters in the function may.
 _ANCHOR = torch.empty(0, requires_grad=True)
 
 
@@ -187,8 +188,8 @@ def modules_in(function: Any) -> Iterator[nn.Module]:
 def parameters_of(module: nn.Module) -> list[Tensor]:
     """The parameters of a module whose changes PyTorch counts.
 
-    `module.parameters()` also searches for what appears twice. That search takes as long
-    as a small layer, and this is done in each call.
+    `module.parameters()` also searches for what appears twice. That search takes as
+    long as a small layer, and this is done in each call.
     """
     found: list[Tensor] = [
         one

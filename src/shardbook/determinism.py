@@ -1,11 +1,11 @@
-r"""# Is it the same function?
+r"""# Checking that both runs agree
 
 > A recomputation that saves other tensors than the forward pass is refused, and the message says where.
 
-[A checkpoint](saved_tensors.py) runs a function twice and puts the tensors of the
-second run in the places of the first. If the function does something else the second
-time, a gradient may be computed from the tensor of another operation. It has a
-plausible size and is wrong.
+[A checkpoint](saved_tensors.py) takes the tensors of the second run for those of the
+first, in order. If the function does something else the second time, the gradient of
+one operation may be computed from the tensor of another. Such a gradient is wrong and
+has a plausible size.
 
 Nobody can tell from a Python function whether it will do the same again. But the two
 runs can be compared. Each writes a record with one line for each tensor that autograd
@@ -13,28 +13,40 @@ saves:
 
 | level | a line holds | what is found |
 |---|---|---|
-| `"none"` | nothing | another number of tensors |
-| `"default"` | shape, dtype, device, version, [place](operations.py) | another kind, a later version |
-| `"debug"` | the same, [a digest](operations.py#digest) of the values | any other value, and where it arose |
+| `"none"` | nothing | too few tensors |
+| `"default"` | shape, dtype, device, parameter, version | also a tensor that differs in these |
+| `"debug"` | also [a digest](operations.py#digest) of the values | any other value, and where it arose |
+
+A line also holds [the place](operations.py#place_of) in the program. Places are shown
+in the message. They are compared only if nothing but the number of tensors differs. Too
+many tensors are found only without [early stop](recomputation.py#Collector): with it,
+the second run ends before them, and no gradient is computed from them.
+
+The *parameter* of a line is the one that was saved, if it was one. A loop is a common
+way to get another one: in `for layer in layers: h = checkpoint(lambda h: layer(h), h)`
+every second run would use the last layer.
 
 The *version* of a tensor counts its changes in place, and costs nothing to read. When
 an optimizer steps between the forward pass and the backward pass, the weights that
 autograd saves have a higher version in the second run. Without this comparison the
-function would run again with the new weights, for an output gradient that belongs to
-the old ones. The result would be the gradient of no loss at all.
+function would run again with the new weights, on an input and for an output gradient
+that belong to the old ones. The result would be the gradient of no loss at all.
 
-A weight that autograd does not save has no line in the record, so `"default"` does not
-notice its change. Such are a bias, and the weight of a first layer, whose input needs
-no gradient. Let the optimizer step after the backward pass.
+A weight that autograd does not save has no line in the record. If the function is a
+module, [the versions of its parameters](arguments.py#Parameters) are compared all the
+same. What another function finds by itself, such as a bias, may change without an
+error. So may any weight if the optimizer is a fused one, because PyTorch does not count
+its writes. Let the optimizer step after the backward pass.
 
-What `"default"` cannot see is another value of the same shape, as from a global
-variable. `"debug"` sees it, and reads each tensor once more for that. It is for a
-search, and no setting to train with: it also reports what differs without harm. A
-`BatchNorm` saves running statistics that the forward pass has moved, and an LSTM on the
-CPU saves scratch memory. No gradient is computed from either.
+`"default"` does not see another value of the same shape, as from a global variable.
+`"debug"` sees it, because it reads every saved tensor. It is for a search and not for
+training. It also reports two differences that do no harm, since no gradient is computed
+from the tensors: a `BatchNorm` saves running statistics, which the forward pass has
+moved, and an LSTM on the CPU saves scratch memory.
 
-With [early stop](recomputation.py#Collector) the second run is shorter than the first.
-What would come after its end is not compared, and no gradient is computed from it.
+A function that clips its own weight in place, in each run, is refused at `"default"`:
+the second run raises the version once more. At `"debug"` it passes, since the values
+are the same.
 """
 
 # sidelit: hide
@@ -82,7 +94,7 @@ class Record:
         return self.log if self.level == "debug" else nullcontext()
 
     def note(self, tensor: Tensor | None) -> None:
-        """Add a line. Without a tensor it is empty, and only counts."""
+        """Add a line. Without a tensor the line is empty, and counts as one saved tensor."""
         if tensor is None or self.level == "none":
             self.saved.append(None)
             return
@@ -128,8 +140,8 @@ class Saved(NamedTuple):
         of this one.
 
         A lower version is allowed. If another hook stored the tensor elsewhere, what it
-        brings back is a new tensor, whose count starts at 0. If the values are compared,
-        a version says nothing more.
+        brings back is a new tensor, whose count starts at 0. Where the values are
+        compared, versions are not.
         """
         if (
             self.shape != again.shape
@@ -182,8 +194,8 @@ def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:
     lines = ["the recomputation does not do what the forward pass did."]
     if counted:
         lines.append("The forward pass saved {} tensors, it saved {}.".format(*lengths))
-        # If nothing else is wrong, they part at the first tensor saved elsewhere, or at
-        # the end of the shorter run.
+        # If only the number differs, the runs diverge at the first tensor that was
+        # saved elsewhere in the program, or at the end of the shorter run.
         elsewhere = (
             i for i, (a, b) in enumerate(pairs) if a and b and a.place != b.place
         )
@@ -197,7 +209,7 @@ def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:
     if others:
         lines.append(f"Others that differ: {', '.join(map(str, others))}.")
     if where := list(part(forward.log.operations, again.log.operations)):
-        lines += ["The operations part here:", *where]
+        lines += ["The runs diverge here:", *where]
     raise CheckpointError("\n".join([*lines, advice(forward.level)]))
 
 
@@ -220,9 +232,11 @@ def advice(level: str) -> str:
     """What to do. Every message ends with it."""
     text = (
         "Let the function do the same in both runs: give it as an argument whatever "
-        "changes in between, such as a global or an attribute, and call backward before "
-        "weights or the training mode are changed"
+        "changes in between, such as a global, an attribute or the variable of a loop, "
+        "and call backward before weights or the training mode are changed"
     )
     if level == "debug":
         return f"{text}."
-    return f'{text}; determinism_check="debug" finds the operation where the runs part.'
+    return (
+        f'{text}; determinism_check="debug" finds the operation where the runs diverge.'
+    )

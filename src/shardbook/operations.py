@@ -1,17 +1,17 @@
-r"""# What one run has done
+r"""# Finding where two runs diverge
 
-> An operation is remembered by its name, by the line that called it, and by a digest of what it gave.
+> An operation is remembered by its name, by the line that called it, and by a digest of its results.
 
-[Two runs of one function](determinism.py) are compared by what they leave behind. This
-chapter makes the three things that are compared and shown.
+[The check](determinism.py) compares two runs of a function. This chapter makes what it
+compares and what it shows.
 
-A *place* is the line of the program that an operation was called from. It costs a look
-at the stack for each tensor, and no text is made of it unless it has to be shown. So it
-is recorded always.
+The *place* of an operation is the line of the program that called it. To find the line
+takes a look at the stack. Its text is read only if a message shows it. So places are
+recorded at every level but `"none"`.
 
-A *digest* is a number made from all bits of a tensor. To compute it reads the tensor
-once more. The *log* holds a digest of what each operation gave. Both are for a search,
-after something has been found to be wrong.
+The *digest* of a tensor is a number made from all of its bits. The *log* lists all
+operations of a run, with a digest of each result. Both cost a pass over the values, and
+are for the level `"debug"`.
 """
 
 # sidelit: hide
@@ -47,7 +47,7 @@ class Log(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Operation] = []
-        # What runs now. The tensors that autograd saves meanwhile are saved by it.
+        # The operation that is running. It is named as the one that saves a tensor.
         self.current = ""
 
     def __torch_function__(
@@ -81,7 +81,8 @@ class Operation:
     @classmethod
     def of(cls, name: str, place: Place, given: list[Tensor]) -> Operation:
         shapes = tuple(tensor.shape for tensor in given)
-        # Fresh memory holds whatever was there before, and no two runs agree on it.
+        # `empty` gives memory with whatever it held before, so its values differ in any
+        # two runs.
         fresh = "empty" in name
         return cls(name, place, shapes, () if fresh else tuple(map(digest, given)))
 
@@ -97,9 +98,9 @@ class Operation:
 
 
 def part(forward: list[Operation], again: list[Operation]) -> Iterator[str]:
-    """Show where two logs part, with the last two operations that they share.
+    """Show where two logs diverge, with the last two operations that agree.
 
-    The second may be shorter, because a recomputation ends as soon as it can.
+    The second log may be shorter, because a recomputation may end early.
     """
     for index, (first, second) in enumerate(zip_longest(forward, again)):
         if second is None:
@@ -117,10 +118,10 @@ def digest(tensor: Tensor) -> int:
     """A number made from all bits of a tensor and from where they stand.
 
     It is computed where the data is, so that 8 bytes travel and not the tensor. The
-    bytes are read as numbers of 64 bits. Each is mixed with its index, and the sum makes
-    one number of all. The mixing maps different numbers to different ones, so a change
-    of a single one always changes the digest. Without it the sum would not notice that
-    two values of FP64 have changed their sign: both would add $2^{63}$.
+    bytes are read as numbers of 64 bits. Each is [mixed](#mix) with its index, and the
+    sum makes one number of all. The mixing maps different numbers to different ones, so
+    a change of a single one always changes the digest. Without it the sum would not
+    notice that two values of FP64 have changed their signs: each would add $2^{63}$.
 
     The bytes are read in pieces of 1 MiB, so the copies that this makes stay small.
 
@@ -163,8 +164,8 @@ def place_of(frame: FrameType) -> Place:
 
     In a checkpointed `nn.Linear` no line of the program runs between the checkpoint and
     PyTorch. Then the innermost line of PyTorch is taken. The search ends at [the line
-    that runs the function](saved_tensors.py#Region.run), since the calls around it differ
-    between the two runs.
+    that runs the function](saved_tensors.py#Region.run), since the calls around it
+    differ between the two runs.
     """
     outer: FrameType | None = frame
     innermost = None

@@ -7,11 +7,13 @@ which order. So its function runs again, as the forward pass ran, and the tensor
 autograd wants to save as the $i$-th goes to the $i$-th placeholder. This works as long
 as the function [does the same](determinism.py) in both runs.
 
-As soon as the last placeholder is full, the rest of the run serves nothing. To end it
-early is more than a detail. An operation saves what it *reads* before it computes, so a
-last layer that is a product of matrices is not computed a second time. Where a part of
-the graph is gone, because only one of two results was used, its part of the run is left
-out too.
+As soon as the last placeholder is full, the rest of the run is of no use, so it is cut
+off. This *early stop* saves whole products. PyTorch saves what an operation reads
+before it computes. So if the last layer is a matrix product, its input is saved, the
+run ends, and the product is not repeated. If only one of two results is used, autograd
+frees the placeholders that only the other one needs. What comes after the last
+placeholder that is left does not run again either. What comes before it does, needed or
+not.
 
 :notation $i$: `number`, the number of a saved tensor
 """
@@ -38,12 +40,13 @@ __all__ = ["Collector", "Enough", "Placeholder", "Settings"]
 
 
 class Placeholder:
-    """What autograd keeps in place of a tensor: nothing, until the tensor is wanted."""
+    """What autograd keeps in place of a tensor: nothing, until the tensor is needed."""
 
     __slots__ = ("__weakref__", "value", "version")
 
     def __init__(self) -> None:
         self.value: Tensor | None = None
+        # Of the tensor, when it was saved.
         self.version = 0
 
     def fill(self, tensor: Tensor) -> None:
@@ -67,7 +70,7 @@ class Placeholder:
         assert value is not None
         if value._version != self.version:
             raise CheckpointError(
-                f"a tensor of shape {tuple(value.shape)} was changed in place inside of "
+                f"a tensor of shape {tuple(value.shape)} was changed in place inside "
                 "the checkpointed function after autograd had saved it; use an "
                 "operation that gives a new tensor"
             )
@@ -77,16 +80,16 @@ class Placeholder:
 class Enough(BaseException):
     """Ends a recomputation.
 
-    It is no `Exception`. A function that tries a fast way and catches its failure would
-    otherwise take this for one, and might never try that way again.
+    It is no `Exception`. A function that tries one way and takes another on
+    `except Exception` would catch it, and go on with the other way.
     """
 
 
 class Collector:
     """The hooks of a recomputation.
 
-    :param placeholders: to be filled, in order; of those that are gone, nobody will
-        want the tensor
+    :param placeholders: to be filled, in order; a reference that is dead belongs to a
+        tensor that no gradient needs any more
     :param level: [how closely](determinism.py) the two runs are compared
     :param early_stop: whether to end the run when there is enough
     """
@@ -113,7 +116,8 @@ class Collector:
     def pack(self, tensor: Tensor) -> Tensor:
         """Autograd wants to save a tensor of the recomputation.
 
-        It gets the tensor, for a function that itself asks for gradients.
+        It is given the tensor and no placeholder, because the function may run a
+        backward pass of its own.
         """
         number = len(self.record.saved)
         known = number < len(self.placeholders)
@@ -157,7 +161,8 @@ class Settings:
 
     @classmethod
     def now(cls, function: Any, args: Any, kwargs: Any, draw_again: bool) -> Settings:
-        """The settings of this moment, as far as these arguments show what matters.
+        """The settings of this moment, for the generators and devices that the
+        arguments show.
 
         :param draw_again: whether the random numbers belong to them
         """

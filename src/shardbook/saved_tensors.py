@@ -1,11 +1,10 @@
-r"""# Checkpointing by saved tensors
+r"""# Non-reentrant checkpointing
 
-> Autograd keeps a placeholder for each tensor, and the first one that is wanted computes them all again.
+> Autograd saves placeholders, and the first one that the backward pass needs makes the function run again.
 
-The forward pass of a layer with $k$ operations leaves about $k$ tensors behind for the
-backward pass. *Activation checkpointing* keeps only what went into the layer, and runs
-its forward pass again when the backward pass arrives
-([Chen et al.](bib:chen2016training)).
+[Activation checkpointing](checkpointing.py) keeps what a function was given, and runs
+the function again in the backward pass ([Chen et al.](bib:chen2016training)). The
+*non-reentrant* variant does it without a second backward pass.
 
 Autograd lets us decide how it saves a tensor. `saved_tensors_hooks(pack, unpack)` hands
 each tensor that is about to be saved to `pack` and keeps what `pack` returns. When the
@@ -13,35 +12,37 @@ backward pass wants the tensor, `unpack` has to give it. So this chapter keeps n
 
 | moment | what is done |
 |---|---|
-| before forward | the arguments are saved, the generators and the settings are noted |
+| before forward | the arguments are saved, the state of the generators and of autocast is captured |
 | a tensor is saved | `pack` returns an empty [placeholder](recomputation.py#Placeholder) |
-| the first one is wanted | the function runs again, and its tensors fill the placeholders |
-| each one is wanted | it leaves its placeholder, which is empty again |
+| the backward pass needs the first tensor | the function runs again, and its tensors fill the placeholders |
+| the backward pass needs a tensor | it leaves its placeholder, so that its memory is free after use |
 
 The graph of the forward pass stays. It is the one that autograd goes through, as if
 nothing had happened. So `torch.autograd.grad`, `backward(inputs=...)` and second
 derivatives work as they do without checkpoints, and a result may be any object that
 holds tensors. [The other variant](reentrant.py) has no graph to go through, and can do
-none of that. The graph of the second run is dropped at once. Only its tensors are
-wanted.
+none of that. The second run records a graph, too. That graph is dropped at once, and
+only the tensors stay.
 
-## Checkpoints inside of checkpoints
+## Checkpoints inside checkpoints
 
-A checkpoint saves its arguments with autograd, too. Inside of another checkpoint they
-go to *its* `pack`, and become placeholders. So the inner one's recomputation asks for
-its arguments, and the outer one computes them again first. A tensor inside of $d$
-checkpoints is computed up to $d + 1$ times, and only the outermost keep their arguments.
+A checkpoint saves its arguments with autograd. Inside another checkpoint they go to the
+outer checkpoint's `pack`, and become placeholders. When the inner checkpoint
+recomputes, it asks for its arguments, and so the outer one recomputes first. A tensor
+inside $d$ checkpoints is computed up to $d + 1$ times, and only the outermost
+checkpoints keep their arguments.
 
 ## What remains
 
-The function is run twice, and so is all else that it does: a running mean moves twice,
-a counter counts twice, a line is printed twice. What it changes and then reads differs
-the second time, and [that can be found out](determinism.py). Tensors that a function
-takes from its surroundings, and not as arguments, are kept by the function itself.
-Forward-mode derivatives do not pass a checkpoint, because [its
-arguments](arguments.py) are saved for a backward pass.
+What a function changes and then reads differs the second time, and [the
+check](determinism.py) finds it if other tensors are saved. Forward-mode derivatives do
+not pass a checkpoint: PyTorch raises at [the operation that saves its
+arguments](arguments.py).
 
-:notation $k$: `needed`, the number of tensors that autograd saves
+[Some settings](recomputation.py#Settings) around the forward pass come back for the
+second run. Others do not: the default dtype, the kernels that `sdpa_kernel` allows, and
+the cache of `parametrize.cached`. Set them inside the function.
+
 :notation $d$: the number of checkpoints around an operation
 """
 
@@ -82,14 +83,15 @@ def checkpoint_saved(
     context_fn: Callable[[], Contexts] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Call a function, and keep nothing of what autograd would save in it.
+    """Call a function, and keep nothing of what autograd would save in it. Its tensors
+    are recomputed in the backward pass.
 
     :param function: what runs now, and again in the backward pass
     :param args: its arguments; [tensors among them](arguments.py) are kept
     :param preserve_rng_state: draw [the same random numbers](rng.py) again
     :param determinism_check: [how closely](determinism.py) the two runs are compared
     :param early_stop: end the second run
-        [at the last tensor that is wanted](recomputation.py#Collector)
+        [at the last tensor that a gradient needs](recomputation.py#Collector)
     :param context_fn: gives a block for the forward pass and one for recomputations
     :param kwargs: its keyword arguments
     :returns: what the function returns
@@ -152,8 +154,9 @@ def call_saved(
 class Region:
     """One call of a checkpointed function, and how to repeat it.
 
-    Only what autograd keeps refers to the region, and the region refers weakly to the
-    placeholders. So when autograd drops the graph, the arguments go with it.
+    Only the hooks and the nodes of the graph hold the region, and the region refers
+    weakly to the placeholders. So when autograd drops the graph, the arguments go with
+    it.
     """
 
     def __init__(
@@ -173,6 +176,7 @@ class Region:
         # wants its tensors before that.
         self.complete = False
         # Autograd runs the nodes of two devices in two threads. Both may be the first.
+        # A recomputation inside another takes the lock again in the same thread.
         self.lock = RLock()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -194,12 +198,13 @@ class Region:
         return placeholder
 
     def unpack(self, placeholder: Placeholder) -> Tensor:
-        """Autograd wants it back. If it is not there, all of them are computed."""
+        """Autograd wants it back. If it is not there, all of them are recomputed."""
         with self.lock:
             if placeholder.value is None:
                 self.recompute()
             value = placeholder.take()
-            # A program that looks at a node by itself wants this one tensor.
+            # Outside a backward pass a program reads one attribute of a node, such as
+            # `grad_fn._saved_self`. The others would stay until somebody reads them.
             if not in_backward():
                 self.empty()
             return value
@@ -222,9 +227,9 @@ class Region:
             self.empty()
             raise
         if in_backward():
-            # What this backward pass does not take would lie there until the next one,
-            # and the weights may have changed by then. The engine keeps its callbacks
-            # until the end, so this one must not keep the region.
+            # What this backward pass does not take would stay until the next one, and
+            # the weights may have changed by then. The engine holds its callbacks until
+            # it has finished, so the callback must not hold the region.
             left = partial(empty, weakref.ref(self))
             torch.autograd.Variable._execution_engine.queue_callback(left)
 

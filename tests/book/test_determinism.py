@@ -23,9 +23,10 @@ from shardbook.saved_tensors import checkpoint_saved
 
 ADVICE = (
     "Let the function do the same in both runs: give it as an argument whatever changes in between, such as "
-    "a global or an attribute, and call backward before weights or the training mode are changed"
+    "a global, an attribute or the variable of a loop, and call backward before weights or the training mode "
+    "are changed"
 )
-HINT = '; determinism_check="debug" finds the operation where the runs part.'
+HINT = '; determinism_check="debug" finds the operation where the runs diverge.'
 
 
 class Switch:
@@ -228,6 +229,15 @@ def test_a_changed_parameter_of_a_module_is_named_though_autograd_has_not_saved_
     grown(net[2].bias, lambda: checkpoint_saved(net, x, determinism_check="none"))()
 
 
+def test_pytorch_does_not_count_the_writes_of_a_fused_optimizer() -> None:
+    net, x = nn.Linear(4, 4), torch.ones(2, 4)
+    y = checkpoint_saved(net, x)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.AdamW(net.parameters(), fused=True).step()
+    y.sum().backward()
+
+
 def apply(modules: list[nn.Module], x: Tensor) -> Tensor:
     for module in modules:
         x = module(x)
@@ -309,7 +319,7 @@ def test_another_value_of_the_same_kind_needs_the_debug_level() -> None:
             f"  forward pass: {kind} torch.Tensor.sin at test_determinism.py:N {text}",
             f"  recomputation: {kind} torch.Tensor.sin at test_determinism.py:N {text}",
             "Others that differ: 1.",
-            "The operations part here:",
+            "The runs diverge here:",
             f"  0 in the forward pass: torch.Tensor.mul gave (3, 4) DIGEST at test_determinism.py:N {text}",
             f"  0 in the recomputation: torch.Tensor.mul gave (3, 4) DIGEST at test_determinism.py:N {text}",
             f"{ADVICE}.",
