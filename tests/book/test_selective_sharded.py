@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -91,3 +92,36 @@ def test_what_sharding_does_in_its_hooks_is_no_part_of_the_function(stage: int) 
     """The second run gathers one unit less, and would take its copies for those of another."""
     for equal in ranks.run(2, train_units, stage):
         assert [name for name, alike in equal.items() if not alike] == []
+
+
+def keep_everything_around_checkpoints_that_wait_elsewhere() -> list[bool]:
+    """In the second run nothing is moved, so the copies of the first must not be counted."""
+    from shardbook.residual import offload, partition
+
+    torch.manual_seed(0)
+    weights = [torch.randn(6, 6, requires_grad=True) for _ in range(4)]
+    x = torch.randn(5, 6, requires_grad=True)
+
+    def layer(number: int, x: Tensor) -> Tensor:
+        return torch.tanh(x @ weights[number])
+
+    def chain(waiting: Any, again: Callable[..., Tensor], x: Tensor) -> Tensor:
+        x = layer(0, x)
+        with waiting:
+            x = again(partial(layer, 2), again(partial(layer, 1), x * 2) * 2)
+        # A copy of the function's own, into memory of the size of a rank's piece.
+        half = torch.zeros(15).copy_(x.reshape(-1)[:15])
+        return layer(3, half.repeat(2).view(5, 6)).exp()
+
+    equal = []
+    for waiting in (partition(least=1), partition(least=1, offload=True), offload(least=1)):
+        expected = chain(waiting, lambda function, x: function(x), x)
+        function = partial(chain, waiting, checkpoint_saved)
+        found = checkpoint_saved(function, x, context_fn=partial(contexts, prefer_all))
+        gradients = [torch.autograd.grad(y.sum(), [x, *weights]) for y in (expected, found)]
+        equal.append(all(map(torch.equal, *gradients)))
+    return equal
+
+
+def test_what_moves_checkpoints_is_no_part_of_the_function() -> None:
+    assert ranks.run(2, keep_everything_around_checkpoints_that_wait_elsewhere) == [[True] * 3] * 2
