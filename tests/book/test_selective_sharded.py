@@ -71,7 +71,7 @@ def train_units(stage: int) -> dict[str, bool]:
     }
     equal = {}
     for name, options in ways.items():
-        for around in (1, 2, 4):
+        for around in (2, 4):
             trained = []
             for policy in (None, prefer_all, prefer_copies, [aten.addmm, aten._to_copy]):
                 model = shard(Units(around, policy), stage=stage, units=Residual, **options)
