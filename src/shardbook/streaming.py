@@ -38,10 +38,10 @@ and the gradients of one parameter and of one activation. With
 away.
 
 **What it costs.** A step moves $2\,\Psi$ numbers to the device and $\Psi$ back, and
-computes each activation twice. They move while the device computes, if the batch is
-large enough to keep it busy as long. Only the first parameters and the last gradients
-have no computation beside them. So streaming serves fine-tuning with large batches, and
-inference with many sequences at a time.
+computes each activation twice. The numbers move while the device computes, if the batch
+is large enough to keep it busy as long. Only the first slice of each pass, and the last
+gradients, have no computation beside them. So streaming serves fine-tuning with large
+batches, and inference with many sequences at a time.
 
 :notation $\Psi$: the number of parameters of the model
 :notation $k$: `number`, the number of a slice
