@@ -8,7 +8,7 @@ two is far slower than the device's own memory, so a copy must not keep the devi
 computing.
 
 On CUDA the copies run on two streams of their own, beside the *compute stream*: one for
-each direction, since a link carries both at the same time. Four things make that right,
+each direction, since a link can carry both at the same time. Four things make that right,
 and each line below that waits belongs to one of them:
 
 | who reads or writes | may do so only after |
@@ -81,7 +81,7 @@ def to_device(
     A narrower dtype is made on the host, so that its bytes alone are moved.
 
     :param values: any shape and dtype, on the CPU; leave it unchanged until the copy is
-        waited for
+        waited for. What may still be on its way to the host goes [back](#Crossing.back).
     :param device: where the copy will be
     :param what: the name under which the ledger counts the bytes
     :param dtype: the dtype of the copy; values that are not floating-point keep theirs,

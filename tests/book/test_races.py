@@ -493,7 +493,7 @@ def test_the_model_lets_the_thread_and_then_the_device_read_what_the_thread_wait
     for away in (False, True):
         with Recorder() as recorder:
             there = to_host(torch.ones(8), "x")
-            crossing = to_device(there.copy, torch.device("cpu"), "x") if away else there
+            crossing = there.back(torch.device("cpu"), "x") if away else there
             assert there.copy.is_cpu
             assert crossing.copy.is_cpu is not away
             if wait:
@@ -502,3 +502,11 @@ def test_the_model_lets_the_thread_and_then_the_device_read_what_the_thread_wait
         found.append([str(race).split(",")[0] for race in races(recorder.trace)])
     expected = ["read on the host by sum"], ["read on the compute stream by sum"]
     assert found == ([[], []] if wait else [*expected])
+
+
+def test_the_model_finds_a_copy_to_the_device_that_does_not_wait_for_the_one_to_the_host() -> None:
+    with Recorder() as recorder:
+        there = to_host(torch.ones(8), "x")
+        to_device(there.copy, torch.device("cpu"), "x").wait()
+    (race,) = races(recorder.trace)
+    assert str(race).startswith(f"read on stream {Stream.made} by copy_")
