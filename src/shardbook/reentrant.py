@@ -237,16 +237,17 @@ def aliases(values: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
     that of the unchanged values.
     """
     different = {id(value): value for value in values if isinstance(value, Tensor)}
-    owners = [
-        id(tensor if tensor._base is None else tensor._base)
-        for tensor in {id(t): t for t in (*tensors, *different.values())}.values()
-    ]
-    new = {
-        key: value.detach()
-        if owners.count(id(value._base)) < 2
-        else value.view_as(value)
-        for key, value in different.items()
-    }
+    if all(value._base is None for value in different.values()):
+        new = {key: value.detach() for key, value in different.items()}
+    else:
+        known = {id(tensor): tensor for tensor in tensors} | different
+        owners = [id(t if t._base is None else t._base) for t in known.values()]
+        new = {
+            key: value.detach()
+            if owners.count(id(value._base)) < 2
+            else value.view_as(value)
+            for key, value in different.items()
+        }
     return [new.get(id(value), value) for value in values]
 
 

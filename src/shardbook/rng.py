@@ -116,13 +116,15 @@ def sources_in(args: Sequence[Any]) -> Iterator[Source]:
     for value in args:
         if isinstance(value, Tensor):
             yield from sources_on(value.device)
+        elif isinstance(value, nn.Module):
+            yield from sources_of(value)
         elif isinstance(value, torch.Generator):
             yield value
         elif isinstance(value, torch.device):
             yield from sources_on(value)
         elif isinstance(value, functools.partial):
             yield from sources_in((value.func, value.args, value.keywords))
-        elif isinstance(owner := getattr(value, "__self__", value), nn.Module):
+        elif isinstance(owner := getattr(value, "__self__", None), nn.Module):
             yield from sources_of(owner)
         elif not tree_is_leaf(value):
             yield from sources_in(tree_leaves(value))
