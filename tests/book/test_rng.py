@@ -429,6 +429,25 @@ def depth() -> int:
     return torch.autocast_decrement_nesting()
 
 
+@pytest.mark.parametrize("then", range(4))
+@pytest.mark.parametrize("now", range(4))
+def test_inside_as_many_blocks_are_open_as_were_then_and_afterwards_as_before(then: int, now: int) -> None:
+    def blocks(number: int) -> ExitStack:
+        stack = ExitStack()
+        for _ in range(number):
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+        return stack
+
+    with blocks(then):
+        captured = capture_autocast()
+        assert depth() == then
+    with blocks(now):
+        with captured.restored():
+            assert depth() == then
+        assert depth() == now
+    assert depth() == 0
+
+
 @pytest.mark.parametrize("around_backward", [False, True])
 @pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("function", [block_inside, two_blocks])
