@@ -145,7 +145,7 @@ class Contents:
     def refuse_changes(self) -> None:
         """Compare what the chain holds now. A layer may give itself a new buffer.
 
-        :raises RuntimeError: a layer, parameter or buffer is another one
+        :raises RuntimeError: a layer, parameter or buffer is another one, or elsewhere
         """
         chain = self.chain()
         if chain is None:
@@ -155,16 +155,19 @@ class Contents:
                 "the chain has other layers than when it was streamed; "
                 "call stream(list(model), ...) to stream it anew"
             )
-        now = named_tensors(chain)
-        added = (
-            name for name, _ in chain.named_parameters() if name not in self.tensors
-        )
-        gone = (name for name, old in self.tensors.items() if now.get(name) is not old)
-        for name in (*gone, *added):
-            raise RuntimeError(
-                f"{name} was replaced after stream(); change values in place, such as by "
-                "load_state_dict without assign=True, or stream list(model) anew"
-            )
+        now, parameters = named_tensors(chain), dict(chain.named_parameters())
+        for name in [*self.tensors, *parameters]:
+            old = self.tensors.get(name)
+            if old is None or old is not now.get(name):
+                raise RuntimeError(
+                    f"{name} was replaced after stream(); change values in place, such as "
+                    "by load_state_dict without assign=True, or stream list(model) anew"
+                )
+            if old.device.type != "cpu":
+                raise RuntimeError(
+                    f"{name} was moved to {old.device} after stream(), which keeps the "
+                    "model on the host; stream list(model.cpu()) anew"
+                )
 
 
 def cut(sizes: Sequence[int], slices: int | None) -> list[range]:

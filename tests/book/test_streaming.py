@@ -138,6 +138,13 @@ def other(model: nn.Sequential, act: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
+def moved(model: nn.Sequential) -> None:
+    """What `model.to(...)` does: the same objects, elsewhere."""
+    weight = model[2].weight
+    assert isinstance(weight, nn.Parameter)
+    torch.utils.swap_tensors(weight, nn.Parameter(torch.empty_like(weight, device="meta")))
+
+
 class Masked(nn.Module):
     """A buffer, and one that the layer makes when it first runs."""
 
@@ -162,6 +169,7 @@ def test_what_replaces_a_tensor_or_a_layer_is_noticed() -> None:
         (lambda m: setattr(m[1], "mask", None), "1.mask was replaced"),
         (lambda m: m[2].register_parameter("extra", nn.Parameter(torch.ones(1))), "2.extra was replaced"),
         (lambda m: m[2].register_parameter("bias", None), "2.bias was replaced"),
+        (moved, "2.weight was moved to meta after stream(), which keeps the model on the host"),
         (lambda m: m.__setitem__(2, nn.Linear(8, 3)), "the chain has other layers than when it was streamed"),
         (lambda m: m.append(nn.Linear(8, 9)), "the chain has other layers"),
         (lambda m: m.__delitem__(2), "the chain has other layers"),
@@ -170,6 +178,8 @@ def test_what_replaces_a_tensor_or_a_layer_is_noticed() -> None:
         model = stream(nn.Sequential(nn.Embedding(8, 8), Masked(), nn.Linear(8, 8)), device=CPU)
         model(torch.arange(4).view(2, 2))
         assert said in other(model, lambda change=change, model=model: change(model))  # type: ignore[misc]
+    # The way out that is told.
+    assert stream(list(model), device=CPU)(torch.arange(4).view(2, 2)).shape == (2, 2, 8)
 
 
 def test_values_may_change_in_place_and_a_layer_may_make_itself_a_buffer() -> None:
