@@ -151,7 +151,11 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     # A compiler cannot tell whether two containers are the same.
     if isinstance(value, Tensor) or torch.compiler.is_compiling():
         return tree_map_only(Tensor, change, value)
-    children, structure = tree_flatten(value, is_leaf=lambda inner: inner is not value)
+    # Only the first container is opened. The function that says so must not refer to
+    # it: PyTorch holds that function in a circle, and with it the tensors would stay
+    # until the garbage collector runs.
+    once = iter([False])
+    children, structure = tree_flatten(value, is_leaf=lambda _: next(once, True))
     names = []
     if structure.is_leaf():
         if not is_dataclass(value) or isinstance(value, type | nn.Module):

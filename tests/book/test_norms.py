@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -423,6 +425,20 @@ def test_only_what_changes_is_copied() -> None:
     assert found[3]["a"] == Pair(low.float(), full)
     assert map_tensors(widen, given[1:3]) == given[1:3]
     assert map_tensors(widen, Pair) is Pair
+
+
+def test_what_was_changed_is_free_at_once() -> None:
+    given = [(torch.ones(2, dtype=BF16), Pair(torch.ones(3, dtype=BF16), []))]
+    old = [weakref.ref(given[0][0]), weakref.ref(given[0][1].x)]
+    gc.collect()
+    gc.disable()
+    try:
+        found = map_tensors(widen, given)
+        new = [weakref.ref(found[0][0]), weakref.ref(found[0][1].x)]
+        del given, found
+        assert [reference() for reference in (*old, *new)] == [None] * 4
+    finally:
+        gc.enable()
 
 
 @dataclass
