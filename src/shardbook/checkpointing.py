@@ -164,10 +164,9 @@ def checkpoint_module(model: M, units: Select | None = None, **options: Any) -> 
     | the units of `shard`, or what is inside of them | twice |
     | the call of several units | three times; the last of them twice, unless reentrant |
 
-    In the second row the unit has been gathered for its backward pass, and during it
-    the second run takes place. In the third row the second run uses all units before
-    the backward pass of any but the last begins, and then they are gathered for it
-    again. So use the same `units` for both calls.
+    In the second row the second run finds the unit gathered for its backward pass. In
+    the third row the second run uses all units before the backward pass of any but the
+    last begins, and they are gathered for it again. So use the same `units` for both.
 
     :param model: any module
     :param units: which modules, [chosen as for](model.py#select) `shard`; `None` means
@@ -258,7 +257,8 @@ class Checkpointed:
     def __init__(self, module: nn.Module, options: Options) -> None:
         self.options, self.module = options, weakref.ref(module)
         # A library may have set a `forward` on this one object. `None` is the class's.
-        self.own = vars(module).get("forward")
+        method = getattr(module.forward, "__self__", None) is module
+        self.own = None if method and "forward" not in vars(module) else module.forward
 
     @not_compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,7 +261,7 @@ def test_a_shallow_copy_computes_with_its_own_weights(
     if compiler:
         importlib.import_module("torch._dynamo")
     else:
-        monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+        monkeypatch.setattr("shardbook.segment.sys", SimpleNamespace(modules={}))
     module = checkpoint_module(nn.Linear(2, 2, bias=False))
     twin, weight = copied(module), torch.full((2, 2), 5.0, requires_grad=True)
     twin.weight = nn.Parameter(weight) if copied is shallow else weight
@@ -321,6 +322,43 @@ def test_a_forward_that_was_set_on_the_object_is_checkpointed_and_comes_back() -
     assert torch.equal(x.grad, torch.full((2,), 3.0))
     module.forward = module.forward.__wrapped__  # type: ignore[attr-defined,method-assign]
     assert module.forward is before
+
+
+class Static(nn.Module):
+    """Its `forward` is not bound to it, and yet is called by it."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin()
+
+
+def test_a_forward_that_is_no_method_is_checkpointed_as_it_is() -> None:
+    x = torch.ones(2, requires_grad=True)
+    model = checkpoint_module(Static())
+    for module in (model, copy.deepcopy(model), copy.copy(model)):
+        assert torch.equal(torch.autograd.grad(module(x).sum(), x)[0], x.cos())
+
+
+# The compiler looks at `grad` of each tensor that enters a frame.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_module_that_is_compiled_is_checkpointed_all_the_same() -> None:
+    torch.manual_seed(0)
+    found = []
+    for way in ("plain", "around", "by itself"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+        if way != "plain":
+            checkpoint_module(model, nn.Linear)
+        if way == "by itself":
+            for module in model:
+                module.compile(backend="aot_eager")
+        run = torch.compile(model, backend="aot_eager") if way == "around" else model
+        x = torch.ones(3, 4, requires_grad=True)
+        run(x).sum().backward()
+        found.append([x.grad, *[parameter.grad for parameter in model.parameters()]])
+    torch.compiler.reset()
+    for gradients in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(gradients, found[0], strict=True))
 
 
 class Named(nn.Module):
