@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardbook.determinism import LEVELS, CheckpointError, Record, compare
-from shardbook.operations import PIECE, Log, Operation, digest, part, place_of, shown
+from shardbook.operations import ODD, PIECE, Log, Operation, digest, mix, part, place_of, shown
+from shardbook.reentrant import checkpoint_reentrant
 from shardbook.saved_tensors import checkpoint_saved
 
 ADVICE = (
@@ -438,6 +439,14 @@ def test_a_place_is_the_users_line_wherever_the_tensor_is_saved() -> None:
         inside
     )
 
+    def reentrant(x: Tensor) -> Tensor:
+        y = x if Switch.on else x[:1]
+        return checkpoint_reentrant(torch.sin, y * 1).tanh()
+
+    assert "saved at test_determinism.py:N `return checkpoint_reentrant(torch.sin, y * 1).tanh()`" in (
+        mismatch(reentrant)
+    )
+
     class Layer(nn.Linear):
         def __call__(self, x: Tensor) -> Tensor:
             return super().__call__(x if Switch.on else x[:1])
@@ -487,6 +496,20 @@ def test_changes_of_the_sign_do_not_cancel_each_other(dtype: torch.dtype) -> Non
     for signs in itertools.product([1.0, -1.0], repeat=8):
         found.add(digest(torch.arange(1.0, 9.0, dtype=dtype) * torch.tensor(signs, dtype=dtype)))
     assert len(found) == 2**8
+
+
+@given(value=st.integers(-(2**63), 2**63 - 1))
+def test_the_mixing_can_be_undone(value: int) -> None:
+    mixed = int(mix(torch.tensor([value]))) % 2**64
+    for shift in (29, 32):
+        # Neither shift is by less than a third of the bits, so two rounds bring back all of them.
+        mixed ^= (mixed >> shift) ^ (mixed >> 2 * shift)
+        mixed = mixed * pow(ODD, -1, 2**64) % 2**64
+    assert mixed == value % 2**64
+
+
+def test_a_value_that_moves_to_the_next_place_changes_the_digest() -> None:
+    assert digest(torch.tensor([5, 5])) != digest(torch.tensor([6, 4]))
 
 
 def test_the_place_of_a_value_counts_in_every_piece_that_is_read() -> None:
