@@ -144,7 +144,7 @@ def test_the_16_bit_part_is_cast_into_its_place_and_takes_no_memory_of_its_own()
             assert peak == whole + staged
 
 
-def bytes_of_a_cut() -> dict[tuple[int, str], float]:
+def bytes_of_a_cut() -> dict[tuple[int, str], int]:
     """The most bytes for each parameter while a model of one FP32 matrix is sharded."""
     from shardbook import shard
 
@@ -155,7 +155,8 @@ def bytes_of_a_cut() -> dict[tuple[int, str], float]:
         with Meter() as meter:
             before = meter.now() - model.weight.nbytes
             shard(model, stage=stage, policy=policy, synchronize=False)
-        found[stage, name] = (meter.peak - before) / 64**2
+        # Of the messages in which the ranks agree, a thread of the backend may hold one a moment longer.
+        found[stage, name] = round((meter.peak - before) / 64**2)
     return found
 
 
