@@ -142,6 +142,7 @@ def call_saved(
     with saved_tensors_hooks(region.pack, region.unpack), record.watching(), forward:
         result = region.run(args, kwargs)
         region.end()
+    # A block such as `contextlib.suppress` ends without an error, and without a result.
     if not region.complete:
         raise RuntimeError(
             "the block that context_fn gave for the forward pass has swallowed an "
