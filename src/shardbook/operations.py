@@ -133,7 +133,8 @@ def digest(tensor: Tensor) -> int:
     # The element of a vector of length 1 may have any stride. Only a stride of 1 can be
     # read as bytes.
     octets = data.as_strided((data.numel(),), (1,)).view(torch.uint8)
-    total = torch.zeros((), dtype=torch.int64, device=octets.device)
+    # The last number is filled up with zeros, so the length has to count, too.
+    total = torch.full((), len(octets), dtype=torch.int64, device=octets.device)
     for start in range(0, len(octets), PIECE):
         piece = octets[start : start + PIECE]
         # The padding also moves the bytes to an address that numbers of 64 bits need.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -465,6 +465,8 @@ values = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=9)
 
 
 @given(values=values, others=values)
+@example(values=[1.0], others=[1.0, 0.0])
+@example(values=[0.0, 0.0], others=[0.0])
 def test_digests_tell_any_two_tensors_apart_by_their_bits(values: list[float], others: list[float]) -> None:
     one, other = torch.tensor(values), torch.tensor(others)
     same = one.view(torch.uint8).tolist() == other.view(torch.uint8).tolist()
