@@ -28,6 +28,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -165,7 +166,9 @@ def _end(started: list[_Rank]) -> None:
     for rank in started:
         if rank.process.is_alive():
             hangs = rank.result is None and not rank.story
-            os.kill(rank.process.pid, signal.SIGABRT if hangs else signal.SIGKILL)
+            # It may have ended since, and then its own story is the one to tell.
+            with suppress(ProcessLookupError):
+                os.kill(rank.process.pid, signal.SIGABRT if hangs else signal.SIGKILL)
             rank.process.join(GRACE_S)
             rank.process.kill()
             if hangs:
