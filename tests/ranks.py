@@ -28,8 +28,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from contextlib import suppress
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
