@@ -15,7 +15,7 @@ which stand inside and are no parameters.
 | floating-point inputs of the model, also nested ones | `param_dtype` | `cast_inputs=False` |
 | floating-point outputs of the model | `output_dtype` | that is `None`, the default |
 | floating-point buffers | `buffer_dtype` | that is `None`, the default, or they stand in a norm |
-| functions that compute norms and losses | [FP32](norms.py) | the policy's tables are empty |
+| functions that compute norms and losses | [FP32](norms.py) | no `param_dtype`, or empty tables |
 
 Only calls of the model itself are cast. A part that is called alone takes what it is
 given. Tensors are found in lists, dictionaries and dataclasses, nested as you like. [A

@@ -44,7 +44,7 @@ A block saves about 16 times what it reads, so segments of one block need the le
 cheapest plans checkpoint the first blocks, one in a segment, as many as they must. The
 embedding joins the first of them, because it computes nothing that counts. The last
 blocks are kept: the backward pass uses them first, and they are gone when the first
-blocks run again. The head is checkpointed in all three plans, for nothing: its matrix
+blocks run again. The head is checkpointed in all three plans, at no cost: its matrix
 product comes after the last tensor that it saves, so it is never repeated.
 
 **Best among what?** Among all cuts of the chain into segments, each of which is kept or

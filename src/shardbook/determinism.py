@@ -17,8 +17,8 @@ saves:
 | `"default"` | shape, dtype, device, parameter, version | also a tensor that differs in these |
 | `"debug"` | also [a digest](operations.py#digest) of the values | any other value, and where it arose |
 
-A line also holds [the place](operations.py#place_of) in the program. Places are shown
-in the message. They are compared only if nothing but the number of tensors differs. Too
+Except at `"none"`, a line also holds [the place](operations.py#place_of) in the program.
+Places are shown in the message. They are compared only if nothing but the number of tensors differs. Too
 many tensors are found only without [early stop](recomputation.py#Collector): with it,
 the second run ends before them, and no gradient is computed from them.
 

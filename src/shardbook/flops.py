@@ -36,8 +36,8 @@ __all__ = ["FlopCounter", "Price", "flops_of", "prices"]
 class FlopCounter(FlopCounterMode):
     """Within this block, count the floating point operations of what runs.
 
-    Two for each multiplication and addition in a matrix product, a convolution or an
-    attention. PyTorch's counter knows the formulas, and counts elementwise operations as
+    Two for each multiplication with its addition in a matrix product, a convolution or
+    an attention. PyTorch's counter knows the formulas, and counts elementwise operations as
     nothing. It lacks the attention that runs on a CPU, so this class adds it.
     """
 

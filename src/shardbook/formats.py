@@ -8,9 +8,9 @@ $m$. The mantissa has $M$ bits, the exponent $E$ bits. The number they stand for
 $$x = (-1)^s \cdot \Bigl(1 + \frac{m}{2^M}\Bigr) \cdot 2^{e - b}, \qquad b = 2^{E-1} - 1$$
 
 An exponent of all zeros is for 0 and the [subnormal numbers](#Format.decode), one of all
-ones for infinity and NaN. Any other says between which two powers of two the number
-lies. The mantissa divides that stretch into $2^M$ equal steps. So the exponent bits
-decide the *range* of a format, and the mantissa bits how many *digits* it has:
+ones in most formats for infinity and NaN. Any other says between which two powers of two
+the number lies. The mantissa divides that stretch into $2^M$ equal steps. So the exponent
+bits decide the *range* of a format, and the mantissa bits how many *digits* it has:
 
 | format | $E$ | $M$ | largest | smallest normal | smallest | epsilon |
 |---|---|---|---|---|---|---|

@@ -122,7 +122,7 @@ def host_memory(
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Memory on the host, as much as a tensor has, and laid out like it.
+    """Memory on the host, of the shape of a tensor, and laid out like it.
 
     It is pinned, unless its values never leave the host.
 

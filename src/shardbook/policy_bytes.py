@@ -10,7 +10,7 @@ forecast](forecast.py) add them up.
 With $m$ bytes for a number as a master, $b$ as it is computed with, $c$ as a collected
 gradient and $s$ as it travels, one vector takes:
 
-| stage | masters | `full` between uses | gradients, at most | sent in a step |
+| stage | masters | `full` between uses | gradients, at most | sent for a micro-batch |
 |---|---|---|---|---|
 | 0 | $m\,P_u$ | $b\,P_u$ | $\max(c, m)\,P_u$ | $2s\,(P_u - S_u)$ |
 | 1 | $m\,S_u$ | $b\,P_u$ | $\max(c\,P_u, m\,S_u)$ | $(s + b)(P_u - S_u)$ |

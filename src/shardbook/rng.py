@@ -19,7 +19,7 @@ function will use. The arguments decide which generators are captured:
 
 | where the function draws | repeated? |
 |---|---|
-| on the CPU, whose state is always captured | yes |
+| on the CPU | yes |
 | on the device of a tensor among its arguments | yes |
 | on a device with parameters or buffers of a module among its arguments | yes |
 | on a device with parameters or buffers of the function, if it is a module | yes |

@@ -10,7 +10,7 @@ training are not harmless.
 **A long sum stops.** If the sum has grown so large that a term is less than half a step,
 the term is lost, and so are all terms after it. A sum of ones stops at 2048 in FP16 and
 at 256 in BF16. So sums are kept in FP32 where it matters: in the units that multiply
-matrices, in a norm, in a mean over [the ranks](collectives.py#reduce_scatter_mean).
+matrices, in a normalization layer, in a mean over [the ranks](collectives.py#reduce_scatter_mean).
 
 **A weight stands still.** An optimizer's step changes a weight by a small part of its
 size. A BF16 weight of 1 that is to lose 0.001 at each step stays 1 forever. So the

@@ -90,7 +90,7 @@ def checkpoint_sequential(
     balanced: bool = False,
     **options: Any,
 ) -> Any:
-    r"""Run a chain, and checkpoint each of its segments.
+    r"""Run a chain, and checkpoint its segments.
 
     The result and the gradients are those of `torch.utils.checkpoint.checkpoint_sequential`
     and of the chain without checkpoints.
@@ -119,8 +119,8 @@ def checkpoint_sequential(
     4 4.0
 
     A training step of a linear layer is three products of the same size: one forward,
-    two backward. Four segments of sixteen layers add 0.75 of a forward pass to those 3,
-    or all of it.
+    two backward. With four segments of sixteen layers 0.75 of a forward pass comes on
+    top, and with `last` all of it.
 
     **Layers that do not divide evenly.** As in PyTorch, all segments but the last have
     $\lfloor n/k \rfloor$ layers, and the last one has the rest. It is also the one that

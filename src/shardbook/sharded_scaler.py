@@ -42,8 +42,8 @@ add to it.
 A model that [steps in its backward pass](lean.py) uses its gradients before anybody can
 divide them, and its parameters would move $S$ times too far. So `scale` looks for such
 parameters in autograd's graph, and refuses. What a [reentrant
-checkpoint](reentrant.py) computes is not in the graph. If nothing else is, `unscale_`
-refuses, and by then the parameters have moved.
+checkpoint](reentrant.py) computes is not in the graph. If that hides all of them,
+`unscale_` refuses, and by then the parameters have moved.
 
 If several optimizers share a model, [clipping](clip.py) still takes one norm of all
 gradients. An overflow in those of one optimizer makes it infinite or NaN, and the finite

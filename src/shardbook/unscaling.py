@@ -146,7 +146,7 @@ def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -
     Somebody has to read the flag. A fused optimizer does so on the device, and leaves
     everything as it was if the flag is raised. The host queues its step and does not
     wait. For any other optimizer the host has to decide, and `item` waits until the
-    device has computed all gradients. The scaler makes the host wait nowhere else.
+    device has computed all gradients. Nothing else in a step makes the host wait.
 
     :returns: what the optimizer returns; `None` if the host skipped the step
     """
