@@ -24,6 +24,8 @@ class Server:
 
     def __init__(self, project: Path) -> None:
         command = [sys.executable, "-u", "-m", "sidelit", "serve", "--port", "0"]
+        # A shell lets what it runs in the background ignore this signal, and a child would inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             command,
             cwd=project,
