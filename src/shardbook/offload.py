@@ -22,8 +22,8 @@ gradients, these are in stages 1 to 3, for one micro-batch:
 | this rank's piece of the mean gradient | after each exchange of gradients | $s\,S_u$ |
 
 The parameters are cast on the host before they cross, and the mean gradient after it.
-So a 16-bit `param_dtype` halves the bytes of both, unless a wider `reduce_dtype` was
-asked for. In stage 0 each rank has a whole copy, so $P_u$ takes the place of $S_u$, and
+So a 16-bit `param_dtype` halves the bytes of both; with a wider `reduce_dtype` only
+those of the parameters. In stage 0 each rank has a whole copy, so $P_u$ takes the place of $S_u$, and
 the parameters cross once. The [ledger](ledger.py#Ledger) counts both kinds, apart from
 what goes to the network.
 
