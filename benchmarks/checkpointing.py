@@ -1,8 +1,10 @@
 """Compare Shardbook's activation checkpointing with PyTorch's.
 
 Both variants, reentrant and not, are applied to every block of the same GPT, each run in a fresh process
-with one thread. The runs take turns, and each of ours is compared with PyTorch's run of the same round. The
-median of these ratios counts.
+with one thread. The runs take turns, and each of ours is compared with PyTorch's run of the same round.
+
+Two processes that run the same program differ by more than these programs do. So the two are also trained in
+one process, a step of one beside a step of the other. The median of these ratios counts.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import platform
 import statistics
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from benchmarks.__main__ import Figures, positive, processor, spread, table
@@ -38,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     size = Size(**{name: getattr(options, name) for name in names})
     print(describe(size), flush=True)
     runs = rounds(options.pairs, size)
-    figures: Figures = {**compare(runs), **medians(runs)}
+    figures: Figures = {**compare(runs), **in_turns(options.beside, size), **medians(runs)}
     print(absolute(runs), relative(figures), sep="\n\n")
     figures |= {"cpu": processor(), "torch": torch.__version__, "python": platform.python_version()}
     if options.json is not None:
@@ -57,6 +60,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     size, add = Size(steps=10), parser.add_argument
     add("--pairs", type=positive, default=10, metavar="N", help="rounds; each runs every contender once")
+    add("--beside", type=positive, default=30, metavar="N", help="pairs of steps in one process")
     for name, meaning in [
         ("steps", "timed steps of a run"),
         ("layers", "blocks of the model"),
@@ -83,9 +87,25 @@ def rounds(pairs: int, size: Size) -> dict[str, list[Step]]:
 
 
 def run(name: str, size: Size) -> Step:
-    """Run one contender in a process of its own, and read its figures from the last line that it prints."""
+    """One run of one contender."""
+    return Step(**process(size, name))
+
+
+def in_turns(pairs: int, size: Size) -> Figures:
+    """Ours over PyTorch's, step by step, for both variants."""
+    figures: Figures = {}
+    for variant in ("", "_reentrant"):
+        names = f"shardbook{variant}", f"torch{variant}"
+        print(f"{pairs} pairs of steps: {' and '.join(names)}", file=sys.stderr, flush=True)
+        ratios: list[float] = process(replace(size, steps=pairs), *names)
+        figures |= spread(f"checkpoint{variant}_step_beside_ratio", ratios, [1.0] * pairs, float)
+    return figures
+
+
+def process(size: Size, *names: str) -> Any:
+    """Run one or two contenders in a fresh process, and read what the last line says that it prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.recompute", name, json.dumps(asdict(size))],
+        [sys.executable, "-m", "benchmarks.recompute", json.dumps(asdict(size)), *names],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -93,8 +113,8 @@ def run(name: str, size: Size) -> Step:
         check=False,
     )
     if done.returncode:
-        sys.exit(f"{name} failed; its message stands above")
-    return Step(**json.loads(done.stdout.splitlines()[-1]))
+        sys.exit(f"{' and '.join(names)} failed; the message stands above")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compare(runs: dict[str, list[Step]]) -> Figures:

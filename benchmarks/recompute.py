@@ -1,4 +1,4 @@
-"""One run of one checkpoint: the same GPT and the same lines; only the function around each block differs."""
+"""One run of one checkpoint, or of two in turns: the same GPT, and another function around each block."""
 
 from __future__ import annotations
 
@@ -62,8 +62,11 @@ CONTENDERS: dict[str, Callable[[gpt.GPT], nn.Module]] = {
 }
 
 
-def measure(name: str, size: Size) -> Step:
-    """Train for some steps, and then count one more step, which is slow and therefore not timed."""
+def trainer(name: str, size: Size) -> Callable[[Callable[[], int]], int]:
+    """A model of its own, as the function that trains it one step.
+
+    The function takes a count of what is alive, and returns what the blocks add to it in the forward pass.
+    """
     torch.manual_seed(0)
     model = gpt.GPT(config_of(size))
     CONTENDERS[name](model)
@@ -81,19 +84,42 @@ def measure(name: str, size: Size) -> Step:
         optimizer.zero_grad()
         return saved
 
-    seconds = []
-    for number in range(size.warm_up + size.steps):
-        started = time.perf_counter()
-        step(lambda: 0)
-        if number >= size.warm_up:
-            seconds.append(time.perf_counter() - started)
+    return step
+
+
+def timed(step: Callable[[Callable[[], int]], int]) -> float:
+    """The seconds of one step that counts nothing."""
+    started = time.perf_counter()
+    step(lambda: 0)
+    return time.perf_counter() - started
+
+
+def measure(name: str, size: Size) -> Step:
+    """Train for some steps, and then count one more step, which is slow and therefore not timed."""
+    step = trainer(name, size)
+    seconds = [timed(step) for _ in range(size.warm_up + size.steps)][size.warm_up :]
     with Meter() as meter:
         saved = step(meter.now)
     return Step(statistics.median(seconds), saved, meter.peak)
 
 
+def beside(name: str, other: str, size: Size) -> list[float]:
+    """Train two models in turns, and divide the seconds of each step by those of the step beside it."""
+    first, second = trainer(name, size), trainer(other, size)
+    ratios = []
+    for number in range(size.warm_up + size.steps):
+        if number % 2 == 0:
+            mine, others = timed(first), timed(second)
+        else:
+            others, mine = timed(second), timed(first)
+        ratios.append(mine / others)
+    return ratios[size.warm_up :]
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(asdict(measure(sys.argv[1], Size(**json.loads(sys.argv[2]))))), flush=True)
+    size, *names = Size(**json.loads(sys.argv[1])), *sys.argv[2:]
+    found = beside(*names, size) if len(names) == 2 else asdict(measure(*names, size))
+    print(json.dumps(found), flush=True)
     # Nothing is left to do, and taking the interpreter down takes as long as some steps.
     os._exit(0)

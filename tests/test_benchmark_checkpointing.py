@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.checkpointing import compare, medians, relative  # noqa: E402
+from benchmarks.checkpointing import compare, in_turns, medians, relative  # noqa: E402
 from benchmarks.launch import Size  # noqa: E402
-from benchmarks.recompute import CONTENDERS, Step, measure  # noqa: E402
+from benchmarks.recompute import CONTENDERS, Step, beside, measure  # noqa: E402
 
 SMALL = Size(layers=3, width=20, heads=2, context=10, vocabulary=30, batch=2, steps=1, warm_up=0)
 CHECKPOINT = 4 * SMALL.batch * SMALL.context * SMALL.width
@@ -24,7 +25,7 @@ def test_it_explains_its_options() -> None:
     command = [sys.executable, "-m", "benchmarks.checkpointing", "--help"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
-    for option in ("--json", "--pairs", "--steps", "--vocabulary"):
+    for option in ("--json", "--pairs", "--beside", "--steps", "--vocabulary"):
         assert option in run.stdout
 
 
@@ -38,6 +39,18 @@ def test_the_blocks_leave_behind_their_inputs() -> None:
         assert found[name].saved < found["plain"].saved
     assert found["shardbook"].saved <= found["torch"].saved
     assert found["shardbook_reentrant"].saved <= found["torch_reentrant"].saved
+
+
+def test_two_are_trained_in_turns_in_one_process() -> None:
+    pairs = replace(SMALL, steps=3, warm_up=1)
+    assert len(beside("shardbook", "torch", pairs)) == 3
+    figures = in_turns(2, SMALL)
+    assert set(figures) == {
+        f"checkpoint{variant}_step_beside_ratio{place}"
+        for variant in ("", "_reentrant")
+        for place in ("", "_low", "_high")
+    }
+    assert all(float(figure or 0) > 0 for figure in figures.values())
 
 
 def test_ratios_are_taken_round_by_round_and_have_their_names() -> None:
