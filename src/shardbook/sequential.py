@@ -166,9 +166,9 @@ def lengths(layers: int, segments: int, *, balanced: bool = False) -> list[int]:
     [2, 2, 2, 2, 2, 2, 2, 1]
 
     The first cut leaves eight layers to the last segment, which is not checkpointed. So
-    it keeps 16 tensors of the experiment's chain, as many as without checkpoints. In the
-    balanced cut no segment is longer than it has to be, and the shorter ones come last.
-    It keeps 9 tensors.
+    it keeps 16 tensors, if the layers are those of the experiment, as many as without
+    checkpoints. In the balanced cut no segment is longer than it has to be, and the
+    shorter ones come last. It keeps 9 tensors.
 
     :raises ValueError: `segments` is not a number from 1 to `layers`
     """
