@@ -62,6 +62,7 @@ from shardbook.replicate import Replicated
 from shardbook.sites import Site, parts_of, sites_by_unit
 from shardbook.state import keep_state_dict_whole
 from shardbook.unit import Unit
+from shardbook.wrappers import refuse_wrappers, wrapped
 from shardbook.zero1 import Zero1
 from shardbook.zero2 import Zero2
 from shardbook.zero3 import Zero3
@@ -158,7 +159,7 @@ def shard(
         [*parameters, *buffers],
         groups.everyone,
         settings=f"stage={stage}, {policy}, {prefetch}, device={construction.device.type}",
-        objection=objections(sites, units, construction),
+        objection=wrapped(model) or objections(sites, units, construction),
     )
     # One unit after the other is made real, copied, cut, and freed. So the peak of
     # construction is what the model was before, all parts that are kept, and one unit.
@@ -181,6 +182,7 @@ def shard(
         Hooks(made[name], modules[name], chain, parts)
         keep_state_dict_whole(made[name], modules[name])
     chain.attach(model)
+    refuse_wrappers(model)
     if synchronize:
         copy_buffers(model, groups)
     enforce(policy, model)

@@ -28,6 +28,7 @@ from shardbook.machinery import calls_under_way, in_backward, not_compiled
 from shardbook.order import Order
 from shardbook.schedule import Conductor
 from shardbook.unit import State, Unit
+from shardbook.wrappers import refuse_call_by_wrapper
 
 __all__ = ["Chain", "Prefetch", "Route"]
 # sidelit: show
@@ -73,6 +74,7 @@ class Chain(Conductor):
         if self.running and calls_under_way(model) > 1:
             self.inside += 1
             return
+        refuse_call_by_wrapper(model)
         self.recover()
         self.running, self.inside, self.grad = True, 0, torch.is_grad_enabled()
         self.route = Route(self.orders[self.grad])
