@@ -32,6 +32,16 @@ Sums over positions are now sums of the chunks' sums, so the last bits differ fr
 of the plain loss. A sharded model with a chunked loss still equals the unsharded model
 with the same chunked loss, bit for bit.
 
+**With a matrix in 16 bits** the logits have 16 bits, as those of a linear layer have, and
+all that follows is computed in FP32: the logarithms, each position's share $1/n$, the
+sum, and both gradients until the backward pass. A sum of 9,216 losses of 9 nats is 83,000,
+and FP16 ends at 65,504. The gradients wait in FP32 for [the loss
+scale](loss_scaling.py), which arrives with the backward pass as the gradient of the loss.
+It multiplies them before they are rounded to 16 bits. In the other order the smallest
+would be lost before the scale could save them. The price is that the gradients' two
+products run in FP32, from an FP32 copy of the matrix, and that both gradients take four
+bytes a number until the backward pass.
+
 :notation $n$: `positions`, the number of positions in a batch
 :notation $c$: `chunks`, the number of chunks
 :notation $V$: `config.vocabulary`, the number of different tokens
@@ -118,6 +128,7 @@ def chunked_loss(
     :param x_BTC: what the last linear layer reads
     :param weight_VC: that layer's matrix; it has no bias
     :param chunks: into how many chunks the positions are divided
+    :returns: 0-dim, in the dtype of the matrix, or in FP32 if that has 16 bits
     """
     # Autocast would compute the products in 16 bits, and then round the sum of the
     # gradients after each chunk. So the dtype of the matrix decides.
@@ -143,13 +154,18 @@ class _Chunked(torch.autograd.Function):
         chunks: int,
         wanted: bool,
     ) -> Tensor:
-        valid_N = (targets_N != IGNORED).to(x_NC.dtype)
+        # FP32 at least. A matrix that has this dtype is not copied.
+        wide = torch.promote_types(weight_VC.dtype, torch.float32)
+        valid_N = (targets_N != IGNORED).to(wide)
         # Each position's share of the mean.
         share_N1 = (valid_N / valid_N.sum()).unsqueeze(1)
         needs_x, needs_weight = (wanted and need for need in ctx.needs_input_grad[:2])
-        grad_x_NC = torch.empty_like(x_NC) if needs_x else None
-        grad_weight_VC = torch.zeros_like(weight_VC) if needs_weight else None
-        total, start = x_NC.new_zeros(()), 0
+        grad_x_NC = torch.empty_like(x_NC, dtype=wide) if needs_x else None
+        grad_weight_VC = (
+            torch.zeros_like(weight_VC, dtype=wide) if needs_weight else None
+        )
+        wide_VC = weight_VC.to(wide) if needs_x else weight_VC
+        total, start = x_NC.new_zeros((), dtype=wide), 0
         for x, targets, share in zip(
             x_NC.chunk(chunks),
             targets_N.chunk(chunks),
@@ -159,13 +175,13 @@ class _Chunked(torch.autograd.Function):
             stop = start + len(x)
             grad = _logits_gradient(x, weight_VC, targets, share, total)
             if grad_x_NC is not None:
-                torch.mm(grad, weight_VC, out=grad_x_NC[start:stop])
+                torch.mm(grad, wide_VC, out=grad_x_NC[start:stop])
             if grad_weight_VC is not None:
-                grad_weight_VC.addmm_(grad.t(), x)
+                grad_weight_VC.addmm_(grad.t(), x.to(wide))
             # Otherwise it would stay while the next chunk's logits are computed.
             del grad
             start = stop
-        ctx.gradients = grad_x_NC, grad_weight_VC
+        ctx.gradients, ctx.dtype = (grad_x_NC, grad_weight_VC), weight_VC.dtype
         return total / valid_N.sum()
 
     @staticmethod
@@ -173,8 +189,9 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Hand out what the forward pass has computed, times the gradient of the loss.
 
-        The product is written over the factor, which is as large as the matrix. So this
-        works once.
+        Under [loss scaling](loss_scaling.py) this factor is the scale, so the product is
+        formed before it is rounded to the dtype of the matrix. It is written over the
+        gradient, which is as large as the matrix. So this works once.
         """
         if ctx.gradients is None:
             raise RuntimeError(
@@ -185,7 +202,10 @@ class _Chunked(torch.autograd.Function):
         for gradient in (grad_x_NC, grad_weight_VC):
             if gradient is not None:
                 gradient.mul_(grad)
-        return grad_x_NC, grad_weight_VC, None, None, None
+        narrow = [
+            g if g is None else g.to(ctx.dtype) for g in (grad_x_NC, grad_weight_VC)
+        ]
+        return *narrow, None, None, None
 
 
 def _logits_gradient(
@@ -198,7 +218,7 @@ def _logits_gradient(
     $\ln \sum_j e^{z_j} - z_t$. Its derivative with respect to $z_k$ is the
     probability of token $k$, less 1 if $k$ is the target.
     """
-    log_p = F.log_softmax(x @ weight_VC.t(), dim=-1)
+    log_p = F.log_softmax(x @ weight_VC.t(), dim=-1, dtype=total.dtype)
     total += F.nll_loss(log_p, targets, reduction="sum", ignore_index=IGNORED)
     # The logits are forgotten by now, and the gradient is written over `log_p`.
     grad = log_p.exp_().mul_(share)

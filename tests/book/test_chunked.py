@@ -18,6 +18,7 @@ from shardbook.chunked import ChunkedGPT, ChunkedHead, chunked_loss
 from shardbook.gpt import GPT, Config, Head, loss
 from shardbook.measure import Meter
 from shardbook.model import shard
+from shardbook.policy import Policy
 
 WIDTH, VOCABULARY, BATCH, LENGTH = 24, 50, 2, 9
 CONFIG = Config(layers=2, width=16, heads=2, context=8, vocabulary=30)
@@ -107,6 +108,92 @@ def test_autocast_leaves_the_dtype_of_the_matrix() -> None:
     low.backward()
     assert x_BTC.grad is not None
     assert x_BTC.grad.dtype == torch.float32
+
+
+def many_positions(dtype: torch.dtype, scale: float, chunks: int) -> tuple[dict[str, Tensor], ...]:
+    """The loss and the gradients over 9,216 positions: in chunks, as `F.cross_entropy`, and in FP64."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(9216, 16).to(dtype), (3 * torch.randn(50, 16)).to(dtype)
+    targets = torch.randint(50, (9216,))
+    found = []
+    for kind in ("chunked", "plain", "exact"):
+        use = torch.float64 if kind == "exact" else dtype
+        inputs = [value.to(use, copy=True).requires_grad_() for value in (x, weight)]
+        if kind == "chunked":
+            error = chunked_loss(inputs[0], inputs[1], targets, chunks)
+        else:
+            logits = inputs[0] @ inputs[1].t()
+            # As under a policy, whose rule for losses widens what the function gets.
+            error = F.cross_entropy(logits if kind == "exact" else logits.float(), targets)
+        (error * scale).backward()
+        gradients = {
+            name: value.grad.double() / scale
+            for name, value in zip(("x", "weight"), inputs, strict=True)
+            if value.grad is not None
+        }
+        found.append({"loss": error.detach(), **gradients})
+    return tuple(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_in_16_bits_all_but_the_logits_is_computed_in_fp32(dtype: torch.dtype) -> None:
+    """A sum of the losses in FP16 is infinite, and in BF16 the mean would have 8 bits."""
+    # The gradient of the matrix overflows FP16 at a scale of 2^16, as it does with the plain loss.
+    scale = 2.0**8 if dtype == torch.float16 else 1.0
+    for chunks in (1, 4):
+        chunked, plain, exact = many_positions(dtype, scale, chunks)
+        assert chunked["loss"].dtype == torch.float32
+        assert chunked["loss"].item() == pytest.approx(plain["loss"].item(), rel=2**-21)
+        for name in ("x", "weight"):
+            errors = [
+                ((found[name] - exact[name]).norm() / exact[name].norm()).item() for found in (chunked, plain)
+            ]
+            # One rounding to 16 bits instead of two, and the same rounded logits.
+            assert errors[0] <= 1.05 * errors[1], (name, errors)
+
+
+def test_the_loss_scale_multiplies_before_the_gradients_are_rounded() -> None:
+    """A gradient that FP16 would round to zero is multiplied first. So are the smallest of a long batch."""
+    for scale, lost in ((1.0, True), (2.0**16, False)):
+        x = torch.zeros(9216, 2, dtype=torch.float16, requires_grad=True)
+        weight = torch.full((3, 2), 2.0**-12, dtype=torch.float16)
+        weight[1] *= 2
+        (chunked_loss(x, weight, torch.zeros(9216, dtype=torch.long), 4) * scale).backward()
+        assert x.grad is not None
+        assert (x.grad == 0).all().item() == lost
+        if not lost:
+            # The mean of the weights, one of them twice as large, less the weight of the target.
+            expected = (4 / 3 - 1) * 2.0**-12 / 9216 * scale
+            assert torch.allclose(x.grad.float(), torch.full((9216, 2), expected), rtol=2**-10)
+
+
+def trains_in_fp16_as_the_plain_loss() -> None:
+    """Under one policy and one scale: the same first loss, and no gradient further from the truth."""
+    rank = dist.get_rank()
+    policy = Policy(param_dtype=torch.float16, output_dtype=torch.float32)
+    gradients: dict[str, dict[str, Tensor]] = {}
+    for kind in ("exact", "plain", "chunked"):
+        torch.manual_seed(7)
+        model: torch.nn.Module = ChunkedGPT(CONFIG, chunks=1) if kind == "chunked" else GPT(CONFIG)
+        sharded = shard(
+            model.double() if kind == "exact" else model, policy=None if kind == "exact" else policy
+        )
+        tokens, targets = data(rank, 0)
+        error = sharded(tokens, targets) if kind == "chunked" else loss(sharded(tokens), targets)
+        (error * 2.0**16).backward()
+        gradients[kind] = {name: value / 2.0**16 for name, value in whole_gradients(sharded).items()}
+        gradients[kind]["loss"] = error.detach()
+    assert gradients["chunked"].pop("loss").item() == gradients["plain"].pop("loss").item()
+    exact = gradients["exact"]
+    for name in gradients["plain"]:
+        off = [
+            (gradients[kind][name] - exact[name]).norm() / exact[name].norm() for kind in ("chunked", "plain")
+        ]
+        assert off[0].item() < 2 * off[1].item() + 2**-13, (name, off)
+
+
+def test_under_a_policy_it_is_as_near_as_the_plain_loss() -> None:
+    ranks.run(2, trains_in_fp16_as_the_plain_loss)
 
 
 # --- what it keeps ---
