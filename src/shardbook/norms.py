@@ -1,11 +1,13 @@
 r"""# Norms and losses
 
-> What adds up many values is computed in FP32, by a rule that stands in three tables.
+> Norms, losses and a few long sums are computed in FP32, by a rule that stands in three tables.
 
-A matrix unit adds up in FP32 also when it is given 16-bit numbers. A norm and a loss
-have sums of their own, and what is done with them in between is rounded to the format
-of the input. BF16 keeps 8 significant bits: between 2 and 4 it has 128 numbers, so two
-losses that differ by less than a 64th can be the same number.
+The units of a processor that multiply matrices add up in FP32 even if they are given
+16-bit numbers. (On a GPU, PyTorch by default lets some products add partial sums in the
+format of the input.) A norm and a loss have sums of their own, and what is done with
+them in between is rounded to the format of the input. BF16 keeps 8 significant bits:
+between 2 and 4 it has 128 numbers, so two losses that differ by less than a 64th can be
+the same number.
 
 Under a [`param_dtype`](policy.py#Policy) four things are therefore done in FP32:
 
@@ -16,6 +18,19 @@ Under a [`param_dtype`](policy.py#Policy) four things are therefore done in FP32
 - A function of the table `NORM_FUNCTIONS` does the same.
 - A function of the table `LOSSES` gets its 16-bit inputs as FP32, and its result stays
   FP32.
+
+`NORM_FUNCTIONS` also lists the functions that add or multiply many values and round in
+between, such as `logsumexp`, `cumsum` and `prod`. The product of 4000 numbers near 1 is
+off by 7 % if each step is rounded to FP16.
+
+**What computes in 16 bits all the same.** Each function that stands in no table computes
+in `param_dtype`. Of those that add up many values, `softmax`, `sum`, `mean`, `var` and
+the norms of vectors add in FP32 inside and round the result once, so an entry in a table
+would not change a bit. But the result has 16 bits. The sum of 4000 hundreds is infinite
+in FP16, because 400,000 is no FP16 number. Where a model needs such a number, it writes
+`x.sum(dtype=torch.float32)`, or the policy names the function among those whose result
+stays FP32: `fp32_losses=(*LOSSES, torch.sum, torch.Tensor.sum)`. [Autocast](autocast.py)
+has a rule for each of these functions.
 
 The two rules for functions hold while the model's `forward` runs. A loss that the
 training loop computes afterwards gets what the model returns. If that has 16 bits, so
@@ -31,7 +46,7 @@ The price is memory: what such a function saves for the backward pass takes four
 an element and not two. The parameters are few: of some $12\,d^2$ in a block of a
 transformer of width $d$, $4\,d$ stand in its norms.
 
-The tables are defaults of the policy. A model with a norm of its own adds its class, and
+The tables are defaults of the policy. A model with a custom norm adds its class, and
 empty tables leave everything in 16 bits:
 
 ```python
@@ -79,6 +94,11 @@ NORM_FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *(F.local_response_norm, F.normalize),
     *(torch.layer_norm, torch.rms_norm, torch.group_norm),
     *(torch.batch_norm, torch.instance_norm),
+    # Long sums and products. A call of a method and one of a function are two entries.
+    *(F.log_softmax, torch.log_softmax, Tensor.log_softmax),
+    *(torch.logsumexp, Tensor.logsumexp, torch.logcumsumexp, Tensor.logcumsumexp),
+    *(torch.cumsum, Tensor.cumsum, torch.cumprod, Tensor.cumprod),
+    *(torch.prod, Tensor.prod),
 )
 LOSSES: tuple[Callable[..., Any], ...] = (
     *(F.cross_entropy, F.nll_loss, F.ctc_loss, F.kl_div, F.binary_cross_entropy),
@@ -121,7 +141,9 @@ class InFP32(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in self.functions:
+        # A caller that names a dtype, or brings the memory of the result, has chosen.
+        chosen = kwargs.get("dtype") or kwargs.get("out") is not None
+        if func not in self.functions or chosen:
             return func(*args, **kwargs)
         if func in WRITERS:
             result = write_back(func, args, kwargs)
@@ -197,7 +219,7 @@ def rules_in_force() -> Callable[[], AbstractContextManager[None]]:
 def compute_in_fp32(module: nn.Module) -> None:
     """Let a module get FP32 inputs, and give back the dtype that it was given.
 
-    A norm of somebody's own calls no function of the tables. Its parameters are in FP32,
+    A custom norm may call no function of the tables. Its parameters are in FP32,
     and in its code they would meet 16-bit inputs. The result would be FP32, and the
     next matrix product would refuse it.
     """

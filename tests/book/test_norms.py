@@ -347,6 +347,67 @@ def test_the_tables_have_every_loss_and_every_norm_of_torch() -> None:
 ELSEWHERE: tuple[str, ...] = ()
 
 
+ROUNDS_IN_BETWEEN: tuple[Callable[..., Tensor], ...] = (
+    *(F.log_softmax, torch.log_softmax, Tensor.log_softmax, torch.logsumexp, Tensor.logsumexp),
+    *(torch.logcumsumexp, Tensor.logcumsumexp, torch.cumsum, Tensor.cumsum),
+    *(torch.cumprod, Tensor.cumprod, torch.prod, Tensor.prod),
+)
+ROUNDS_ONCE: tuple[Callable[..., Tensor], ...] = (
+    *(F.softmax, torch.softmax, Tensor.softmax, torch.sum, Tensor.sum, torch.mean, Tensor.mean),
+    *(torch.var, Tensor.var, torch.std, partial(torch.linalg.vector_norm, dim=-1), F.softmin),
+)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_long_sums_are_rounded_once(dtype: torch.dtype) -> None:
+    """With a rule for those that need one; the kernels of the others add up in FP32 without any."""
+    torch.manual_seed(0)
+    x = (1 + torch.randn(4, 1000) / 100).to(dtype)
+
+    def called(function: Callable[..., Tensor], x: Tensor) -> Tensor:
+        return function(x) if isinstance(function, partial) else function(x, -1)
+
+    for function in (*ROUNDS_IN_BETWEEN, *ROUNDS_ONCE):
+        exact = called(function, x.float()).to(dtype)
+        with InFP32(NORM_FUNCTIONS, LOSSES):
+            found = called(function, x)
+        assert torch.equal(found, exact), function
+        assert (function in NORM_FUNCTIONS) == (function in ROUNDS_IN_BETWEEN)
+    # Without a rule each step of a product is rounded.
+    off = x.prod(-1).float() / x.float().prod(-1) - 1
+    assert off.abs().max() > 0.005
+
+
+def test_a_caller_that_names_a_dtype_gets_it() -> None:
+    x, out = torch.ones(8, dtype=BF16), torch.zeros(8, dtype=BF16)
+    with InFP32(NORM_FUNCTIONS, LOSSES):
+        assert x.cumsum(0, dtype=torch.float64).dtype == torch.float64
+        assert F.log_softmax(x, 0, dtype=FP32).dtype == FP32
+        assert torch.cumsum(x, 0, out=out) is out
+    assert out[-1] == 8
+
+
+class Hundreds(nn.Linear):
+    """Adds up 4000 hundreds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        total: Tensor = (super().forward(x) * 0 + 100).expand(4000, -1).sum()
+        return total
+
+
+def sums_in_fp16() -> None:
+    from shardbook import Policy, shard
+
+    tables: Any = {}, {"fp32_losses": (*LOSSES, torch.sum, Tensor.sum)}
+    for options, expected in zip(tables, (float("inf"), 400_000.0), strict=True):
+        model = shard(Hundreds(1, 1), policy=Policy(param_dtype=torch.float16, **options))
+        assert model(torch.ones(1, 1)).item() == expected
+
+
+def test_a_sum_in_fp16_ends_where_fp16_does_unless_a_table_names_it() -> None:
+    ranks.run(2, sums_in_fp16)
+
+
 def test_linear_cross_entropy_is_a_loss() -> None:
     rule, target = InFP32(NORM_FUNCTIONS, LOSSES), torch.arange(16)
     x, weight = torch.randn(16, WIDTH, dtype=BF16), torch.randn(20, WIDTH, dtype=BF16)
