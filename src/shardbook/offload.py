@@ -13,8 +13,8 @@ shard(model, policy=Policy(param_dtype=torch.bfloat16, offload=True))
 ```
 
 Two things cross the link between host and device. With $b$ bytes for a number as
-modules compute with it and $s$ bytes for a number as it travels in the exchange of
-gradients, these are in stages 1 to 3, for one micro-batch:
+modules compute with it and $s$ bytes for a number of the mean gradient, in the dtype in
+which gradients travel, these are in stages 1 to 3, for one micro-batch:
 
 | what | when | bytes for a unit |
 |---|---|---|
@@ -41,7 +41,7 @@ to an exchange, so they run on the stream of that exchange and in its order.
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 :notation $S_u$: `shard_numel`, the length of one rank's part of it
 :notation $b$: `computed`, the bytes of a number as modules compute with it
-:notation $s$: `sent`, the bytes of a number as it travels in the exchange of gradients
+:notation $s$: `sent`, the bytes of a number of the mean gradient, in the dtype in which gradients travel
 """
 
 # sidelit: hide

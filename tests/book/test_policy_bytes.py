@@ -141,3 +141,25 @@ def test_at_scale_a_rank_stores_what_the_formula_says() -> None:
     assert found["stored"] == pytest.approx(12 * numel / 64, rel=1e-4)
     # Twice 2 bytes to gather each number, and 4 for its gradient.
     assert found["sent"] == pytest.approx(8 * numel * 63 / 64, rel=1e-4)
+
+
+def count_off_gloo() -> dict[tuple[str, int], dict[str, int]]:
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    with FakeTensorMode():
+        cases = ("all in bf16", 0), ("bf16, offload", 0), ("bf16, offload", 3)
+        return {(name, stage): counted(SMALL, stage, POLICIES[name], fake=True) for name, stage in cases}
+
+
+def test_off_gloo_only_the_reduce_scatter_is_widened() -> None:
+    """Not the gather of the mean in stage 0, and not what offload moves."""
+    (found,) = ranks.run(1, count_off_gloo)
+    for (name, stage), figures in found.items():
+        policy = Policy(**POLICIES[name])
+        layouts = planner.layouts_of(SMALL, 4, policy)
+        own = planner.own_bytes(layouts, stage, "adamw", policy=policy)
+        narrow = [each for each in layouts if policy.sends_in(each.computes_in).itemsize == 2]
+        widened = sum(2 * (each.padded - each.shard_numel) for each in narrow)
+        assert widened
+        assert figures["sent"] == own.sent + widened, (name, stage)
+        assert figures["moved"] == (own.moved or 0), (name, stage)
