@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,7 @@ def clip_grad_norm_(
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
 ) -> Tensor:
     """Scale all gradients so that their norm is at most `max_norm`.
 
@@ -60,7 +62,9 @@ def clip_grad_norm_(
     :param norm_type: the order of the norm, positive; `inf` for the largest absolute
         value
     :param error_if_nonfinite: raise if the norm is infinite or not a number
-    :returns: the norm before clipping, FP64, the same on every rank
+    :param foreach: accepted as in PyTorch; it chooses kernels there and nothing here
+    :returns: the norm before clipping, 0-dim, the same on every rank, in PyTorch's dtype:
+        the narrowest that holds the values of all gradients, so FP32 for FP32 gradients
     :raises RuntimeError: if the norm is not finite and `error_if_nonfinite` is set,
         which is so on every rank or on none; and on a rank whose gradients wait for
         their exchange or were used up [in the backward pass](lean.py)
@@ -69,9 +73,11 @@ def clip_grad_norm_(
         positive
     """
     norm = gradient_norm(model, float(norm_type))
-    if error_if_nonfinite and not norm.isfinite():
+    # The factor is computed from all digits, and the caller gets those of the gradients.
+    result = norm.to(dtype_of_all(model))
+    if error_if_nonfinite and not result.isfinite():
         raise RuntimeError(
-            f"the norm of order {norm_type} of the gradients is {norm.item()}; "
+            f"the norm of order {norm_type} of the gradients is {result.item()}; "
             "skip this step, or call without error_if_nonfinite"
         )
     # As in PyTorch, the factor is at most 1, and it is always applied: to look first
@@ -79,11 +85,13 @@ def clip_grad_norm_(
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=0.0)
     for gradient in gradients(model):
         gradient.mul_(factor.to(gradient.device, gradient.dtype))
-    return norm
+    return result
 
 
 @torch.no_grad()
-def clip_grad_value_(model: nn.Module, clip_value: float) -> None:
+def clip_grad_value_(
+    model: nn.Module, clip_value: float, foreach: bool | None = None
+) -> None:
     """Limit each element of the gradients to the range from `-clip_value` to `clip_value`.
 
     Each element is limited by itself, so the ranks exchange nothing.
@@ -132,6 +140,15 @@ def gradient_norm(model: nn.Module, order: float) -> Tensor:
         gathering.wait()
         total = combine(of_all_ranks)
     return total.pow(1 / exponent)
+
+
+def dtype_of_all(model: nn.Module) -> torch.dtype:
+    """The dtype that holds the values of all gradients; FP32 if there are none.
+
+    A gradient is there on all ranks or on none, so this is the same on all of them.
+    """
+    dtypes = [gradient.dtype for gradient in gradients(model)]
+    return reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
 
 def gradients(model: nn.Module) -> Iterator[Tensor]:

@@ -34,6 +34,13 @@ for inputs, targets in batches:
     optimizer.zero_grad()
 ```
 
+The smallest scale here is the smallest normal number of FP32, $2^{-126}$. At
+[torch's](https://docs.pytorch.org/docs/stable/amp.html) lower end the scale becomes
+zero. Both mean that something else is wrong: a gradient that is NaN at each scale makes
+the scaler skip each step, and the model does not train. So a scaler reads $S$ once in 64
+steps and warns if it has fallen below 1, which takes 17 skipped steps from
+$S = 65536$.
+
 Powers of two change the exponents of the gradients and no digit, as long as nothing
 becomes subnormal or infinite.
 
@@ -44,6 +51,7 @@ becomes subnormal or infinite.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -65,6 +73,9 @@ class GradScaler:
     `torch.amp.GradScaler` does, step by step, and their states are interchangeable. A
     sharded model needs [a scaler that asks all ranks](sharded_scaler.py).
 
+    :param device: the type of the losses' device, such as `"cuda"`; `None` takes that of
+        the first loss. As in PyTorch, a scaler for CUDA where there is none warns and is
+        not enabled
     :param init_scale: the first $S$
     :param growth_factor: what $S$ is multiplied by after `growth_interval` steps in a
         row without an overflow
@@ -73,25 +84,35 @@ class GradScaler:
     :param enabled: `False` passes losses and steps through unchanged, so that one
         program runs in FP32, too
     :raises ValueError: if one of the numbers makes no sense
+    :raises TypeError: if the device is a number
     """
 
     def __init__(
         self,
+        device: str | torch.device | None = None,
         init_scale: float = 2.0**16,
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
-        refuse_unless(SMALLEST <= init_scale < math.inf, "init_scale", init_scale)
-        refuse_unless(1 < growth_factor < math.inf, "growth_factor", growth_factor)
-        refuse_unless(0 < backoff_factor < 1, "backoff_factor", backoff_factor)
-        refuse_unless(growth_interval >= 1, "growth_interval", growth_interval)
-        self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
-        self.growth_interval, self.enabled = growth_interval, enabled
+        if isinstance(device, int | float):
+            raise TypeError(
+                f"the first argument of a scaler is the device, as in PyTorch; "
+                f"write init_scale={device}"
+            )
+        self.enabled = enabled and is_there(device)
+        if self.enabled:
+            refuse_unless(SMALLEST <= init_scale < math.inf, "init_scale", init_scale)
+            self.set_growth_factor(growth_factor)
+            self.set_backoff_factor(backoff_factor)
+            self.set_growth_interval(growth_interval)
+        # Below this $S$ something is wrong. How often `update` was called, and whether
+        # the user knows.
+        self.low, self.updates, self.warned = min(1.0, init_scale), 0, False
         # $S$, and the steps since it last changed. Both move to the device of the first
         # loss and stay there, so the host need not wait. On `meta` they take no memory.
-        with torch.device("cpu" if enabled else "meta"):
+        with torch.device("cpu" if self.enabled else "meta"):
             self.factor = torch.full((), init_scale, dtype=torch.float32)
             self.calm, self.in_use = torch.zeros((), dtype=torch.int32), False
         # Since the last `update`: the flag of each optimizer whose gradients were
@@ -196,14 +217,14 @@ class GradScaler:
         return result
 
     @torch.no_grad()
-    def update(self, new_scale: float | None = None) -> None:
+    def update(self, new_scale: float | Tensor | None = None) -> None:
         """Choose the next $S$. Call it once for each step, after all optimizers.
 
         Any optimizer's overflow counts, because all losses share one $S$. Between two
         calls $S$ does not change: the gradients of micro-batches are added up, and no
         number divides a sum of gradients with different factors.
 
-        :param new_scale: a value to set instead
+        :param new_scale: a value to set instead, as a number or a tensor of one element
         :raises RuntimeError: if no gradients were checked since the last time
         :raises ValueError: if the new value makes no sense
         """
@@ -212,6 +233,7 @@ class GradScaler:
         self.refuse_unscaled("update")
         overflow = unscaling.any_of([f for f in self.found.values() if f is not None])
         if new_scale is not None:
+            new_scale = float(new_scale)
             refuse_unless(SMALLEST <= new_scale < math.inf, "new_scale", new_scale)
             self.factor.fill_(new_scale)
         elif overflow is not None:
@@ -222,6 +244,22 @@ class GradScaler:
                 "call step for each optimizer first"
             )
         self.found, self.stepped = {}, set()
+        self.updates += 1
+        # The host waits for the device here, so it looks rarely.
+        if self.updates % 64 == 0 and not self.warned:
+            self.warn_if_low()
+
+    def warn_if_low(self) -> None:
+        """Warn once if hardly any step was taken for some time."""
+        scale = self.get_scale()
+        if scale < self.low:
+            self.warned = True
+            warnings.warn(
+                f"the loss scale has fallen to {scale:.3g}, since step after step was "
+                "skipped: a gradient is infinite or NaN at any scale, so the model does "
+                "not train; torch.autograd.set_detect_anomaly(True) finds where NaN begins",
+                stacklevel=3,
+            )
 
     def adapt(self, overflow: Tensor) -> None:
         """Change $S$ on its device: to branch on the host would mean to wait."""
@@ -255,6 +293,40 @@ class GradScaler:
         """$S$ as a number; 1 if the scaler is not enabled. The host waits for the device."""
         return self.factor.item() if self.enabled else 1.0
 
+    def is_enabled(self) -> bool:
+        """Whether losses are scaled at all."""
+        return self.enabled
+
+    def get_growth_factor(self) -> float:
+        """What $S$ is multiplied by after `growth_interval` good steps."""
+        return self.growth_factor
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Set it, to more than 1.
+
+        :raises ValueError: if the number makes no sense, here and in the next two
+        """
+        refuse_unless(1 < new_factor < math.inf, "growth_factor", new_factor)
+        self.growth_factor = new_factor
+
+    def get_backoff_factor(self) -> float:
+        """What $S$ is multiplied by after an overflow."""
+        return self.backoff_factor
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Set it, to a number between 0 and 1."""
+        refuse_unless(0 < new_factor < 1, "backoff_factor", new_factor)
+        self.backoff_factor = new_factor
+
+    def get_growth_interval(self) -> int:
+        """After how many good steps in a row $S$ grows."""
+        return self.growth_interval
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Set it, to 1 or more."""
+        refuse_unless(new_interval >= 1, "growth_interval", new_interval)
+        self.growth_interval = new_interval
+
     def state_dict(self) -> dict[str, Any]:
         """What has to be saved, after `update`; empty if the scaler is not enabled."""
         if not self.enabled:
@@ -285,6 +357,20 @@ class GradScaler:
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 # Below this number FP32 has fewer digits, and an inverse can be infinite.
 SMALLEST = torch.finfo(torch.float32).tiny
+
+
+def is_there(device: str | torch.device | None) -> bool:
+    """Whether losses can be on this type of device; without CUDA a warning says so."""
+    if device is None or torch.device(device).type != "cuda":
+        return True
+    if not torch.cuda.is_available():
+        warnings.warn(
+            "this scaler is for CUDA, which is not available, so it is not enabled; "
+            "leave the device out, or name that of the losses",
+            stacklevel=3,
+        )
+        return False
+    return True
 
 
 def refuse_unless(sensible: bool, name: str, value: float) -> None:

@@ -14,6 +14,7 @@ here the host has not waited.
 from __future__ import annotations
 
 from collections import defaultdict
+from inspect import signature
 from typing import Any
 
 import torch
@@ -148,13 +149,23 @@ def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -
     wait. For any other optimizer the host has to decide, and `item` waits until the
     device has computed all gradients. Nothing else in a step makes the host wait.
 
+    Two attributes of the optimizer carry what it needs, `found_inf` and `grad_scale`, a
+    number that it divides by. Here the gradients are divided already, so `grad_scale` is
+    `None` unless the program has set one, and it is used up by one step.
+
     :returns: what the optimizer returns; `None` if the host skipped the step
+    :raises TypeError: if the optimizer wants the scaler itself
     """
     # PyTorch's optimizers tell by this name whether they look at `found_inf`.
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return None if overflow.item() else optimizer.step(*args, **kw)
-    # The gradients are divided already, so there is no scale to divide by.
-    vars(optimizer).update(found_inf=overflow, grad_scale=None)
+    if "grad_scaler" in signature(optimizer.step).parameters:
+        raise TypeError(
+            f"the step of this {type(optimizer).__name__} takes grad_scaler=, which "
+            "PyTorch has given up; let it read self.found_inf and self.grad_scale"
+        )
+    own = getattr(optimizer, "grad_scale", None)
+    vars(optimizer).update(found_inf=overflow, grad_scale=own)
     try:
         return optimizer.step(*args, **kw)
     finally:
