@@ -22,8 +22,8 @@ cast twice, and the gradients are added in FP32. The cache is cleared when the o
 block of `torch.autocast` ends. So the second run must not take a block inside of the
 function for the outermost one, and the blocks that surround it are counted.
 
-[This book's autocast](autocast.py) has settings of its own, for which the same holds.
-They are captured, too.
+[This book's autocast](autocast.py) has the same settings. Whether one of its blocks was
+open is captured, too.
 """
 
 # sidelit: hide
@@ -75,8 +75,8 @@ class AmbientAutocast:
         # If its settings are the same already, the mode stays out.
         differs = self.own != surrounding.own
         try:
-            self.set()
             with casting_restored(self.own) if differs else nullcontext(), self.rules():
+                self.set()
                 yield
         finally:
             surrounding.set()

@@ -39,14 +39,26 @@ and whole: [stage 3](zero3.py) splits the parameters, but not these copies.
 It does what `torch.autocast` does. Our tests compare every operation of its list for
 CPUs and whole models, results and gradients. `torch.autocast` acts one level deeper, in
 the dispatcher of PyTorch, so it also sees operations that other operations call in C++.
-[The rules](autocast_rules.py) say where that makes a difference. In three things this
-context differs on purpose:
+
+**Both contexts can be nested in each other**, and the innermost one decides, because both
+set the same state of the thread. So a model that runs a part under
+`torch.autocast(device_type, enabled=False)` gets FP32 there, `torch.is_autocast_enabled`
+answers truly, and what reads that state works: `torch.amp.custom_fwd`,
+`torch.utils.checkpoint` in both forms, and `nn.DataParallel`, which hands the state on to
+the threads of its replicas. In these threads, and where `torch.utils.checkpoint` computes
+again, it is `torch.autocast` that casts.
+
+In three things this context differs on purpose:
 
 - A parameter is cast again after it was changed in place, by an optimizer or by hand. So
   a context may last for many steps. PyTorch does not count a write to
-  `parameter.data`, and that one is not seen.
+  `parameter.data`, and that one is not seen. Neither is a change by hand where PyTorch
+  casts the parameter, inside of a function in C++ such as `tensordot`.
 - One parameter can be used in nested contexts of two dtypes.
-- Operations of the backward pass are not cast.
+- Operations of a backward pass that starts inside are not cast.
+
+And one setting is refused: `torch.autocast` answers a dtype that it cannot use with a
+warning and casts nothing, and this context raises an error.
 """
 
 # sidelit: hide
@@ -55,11 +67,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ContextDecorator, contextmanager
+from dataclasses import replace
 
 import torch
 
 from shardbook.autocast_rules import RULES
-from shardbook.casting import Casting, Setting
+from shardbook.casting import Casting, Setting, setting_of
 
 __all__ = ["autocast", "current", "restored"]
 # sidelit: show
@@ -72,9 +85,8 @@ class autocast(ContextDecorator):
     its type of device. One object can be entered many times.
 
     A context holds for the thread that entered it, and a thread that is started inside
-    starts without it. `nn.DataParallel` runs each replica's forward pass in a thread of
-    its own, so a context around the model does nothing there. The model's `forward` has
-    to enter it, most easily decorated with it.
+    starts without it. A function that is to run in such a thread enters the context
+    itself, most easily decorated with it.
 
     :param device_type: whose tensors are cast, `"cpu"` or `"cuda"`
     :param dtype: `torch.bfloat16` or `torch.float16`; by default, as in PyTorch, BF16 on
@@ -108,26 +120,40 @@ class autocast(ContextDecorator):
         self.setting = Setting(enabled, dtype, cache_enabled)
 
     def __enter__(self) -> autocast:
-        thread.enter({**current(), self.device_type: self.setting})
+        thread.enter({self.device_type: self.setting})
+        # PyTorch counts the blocks that surround one of its own, and drops its casts
+        # after the outermost.
+        torch.autocast_increment_nesting()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
         thread.leave()
 
 
 def current() -> dict[str, Setting]:
-    """This thread's settings; a type of device that is missing has none.
+    """This thread's setting for each type of device; empty outside of all contexts.
 
     A computation that is repeated later, as [checkpointing](ambient.py) does, takes them
     along and runs under [the same ones](#restored) again.
     """
-    return thread.casting.settings
+    return present() if thread.casting.on else {}
+
+
+def present() -> dict[str, Setting]:
+    """PyTorch's state for each type of device that has rules."""
+    return {device_type: setting_of(device_type) for device_type in RULES}
 
 
 @contextmanager
 def restored(settings: dict[str, Setting]) -> Iterator[None]:
-    """Inside of the block the settings are these, whatever they are around it."""
-    thread.enter(settings)
+    """Inside of the block the settings are these, whatever they are around it.
+
+    :param settings: what `current` gave; if it is empty, nothing is cast
+    """
+    nothing = {name: replace(now, enabled=False) for name, now in present().items()}
+    thread.enter(settings or nothing, on=bool(settings))
     try:
         yield
     finally:
@@ -138,28 +164,38 @@ class Thread(threading.local):
     """What one thread has entered.
 
     All contexts share one function mode. If each had its own, the outer one would see
-    what the inner one has left alone, and cast it.
+    the calls that the inner one has left alone, and cast them.
     """
 
     def __init__(self) -> None:
         self.casting = Casting()
-        self.surrounding: list[dict[str, Setting]] = []
+        self.surrounding: list[tuple[bool, dict[str, Setting]]] = []
 
-    def enter(self, settings: dict[str, Setting]) -> None:
+    def enter(self, settings: dict[str, Setting], on: bool = True) -> None:
         if not self.surrounding:
             self.casting.__enter__()  # type: ignore[no-untyped-call]
-        self.surrounding.append(self.casting.settings)
-        self.casting.settings = settings
+        self.surrounding.append((self.casting.on, present()))
+        self.casting.on = on
+        put_in_force(settings)
 
     def leave(self) -> None:
-        """After the outermost context, the mode goes, and the casts go.
+        """After the outermost context, the mode and the casts are dropped.
 
         Without this, their memory would stay until the thread ends.
         """
-        self.casting.settings = self.surrounding.pop()
+        self.casting.on, before = self.surrounding.pop()
+        put_in_force(before)
         if not self.surrounding:
             self.casting.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self.casting.kept.clear()
+
+
+def put_in_force(settings: dict[str, Setting]) -> None:
+    """Set PyTorch's state. Whether casts are kept holds for all types of device."""
+    for device_type, setting in settings.items():
+        torch.set_autocast_enabled(device_type, setting.enabled)
+        torch.set_autocast_dtype(device_type, setting.dtype)
+        torch.set_autocast_cache_enabled(setting.cache_enabled)
 
 
 thread = Thread()

@@ -31,7 +31,7 @@ have no data. The values were never compared there.
 
 Some functions in C++ call products where [a function mode](casting.py) does not see
 them: `inner`, `tensordot`, `cov`, `matrix_power`, and recurrent layers other than
-`LSTM` on a CPU. They run in the dtype they are given, and `torch.autocast` would cast.
+`LSTM` on a CPU. They have no rule here, and `torch.autocast` casts these products.
 
 In an evaluation on a CPU an `nn.TransformerEncoderLayer` is one function of C++, and
 `torch.autocast` casts everything that it gets. While a function mode is on, PyTorch
@@ -96,7 +96,7 @@ PRODUCTS = words("""
 
 # What follows is in no list of PyTorch. There the operations that it is made of are cast
 # one by one, inside of C++. Here it is cast as a whole.
-COMPOSED = words("chain_matmul einsum linalg_multi_dot lstm")
+COMPOSED = words("chain_matmul einsum linalg_multi_dot")
 COMPOSED_FP32 = words("""
     cumulative_trapezoid pairwise_distance square trapezoid trapz
 """)

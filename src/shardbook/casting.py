@@ -8,15 +8,22 @@ backward pass would meet other dtypes. Earlier is the model itself, which is to 
 it is.
 
 PyTorch has a place for that. While a `TorchFunctionMode` is on, each function of PyTorch
-that is called from Python hands the call over to it: the function, its arguments, and no
-obligation to run it. This one casts the arguments as [the rules](autocast_rules.py) say
-and then runs the function.
+that is called from Python hands the call over to it: the function and its arguments. The
+mode decides whether the function runs, and with which arguments. This one casts the
+arguments as [the rules](autocast_rules.py) say and then runs the function.
+
+Whether to cast, and to which dtype, is a state that PyTorch keeps for each thread and
+each type of device. The mode reads PyTorch's state instead of keeping one, and while a
+function with a rule runs, the state is off, so that `torch.autocast` does not cast once
+more. A function without a rule runs with the state on. If it is written in C++ and calls
+products, as `tensordot` and a GRU do, `torch.autocast` casts these.
 """
 
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import FunctionType
@@ -31,7 +38,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from shardbook.autocast_rules import RULES, Rule
 from shardbook.flat import version_of
 
-__all__ = ["Casting", "Setting"]
+__all__ = ["Casting", "Setting", "setting_of"]
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 # sidelit: show
@@ -45,7 +52,8 @@ class Casting(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.settings: dict[str, Setting] = {}
+        # Whether the code that runs now was reached with a context of this book open.
+        self.on = False
         self.kept: dict[tuple[int, torch.dtype], tuple[Tensor, int, Tensor]] = {}
         # The count of optimizers' steps that `kept` belongs to.
         self.steps = 0
@@ -60,26 +68,36 @@ class Casting(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         inputs: Inputs = (args, kwargs or {})
+        if not self.on:
+            return func(*inputs[0], **inputs[1])
+        self.forget_after_a_step()
         # Contexts for two types of device may be open, and one operation may get tensors
         # of both. Each rule casts those of its own device.
+        enabled = [name for name in RULES if torch.is_autocast_enabled(name)]
         rules = {
             device_type: rule
-            for device_type, setting in self.settings.items()
-            if setting.enabled and (rule := RULES[device_type].of(func.__name__))
+            for device_type in enabled
+            if (rule := RULES[device_type].of(func.__name__))
         }
-        # Whoever brings the memory for the result has chosen its dtype.
+        # A caller that brings the memory for the result has chosen its dtype.
         if inputs[1].get("out") is None:
             for device_type, rule in rules.items():
                 inputs = self.apply(rule, device_type, func.__name__, inputs)
-        if rules or not isinstance(func, FunctionType) or func in self.opened:
+        if rules:
+            with switched_off(enabled):
+                return func(*inputs[0], **inputs[1])
+        if not isinstance(func, FunctionType) or func in self.opened:
             return func(*inputs[0], **inputs[1])
-        return self.look_into(func, inputs)
+        # No operation of a backward pass is cast anew, neither here nor by PyTorch.
+        with switched_off(enabled if func in BACKWARD else []):
+            return self.look_into(func, inputs)
 
     def look_into(self, func: FunctionType, inputs: Inputs) -> Any:
-        """A function that is written in Python and has no rule consists of others, which may have some.
+        """Handle the calls inside of a function that is written in Python and has no rule.
 
-        They are to be handled here, so the mode is entered again. A few functions begin
-        in another one that asks for them once more; they come back and run as they are.
+        It calls other functions, and these may have rules. So the mode is entered again
+        while it runs. A few functions start by handing themselves over once more; in
+        this second call they run as they are.
         """
         self.opened.append(func)
         try:
@@ -90,7 +108,7 @@ class Casting(TorchFunctionMode):
 
     def apply(self, rule: Rule, device_type: str, name: str, inputs: Inputs) -> Inputs:
         """The inputs as the operation is to get them."""
-        setting, leaves = self.settings[device_type], tree_leaves(inputs)
+        setting, leaves = setting_of(device_type), tree_leaves(inputs)
         tensors = [leaf for leaf in leaves if eligible(leaf, device_type)]
         if not tensors:
             return inputs
@@ -142,17 +160,23 @@ class Casting(TorchFunctionMode):
             and torch.is_grad_enabled()
         ):
             return value.to(dtype)
-        # A fused optimizer writes into parameters, and PyTorch does not count it. So
-        # after a step of any optimizer nothing is taken for unchanged.
-        if self.steps != steps.count:
-            self.steps = steps.count
-            self.kept.clear()
         # The tensor is kept with its cast. Otherwise it could be freed, and another one
         # could have its `id`. The version tells whether somebody has written into it.
         kept, version = self.kept.get((id(value), dtype)), version_of(value)
         if kept is None or kept[1] != version:
             kept = self.kept[id(value), dtype] = (value, version, value.to(dtype))
         return kept[2]
+
+    def forget_after_a_step(self) -> None:
+        """Keep no cast of a parameter, PyTorch's included, beyond a step of any optimizer.
+
+        A fused optimizer writes into parameters, and PyTorch does not count it. So after
+        a step nothing is taken for unchanged.
+        """
+        if self.steps != steps.count:
+            self.steps = steps.count
+            self.kept.clear()
+            torch.clear_autocast_cache()
 
 
 class Steps:
@@ -173,6 +197,10 @@ def count_steps() -> None:
     register_optimizer_step_post_hook(steps)
 
 
+# These start the backward pass.
+BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What the innermost context says about one type of device."""
@@ -180,6 +208,27 @@ class Setting:
     enabled: bool
     dtype: torch.dtype
     cache_enabled: bool
+
+
+def setting_of(device_type: str) -> Setting:
+    """What PyTorch's state of this thread says about one type of device."""
+    return Setting(
+        torch.is_autocast_enabled(device_type),
+        torch.get_autocast_dtype(device_type),
+        torch.is_autocast_cache_enabled(),
+    )
+
+
+@contextmanager
+def switched_off(device_types: Iterable[str]) -> Iterator[None]:
+    """Inside of the block PyTorch casts nothing for these types of device."""
+    for device_type in device_types:
+        torch.set_autocast_enabled(device_type, False)
+    try:
+        yield
+    finally:
+        for device_type in device_types:
+            torch.set_autocast_enabled(device_type, True)
 
 
 def eligible(value: object, device_type: str) -> bool:
