@@ -13,9 +13,11 @@ gradients are collected](gradients.py); the stages [0](replicate.py), [1](zero1.
 [2](zero2.py) and [3](zero3.py); [when a unit acts](layer.py), [where its parameters
 stand](sites.py), [how units take turns](schedule.py), [what comes next](prefetch.py);
 how the ranks make sure that they hold the [same model](check.py) and keep the [same
-order](order.py), and [where they ask each other](meeting.py); [how units form a
-model](model.py), [how it gets its first values](construct.py), [which ranks share
-it](groups.py), [micro-batches](accumulate.py), [clipping](clip.py), [what an optimizer
+order](order.py), and [where they ask each other](meeting.py); [who has
+left](leaving.py); [how units form a model](model.py), [no second
+wrapper](wrappers.py), [how it gets its first values](construct.py), [which ranks share
+it](groups.py), [micro-batches](accumulate.py), [unequal numbers of
+batches](uneven.py), [clipping](clip.py), [what an optimizer
 may do](guard.py), [steps inside the backward pass](lean.py), [how the result is
 saved](state.py), [what waits on the host](offload.py).
 
@@ -62,6 +64,7 @@ from shardbook.prefetch import Prefetch
 from shardbook.sequential import checkpoint_sequential
 from shardbook.sharded_scaler import ShardedGradScaler
 from shardbook.streaming import stream
+from shardbook.uneven import join
 
 __all__ = [
     "CheckpointError",
@@ -79,6 +82,7 @@ __all__ = [
     "clip_grad_norm_",
     "clip_grad_value_",
     "full_precision",
+    "join",
     "no_sync",
     "shard",
     "step_in_backward",

@@ -29,7 +29,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
@@ -59,8 +59,12 @@ class Meeting:
     def __init__(self, store: Any, rank: int, world_size: int, limit: timedelta):
         self.store, self.rank, self.world_size = store, rank, world_size
         self.limit = limit
+        self.ranks: Sequence[int] = range(world_size)
         self.rounds = 0
         self.verdict: str | None = None
+        # How many exchanges this rank has started, and [in which one it has
+        # waited](leaving.py#waits_in) for a while.
+        self.issued, self.waits_in = 0, -1
 
     @staticmethod
     def of(group: Any) -> Meeting:
@@ -73,7 +77,9 @@ class Meeting:
         opened[ranks] += 1
         store: Any = _get_default_store()
         keys = PrefixStore(prefix, store)
-        return Meeting(keys, dist.get_rank(), len(ranks), store.timeout)
+        meeting = Meeting(keys, dist.get_rank(), len(ranks), store.timeout)
+        meeting.ranks = ranks
+        return meeting
 
     def agree(self, issued: int, step: Step, known: Step | None) -> None:
         """Return when all ranks are about to take this step; raise on all ranks if one is not."""
@@ -98,10 +104,9 @@ class Meeting:
         # Each rank compares its wish with that of the first to come. So it does not
         # matter how many ranks there are, and the first difference is found when it
         # arrives.
-        text = json.dumps(mine)
-        first = Wish.read(self.store.compare_set(f"{number}/first", "", text))
+        first = self.open(mine)
         if (first.issued, first.step) != (mine.issued, mine.step):
-            return self.publish(f"{mine}, but {first}; {RULE}")
+            return self.publish(f"{mine}, but {first}; {rule(first.step, mine.step)}")
         if self.store.add(f"{number}/came", 1) == self.world_size:
             answer = self.publish(AGREED)
             # All ranks are here, so nobody reads the keys of the round before.
@@ -116,6 +121,11 @@ class Meeting:
             )
         return str(self.store.get(f"{number}/decided").decode())
 
+    def open(self, mine: Wish) -> Wish:
+        """Open the next round, unless another rank was faster; the wish of the first to come."""
+        text = self.store.compare_set(f"{self.rounds}/first", "", json.dumps(mine))
+        return Wish.read(text)
+
     def look(self, issued: int) -> None:
         """Raise if a rank has opened a round and this rank cannot come to it any more.
 
@@ -128,8 +138,11 @@ class Meeting:
             return
         first = Wish.read(self.store.get(f"{number}/first"))
         if first.issued < issued:
-            went = f"rank {self.rank} went on, as agreed before, to {first.known}"
-            self.part(self.publish(f"{first}, but {went}; {RULE}"))
+            went = f"rank {self.rank} went on, as agreed before, to "
+            went += f"{first.known or f'exchange {issued}'}"
+            self.part(
+                self.publish(f"{first}, but {went}; {rule(first.step, first.known)}")
+            )
         if self.store.check([f"{number}/decided"]):
             self.part(self.store.get(f"{number}/decided").decode())
 
@@ -168,6 +181,8 @@ class Step(NamedTuple):
     parameter: str
 
     def __str__(self) -> str:
+        if self.action == "leave":
+            return "end its program or to drop the model"
         if self.action == "end":
             return f"end its {self.kind} pass after {self.number} exchanges"
         return (
@@ -203,8 +218,20 @@ class Wish(NamedTuple):
 
 AGREED = "agreed"
 RULE = "every rank has to run the same units in the same order"
+UNEVEN = "give every rank as many batches, or loop over shardbook.join(batches)"
 FAREWELL = timedelta(seconds=3)
 opened: Counter[tuple[int, ...]] = Counter()
+
+
+def rule(*steps: Step | None) -> str:
+    """What to do about ranks that do not come to the same step.
+
+    Where one of them begins another kind of pass, its batches may have run out.
+    """
+    begun = [step for step in steps if step is not None and step.number == 0]
+    if any(step.action == "leave" for step in begun):
+        return UNEVEN
+    return f"{RULE}; {UNEVEN}" if len({step.kind for step in begun}) > 1 else RULE
 
 
 def until(condition: Callable[[], bool], limit: timedelta) -> bool:

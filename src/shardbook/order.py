@@ -48,6 +48,7 @@ from torch.distributed import Work
 
 from shardbook.check import Disagreement
 from shardbook.collectives import world
+from shardbook.leaving import announce_leaving, name_the_absent, waits_in
 from shardbook.meeting import Meeting, Step
 
 __all__ = ["Order"]
@@ -72,6 +73,8 @@ class Order:
         self.group, (_, world_size) = group, world(group)
         alone = world_size == 1 or dist.get_backend(group) == "fake"
         self.meeting = None if alone else Meeting.of(group)
+        if self.meeting is not None:
+            announce_leaving(self, self.meeting)
         # On other backends `wait` only queues a wait on the device, and with a time limit
         # it would block this thread. So there a rank that keeps to the order cannot look
         # into the store: it learns only that its exchange exceeded the time limit.
@@ -154,10 +157,16 @@ class Order:
             # to show.
             with suppress(RuntimeError):
                 meeting.look(self.issued)
+                waits_in(meeting, self.issued)
             if not failed:
                 return False
             # It raises that error again, unless the exchange was completed in between.
-            work.wait()
+            try:
+                work.wait()
+            except RuntimeError as error:
+                with suppress(RuntimeError):
+                    name_the_absent(meeting, self.issued, error)
+                raise
         return True
 
     def known(self) -> Step | None:
@@ -187,6 +196,8 @@ class Order:
         """Move on to the next place."""
         self.index += 1
         self.issued += step.action != "end"
+        if self.meeting is not None:
+            self.meeting.issued = self.issued
         self.place = (step.kind, self.index)
         if step.number == 0:
             # A program that only evaluates reduces nothing. Without a limit to the

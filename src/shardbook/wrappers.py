@@ -14,7 +14,7 @@ Each wrapper is detected where every rank passes:
 
 | wrapper | detected when |
 |---|---|
-| `DistributedDataParallel`, `DataParallel`, FSDP1, DeepSpeed's engine | it stores the model: PyTorch calls a hook |
+| DDP, `DataParallel`, FSDP1, DeepSpeed's engine | it stores the model: PyTorch calls a hook |
 | `fully_shard` and `replicate`, around the model or a part | it looks up what was applied before |
 | one that was there before `shard` | `shard` looks at the modules and parameters |
 | one around a module whose part is sharded later | it calls the part: it is on the stack |

@@ -289,7 +289,9 @@ def test_every_rank_says_who_is_about_to_do_what(
     assert "rank 0" in first
     assert f"is about to {does}" in first
     assert should in first
-    assert first.endswith("every rank has to run the same units in the same order")
+    # Of two ranks that begin passes of other kinds, one may have run out of batches.
+    begins = "exchange 1" in does and "exchange 1 " in should and does.split()[-2:] != should.split()[-2:]
+    assert first.endswith(f"{meeting.RULE}; {meeting.UNEVEN}" if begins else meeting.RULE)
 
 
 @pytest.mark.parametrize("world_size", [3, 4])
@@ -372,8 +374,13 @@ def test_the_store_of_torchrun(culprit: int) -> None:
 # --- A rank does not come --------------------------------------------------------------------------------
 
 
+# A rank that waits for nothing more, and still has its model: what ends it is not announced.
+alive: list[Order] = []
+
+
 def one_has_finished() -> str:
     order = Order()
+    alive.append(order)
     play(order, STEP)
     if dist.get_rank() == 1:
         return ""
@@ -390,37 +397,41 @@ def test_a_rank_that_nobody_joins_gives_up_in_time() -> None:
 
 def one_departs() -> str:
     order = Order()
+    alive.append(order)
     for _ in range(2):
         play(order, STEP)
     if dist.get_rank() == 1:
         dist.destroy_process_group()
         return ""
-    with pytest.raises(RuntimeError) as caught:
-        play(order, STEP)
-    assert order.meeting is not None
-    assert order.meeting.verdict is None
-    return str(caught.value)
+    return refused(order, STEP)
 
 
-def test_the_error_of_an_exchange_stays_where_nobody_left_the_order() -> None:
+def test_an_exchange_that_fails_names_the_rank_that_is_absent_and_the_error() -> None:
     said, _ = ranks.run(2, one_departs, timeout=30)
+    assert said.startswith("rank 1 has not come to exchange 19, in which rank 0 waits, and the exchange has")
     assert "Connection closed by peer" in said or "Connection reset by peer" in said
+    assert said.endswith(
+        "if rank 1 has raised no error of its own, give every rank as many batches, or loop over "
+        "shardbook.join(batches)"
+    )
 
 
 def one_is_late() -> str:
     group = dist.new_group(timeout=timedelta(seconds=2))
     order = Order(group)
+    alive.append(order)
     for _ in range(2):
         play(order, STEP, group)
     if dist.get_rank() == 1:
         return ""
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(Disagreement) as caught:
         play(order, STEP, group)
     return str(caught.value)
 
 
 def test_the_time_limit_of_the_group_holds() -> None:
     said, _ = ranks.run(2, one_is_late, timeout=30)
+    assert said.startswith("rank 1 has not come to exchange 19, in which rank 0 waits")
     assert "Timed out" in said or "Application timeout" in said
 
 

@@ -1,0 +1,94 @@
+"""A rank that has fewer batches than the others, and leaves: the others say who, and what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ranks
+from book.toys import batch, chain, error
+from shardbook import Disagreement, shard
+from shardbook.leaving import leave
+from shardbook.schedule import conductor_of
+
+UNEVEN = "give every rank as many batches, or loop over shardbook.join(batches)"
+
+
+def unequal_numbers(stage: int) -> str:
+    """Rank 1 has two batches, rank 0 has three."""
+    # PyTorch warns that the hooks after a forward pass that raised have raised the same.
+    warnings.simplefilter("ignore")
+    rank = dist.get_rank()
+    model = shard(chain(), stage=stage)
+    order = conductor_of(model).order
+    for step in range(2):
+        error(model, batch(rank, step)).backward()
+    if rank == 1:
+        # What runs when the program ends.
+        leave(order.meeting, os.getpid())
+        return ""
+    with pytest.raises(Disagreement) as caught:
+        error(model, batch(rank, 2)).backward()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_rank_whose_batches_ran_out_is_named(stage: int) -> None:
+    said, _ = ranks.run(2, unequal_numbers, stage)
+    assert said.startswith("rank 1, after ")
+    assert "exchanges, is about to end its program or to drop the model, but rank 0 went on" in said
+    assert said.endswith(UNEVEN)
+
+
+def goes_to_evaluate() -> str:
+    """Rank 1 is through with its batches, and evaluates."""
+    warnings.simplefilter("ignore")
+    model = shard(chain())
+    with pytest.raises(Disagreement) as caught:
+        for step in range(3):
+            if dist.get_rank() == 1 and step == 2:
+                model.eval()
+                with torch.no_grad():
+                    model(batch(0, 0)[0])
+            error(model, batch(dist.get_rank(), step)).backward()
+    return str(caught.value)
+
+
+def test_a_rank_that_has_gone_on_to_evaluate_is_named_on_every_rank() -> None:
+    first, second = ranks.run(2, goes_to_evaluate)
+    assert first == second
+    assert "its evaluation pass" in first
+    assert first.endswith(UNEVEN)
+
+
+PROGRAM = """
+import sys
+import torch, torch.distributed as dist
+from shardbook import shard
+
+rank = int(sys.argv[1])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+model = shard(torch.nn.Linear(3, 3))
+for step in range(3 - rank):
+    model(torch.ones(2, 3)).sum().backward()
+dist.destroy_process_group()
+"""
+
+
+def test_the_end_of_a_program_is_announced(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", PROGRAM]
+    here = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen([*line, str(rank), str(tmp_path / "store")], **here) for rank in range(2)]
+    told = [process.communicate(timeout=300)[1] for process in running]
+    assert [process.returncode for process in running] == [1, 0], told
+    said = next(line for line in told[0].splitlines()[::-1] if "shardbook.check.Disagreement" in line)
+    assert "rank 1" in said
+    assert said.endswith(UNEVEN)
