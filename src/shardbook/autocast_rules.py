@@ -1,18 +1,20 @@
 r"""# What autocast casts
 
-> Matrix products run in 16 bits, what rounding would harm in FP32, and the rest in the dtype it is given.
+> Matrix products run in 16 bits, operations that rounding would harm in FP32, and all others as called.
 
 [Autocast](autocast.py) decides by the name of an operation. A matrix product is what 16
-bits are for: processors have units for it, and they [add up in FP32](rounding.py). An
-exponential turns an error of its input into a relative error of its result, and it
-overflows FP16 above 11.09. A sum of many elements needs more digits than each of them
-has. So there are five rules, and no rule for what stays:
+bits are for: processors have units for it, and they [add up in FP32](rounding.py). (On a
+GPU, PyTorch by default lets some products add partial sums in 16 bits; the switches are
+in `torch.backends.cuda.matmul`.) An exponential turns an error of its input into a
+relative error of its result, and it overflows FP16 above 11.09. A sum of many elements
+needs more digits than each of them has. So there are five rules, and an operation
+without a rule runs as it is called:
 
 | rule | its inputs are | for example |
 |---|---|---|
 | `LOW` | cast to 16 bits | `linear`, `conv2d`, `matmul`, attention |
-| `FP32` | cast to FP32 | `exp`, `pow`, the losses |
-| `RESULT` | left alone; the result is asked for in FP32 | `softmax`, `sum` |
+| `FP32` | cast to FP32 | the losses; on a GPU `exp` and `pow`, too |
+| `RESULT` | left alone; the result is asked for in FP32 | on a GPU `softmax` and `sum` |
 | `PROMOTE` | cast to the narrowest dtype that holds theirs and that of the context | `cat` |
 | `REFUSE` | refused | `binary_cross_entropy` on a GPU |
 | none | left alone | `add`, `relu`, views |
@@ -101,7 +103,8 @@ COMPOSED_FP32 = words("""
     cumulative_trapezoid pairwise_distance square trapezoid trapz
 """)
 
-# Steep somewhere: there a small error of the input is a large one of the result.
+# These are steep at some inputs, where a small error of the input becomes a large error
+# of the result.
 FUNCTIONS = words("""
     acos asin cosh erfinv exp expm1 log log10 log1p log2 pow reciprocal rsqrt sinh
     softplus tan
@@ -127,7 +130,7 @@ LOSSES = words("""
 # Sums and products over many elements.
 SUMS = words("cumprod cumsum prod sum")
 
-# Small differences of large numbers.
+# Distances and angles between vectors: sums of products, or of squared differences.
 DISTANCES = words("cdist cosine_similarity dist pdist")
 
 # All that is sensitive to rounding. The table for CUDA casts it; a CPU's kernels mostly
@@ -214,7 +217,8 @@ CUDA = table(
         addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add
         tensordot vdot
     """),
-    # Its logarithm of a probability that 16 bits have rounded to 0 or 1 is infinite.
+    # Its gradient is the inverse of a probability, up to $10^{12}$ where 16 bits have
+    # rounded that to 0. FP16 cannot hold it. PyTorch limits the loss, but not this.
     REFUSE=words("binary_cross_entropy"),
 )
 

@@ -17,6 +17,11 @@ which stand inside and are no parameters.
 | floating-point buffers | `buffer_dtype` | that is `None`, the default, or they stand in a norm |
 | functions that compute norms and losses | [FP32](norms.py) | no `param_dtype`, or empty tables |
 
+A cast can change an input that carries more than 16 bits. In BF16 the number 1001 becomes
+1000, so positions, times or indices that come as floating-point numbers arrive rounded.
+Pass whole numbers, which are never cast, or set `cast_inputs=False` and cast in
+`forward`.
+
 Only calls of the model itself are cast. A part that is called alone takes what it is
 given. Tensors are found in lists, dictionaries and dataclasses, nested as you like. [A
 container with a tensor that is cast](machinery.py#map_tensors) reaches the model as a copy:

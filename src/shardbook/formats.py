@@ -26,7 +26,11 @@ bits decide the *range* of a format, and the mantissa bits how many *digits* it 
 $3.4 \cdot 10^{38}$, FP16 reaches 65504, and the two of 8 bits reach 448 and 57344.
 BF16 is the first half of FP32, so it has the range of FP32 and only about two decimal
 digits. [What this does to training](rounding.py) is the next chapter. TF32 is no format
-to store: in some matrix products a GPU reads only these 19 bits of FP32 numbers.
+to store: in a matrix product a GPU may read only these 19 bits of FP32 numbers. In
+PyTorch that is off for matrix products, unless
+`torch.set_float32_matmul_precision("high")` allows it, and on for convolutions. A GPU's
+conversion to TF32 rounds ties away from zero, while the code of this chapter rounds ties
+to even in each format.
 
 A number can be looked at in every format:
 
@@ -129,8 +133,9 @@ class Format:
             size = abs(Fraction(value))
             exponent = self.exponent_of(size)
             steps = round(size / step_of(exponent, self.mantissa_bits))
-            # The steps of a normal number include its leading 1, which counts as one
-            # more exponent; so one less is added.
+            # A normal number has a leading 1, so its steps include $2^M$ for it. Added to
+            # the pattern, these raise the exponent field by one. So the field below is
+            # set one too low.
             below = (exponent + self.bias - 1) * (1 << self.mantissa_bits)
             pattern = min(below + steps, pattern)
         # Minus zero is a number of its own, and not less than zero.
@@ -150,8 +155,9 @@ class Format:
     def beyond(self) -> int:
         """The pattern of everything too large: infinity, which follows the largest number.
 
-        E4M3FN has none, and there PyTorch's conversion *saturates*: it takes the largest
-        finite number, even for infinity itself.
+        E4M3FN has no infinity. PyTorch 2.13 *saturates* when it converts to this format:
+        it takes the largest finite number, even for infinity itself. E5M2 has infinity,
+        and a conversion does not saturate.
         """
         return self.largest_pattern + self.infinite
 

@@ -162,8 +162,8 @@ class GradScaler:
         with a norm that is $S$ times too large.
 
         Gradients that are added up over several micro-batches are divided once, after
-        the last. Any later one would be added with its factor $S$ to gradients that
-        have lost theirs.
+        the last. If they were divided earlier, the gradients of a later micro-batch would
+        still have the factor $S$ when they are added to gradients that have lost it.
 
         :raises RuntimeError: the second time before `update`, after `step`, and if
             nothing was scaled
@@ -272,9 +272,10 @@ class GradScaler:
         calm = torch.where(overflow, 0, self.calm + 1)
         due = calm >= self.growth_interval
         changed = torch.where(due, larger, self.factor)
-        # Autograd keeps $S$ for the backward pass of a scaled loss, and it notices what
-        # is written in place. So it refuses the backward pass of a loss that was scaled
-        # before this line. Its gradients would be divided by another number.
+        # This writes in place. Autograd has saved $S$ for the backward pass of each
+        # scaled loss and compares its version there. So the backward pass of a loss that
+        # was scaled before this line raises an error. Otherwise the gradients would be
+        # divided by another number than they were multiplied by.
         self.factor.copy_(torch.where(overflow, smaller, changed))
         self.calm.copy_(torch.where(due, 0, calm))
 

@@ -1,6 +1,6 @@
 r"""# Master weights
 
-> What is stored in full precision need not be computed with in full precision.
+> The optimizer trains parameters in full precision, and modules compute with copies in 16 bits.
 
 One step of an optimizer changes a weight very little. BF16 keeps 8 significant bits, so
 a change of less than a 512th of the weight is rounded away, and the weight never moves.
@@ -28,8 +28,9 @@ In stage 0 a policy costs memory. In stages 1 and 2 it saves some from three ran
 and in stage 3 it halves what a unit takes beside its masters while it computes.
 
 The gradients come back in the format of the computation, are exchanged in [that of the
-exchange](policy.py#Policy.sends_in), and are cast to the masters' dtype after it. So
-whatever is added up over several exchanges is added up in FP32.
+exchange](policy.py#Policy.sends_in), and are cast to the masters' dtype after it. The
+mean itself is formed in FP32 and rounded to the format of the exchange before that cast.
+What is added up over several exchanges is added up in FP32.
 
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding

@@ -27,6 +27,9 @@ those of the parameters. In stage 0 each rank has a whole copy, so $P_u$ takes t
 the parameters cross once. The [ledger](ledger.py#Ledger) counts both kinds, apart from
 what goes to the network.
 
+The bytes are not the whole price. The optimizer runs on the host's processor, while the
+device waits, and for a large model that often takes longer than the copies.
+
 The numbers do not change. The same values are added and cast in the same order, so a
 step gives the same bits as without offload, as long as the optimizer computes on the
 host as it does on the device. On a CPU that is so.

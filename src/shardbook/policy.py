@@ -1,6 +1,6 @@
 r"""# The policy
 
-> In which format parameters are computed with, and in which format gradients travel.
+> The format in which modules compute, and the format in which gradients travel.
 
 A model is stored in the dtype that it has when it is sharded. The policy says in which
 dtype it computes, in which dtype its gradients travel, and where it is stored. With
@@ -13,19 +13,21 @@ shard(model, policy=Policy(param_dtype=torch.bfloat16))
 ```
 
 The exchange of the gradients can have a format of its own. BF16 takes half the bytes of
-FP32, and each value loses 16 of its 24 significant bits before it is averaged. In the
-other direction, BF16 gradients that travel as FP32 lose nothing on the way. By default
-a gradient travels in the format in which it was computed: to widen it would double the
-bytes and add no digit. Gloo carries 16 bits as they are. With other backends, such as
-NCCL, 16-bit values [travel as FP32](collectives.py#reduce_scatter_mean), because the
-backend would add them up in 16 bits.
+FP32, and each value loses 16 of its 24 significant bits before it is averaged. The mean
+is formed in FP32 and then rounded to BF16 once more. In the other direction, BF16
+gradients that travel as FP32 lose nothing on the way. By default a gradient travels in
+the format in which it was computed: to widen it would double the bytes and add no
+digit. Gloo carries 16 bits as they are. With other backends, such as NCCL, 16-bit
+values [travel as FP32](collectives.py#reduce_scatter_mean), because the backend would
+add them up in 16 bits.
 
 The format of the exchange is not that of the sum. The ranks' values are
 [added](collectives.py#reduce_scatter_mean) in FP32 at least: in FP16, $40000 + 40000$
 is infinite, although the mean is not.
 
-Device and format are one setting, because they meet in one copy. Masters in FP32 on the
-host are cast there if modules compute in 16 bits, and then half the bytes cross.
+The policy also sets the device of the masters, because one copy changes both device and
+format. If modules compute in 16 bits, the host casts its FP32 masters first, so only
+half the bytes cross.
 """
 
 # sidelit: hide
@@ -82,7 +84,8 @@ class Policy:
             wanted = getattr(self, name)
             if wanted is None:
                 continue
-            # What has fewer bits has no arithmetic in PyTorch, only conversions.
+            # For dtypes of fewer bits PyTorch has conversions and scaled products, but no
+            # other arithmetic.
             if not (
                 isinstance(wanted, torch.dtype)
                 and wanted.is_floating_point
@@ -133,10 +136,12 @@ class Policy:
     def collects_in(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which the gradients of `dtype` parameters add up before they are sent.
 
-        It is the narrowest dtype that holds the values of both. So where a parameter is
-        used several times, a narrow format of the exchange costs no digits of the sum,
-        and a wide one keeps more of them. [Micro-batches](accumulate.py) that wait for
-        each other are added up in FP32 at least.
+        This is the narrowest dtype that holds the values of the dtype of computation and
+        of the dtype of the exchange. If a parameter is used several times in one forward
+        pass, autograd adds the gradients of these uses before they arrive here, in the
+        dtype of computation. `reduce_dtype` does not change that.
+        [Micro-batches](accumulate.py) that wait for each other are added up in FP32 at
+        least.
         """
         return torch.promote_types(dtype, self.sends_in(dtype))
 

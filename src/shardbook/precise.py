@@ -2,8 +2,8 @@ r"""# Full precision on demand
 
 > For an evaluation, a model computes with its master weights.
 
-[A policy](policy.py) lets a model compute in 16 bits. To know what that costs, somebody
-has to compute the same in full precision. In the block below each unit is gathered in
+[A policy](policy.py) lets a model compute in 16 bits. What that costs in digits is seen
+when the same is computed in full precision. In the block below each unit is gathered in
 the masters' own format, so a gather sends as many bytes as without a policy.
 
 In stage 3 a unit still exists in full only while it is used. In stages 1 and 2 every
@@ -45,8 +45,9 @@ def full_precision(model: nn.Module) -> Iterator[None]:
         loss = model(batch)
     ```
 
-    Inputs stay as they are. Buffers stay as [the policy](policy.py#Policy) has cast
-    them. Either all ranks enter the block or none.
+    Inputs stay as they are. Outputs are still cast to an `output_dtype`, and buffers stay
+    as [the policy](policy.py#Policy) has cast them. Either all ranks enter the block or
+    none.
 
     :param model: a model that was sharded; without a `param_dtype` only gradients are
         turned off

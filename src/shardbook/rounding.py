@@ -2,13 +2,15 @@ r"""# What rounding does to training
 
 > What is smaller than half a step is lost, and training is full of small things.
 
-A processor computes with floating-point numbers as if it knew the exact result and then
-took [the nearest number](formats.py#Format.encode) of the format. One such rounding is
+A processor adds, subtracts, multiplies and divides floating-point numbers as if it knew
+the exact result and then took [the nearest number](formats.py#Format.encode) of the
+format. A square root is rounded in the same way; an exponential or a sine can be off by
+some more. One such rounding is
 harmless: even in BF16 it changes a normal number by 0.4 % at most. Three effects in
 training are not harmless.
 
 **A long sum stops.** If the sum has grown so large that a term is less than half a step,
-the term is lost, and so are all terms after it. A sum of ones stops at 2048 in FP16 and
+the term is lost, and so are all later terms of that size. A sum of ones stops at 2048 in FP16 and
 at 256 in BF16. So sums are kept in FP32 where it matters: in the units that multiply
 matrices, in a normalization layer, in a mean over [the ranks](collectives.py#reduce_scatter_mean).
 
@@ -34,9 +36,9 @@ backward pass goes:
 A subnormal gradient is not lost, but has lost digits. The gradient of each position's
 output carries a factor of $1/n$, because the loss is a mean over $n$ positions. There
 are 512 here, and whoever trains with more has smaller gradients. If the loss is
-multiplied by a large number, all gradients become as many times larger, and the rows
-with 65536 show what is left: *loss scaling*. The 0.1 % that are lost even then lie below
-$2^{-41}$. BF16 has the range of FP32 and needs none.
+multiplied by a large number, all gradients become as many times larger. This is *loss
+scaling*, and the rows with 65536 show its effect. The 0.1 % that are lost even then lie
+below $2^{-41}$. BF16 has the range of FP32 and needs no loss scaling.
 
 The table was printed by this chapter. Weights and text follow from seed 0:
 
@@ -113,9 +115,10 @@ class Census:
 def census(tensors: Iterable[Tensor], form: Format, scale: float = 1.0) -> Census:
     """Count what a cast to `form` would do to the elements, each multiplied by `scale` first.
 
-    It tells before a training run whether its gradients fit into a format, and which
-    factor brings them in. Zeros are left out, because no format changes them: most rows
-    of an embedding have no gradient in a batch.
+    This shows for one moment of a training run whether its gradients fit into a format,
+    and which factor brings them in. Later gradients are often smaller. Zeros are left
+    out, because no format changes them: most rows of an embedding have no gradient in a
+    batch.
 
     :param tensors: floating-point tensors of any shapes and dtypes, on any device
     """

@@ -2,7 +2,7 @@ r"""# Loss scaling over ranks
 
 > One rank overflows, and every rank skips the step.
 
-A sharded gradient is infinite in one place, and that place lies in one rank's part.
+A sharded gradient may be infinite in a single place, which lies in one rank's part.
 [The scaler](loss_scaling.py) of this rank skips the step and halves $S$. The other
 ranks have found nothing:
 
@@ -118,9 +118,10 @@ class ShardedGradScaler(GradScaler):
     def order_of(self, optimizer: Optimizer, flats: list[Flat]) -> Order:
         """The order of the exchanges among the ranks that share an optimizer's parameters.
 
-        $S$ is one number for all optimizers of a scaler, so they need the same ranks.
-        Otherwise an overflow would change it on some of the ranks that train another
-        optimizer, and not on the rest.
+        $S$ is one number for all optimizers of a scaler, so their parameters need to lie
+        on the same ranks. Suppose one optimizer has parameters on ranks 0 and 1, and
+        another on ranks 0 to 3. An overflow in the first would change $S$ on ranks 0 and
+        1, and the second would divide by two different numbers.
         """
         name = type(optimizer).__name__
         if not flats:

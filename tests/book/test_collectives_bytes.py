@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import loopback
 import ranks
-from shardbook.ledger import ledger
+from shardbook.ledger import ledger, record, record_move
 
 HEADER = 48  # gloo announces every message, and every wish to receive one, with a header of this size
 
@@ -102,3 +102,14 @@ def test_an_ideal_reduce_scatter_is_half_of_what_gloo_s_own_sends(measured: list
         row = next(row for row in measured if (row["world_size"], row["name"]) == (size, "reduce-scatter"))
         assert row["ledger"] == (size - 1) * row["payload"]  # all ranks together
         assert row["gloo_own"] / row["counted"] == pytest.approx(2, rel=1e-3)
+
+
+def test_a_nested_ledger_that_counted_nothing_ends_alone() -> None:
+    """Two ledgers without entries are equal. The one that ends is a matter of which, not of what it holds."""
+    with ledger() as outer:
+        with ledger() as inner:
+            pass
+        record("all-reduce", 2, 8, 8)
+        record_move("parameters to the device", 4)
+    assert (outer.total, outer.moved) == (8, {"parameters to the device": 4})
+    assert (inner.total, inner.moved) == (0, {})

@@ -112,6 +112,38 @@ def test_the_planners_bytes_are_those_of_real_ranks(config: Config, world_size: 
         assert 0.7 * own.step <= peak <= own.step, (stage, checkpointing)
 
 
+def test_with_a_large_vocabulary_the_loss_decides() -> None:
+    """At the loss three tensors of the size of the logits are there at once, and all that the block saved."""
+    config = Config(layers=1, width=8, heads=1, context=32, vocabulary=2000)
+    for checkpointing in (False, True):
+        loss, head, block, embedding = planner.moments(config, 3)
+        assert loss > max(head, block, embedding)
+        logits = 4 * 3 * config.context * config.vocabulary
+        counted, planned = (
+            measured_activations(config, 3, checkpointing),
+            planner.activations(config, 3, checkpointing),
+        )
+        assert planned > 3 * logits
+        # What is measured besides are the gradients of the head, of which the activations know nothing.
+        assert counted <= planned + 4 * gpt.parameters(config)
+        assert counted >= 0.95 * planned
+
+
+def measured_activations(config: Config, batch: int, checkpointing: bool) -> int:
+    """The most bytes on top of the model in one process, with gradients."""
+    model = gpt.GPT(config)
+    if checkpointing:
+        for block in model.blocks:
+            block.forward = partial(  # type: ignore[method-assign]
+                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+            )
+    tokens = torch.zeros(batch, config.context, dtype=torch.long)
+    with Meter() as meter:
+        before = meter.now()
+        gpt.loss(model(tokens), tokens).backward()
+    return meter.peak - before
+
+
 def train_under(policies: list[Policy]) -> list[list[tuple[int, int, int]]]:
     gc.freeze()
     return [[train_once(CONFIGS[0], 5, stage, False, policy) for stage in range(4)] for policy in policies]

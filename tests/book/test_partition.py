@@ -148,6 +148,18 @@ def test_the_layout_is_the_same_on_every_rank(named: list[tuple[str, nn.Paramete
     assert plan(others, world_size) == plan(named, world_size)
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.float16, torch.float64)])
+def test_places_are_aligned_in_both_forms_of_a_parameter(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """In that of the masters and in that which modules compute with; the narrower one decides."""
+    stored, computed = dtypes
+    named = [(str(n), nn.Parameter(torch.ones(n, dtype=stored))) for n in (5, 17, 33)]
+    (layout,) = plan(named, 2, computes_in=lambda _: computed)
+    places = [*(slot.offset for slot in layout.slots), layout.shard_numel]
+    assert 0 < places[1] < places[2]
+    for dtype in dtypes:
+        assert [place * dtype.itemsize % ALIGN_BYTES for place in places] == [0, 0, 0, 0]
+
+
 def test_the_chapter_s_example() -> None:
     (layout,) = plan(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 8)).named_parameters(), 2)
     weight = layout.slots[2]

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import ranks
 from book.masters import assert_masters_train_alike, low_copy
@@ -327,6 +327,59 @@ def evaluates_in_full_precision() -> None:
         pass
 
 
+class Fine(nn.Module):
+    """Its result depends on digits of the input and of both parameters that BF16 does not hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = nn.Parameter(torch.tensor([1001.0]))
+        self.frozen = nn.Parameter(torch.tensor([1003.0]), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.stack([self.trained - 1000, self.frozen - 1000, x - 1000])
+        return y
+
+
+def full_precision_reaches_each_vector_and_the_inputs() -> None:
+    """A unit with a trainable and a frozen vector, called with FP32 inputs, in nested blocks."""
+    from shardbook import shard
+
+    rounded, exact = [0.0, 4.0, 8.0], [1.0, 3.0, 7.0]
+    x = torch.tensor([1007.0])
+    for stage in STAGES:
+        model = shard(Fine(), stage=stage, policy=Policy(param_dtype=BF16))
+
+        def values(model: nn.Module = model) -> list[float]:
+            result: Tensor = model(x)
+            return result.flatten().tolist()
+
+        assert values() == rounded, stage
+        with full_precision(model):
+            assert values() == exact, stage
+            with full_precision(model):
+                assert values() == exact, stage
+            # The inner block gives back what it has found.
+            assert values() == exact, stage
+        assert values() == rounded, stage
+
+
+def a_model_is_evaluated_in_inference_mode() -> None:
+    """The parameters that full precision makes are then tensors whose writes PyTorch does not count."""
+    from shardbook import shard
+
+    for stage in STAGES:
+        plain, model = chain(), shard(chain(), stage=stage, policy=Policy(param_dtype=BF16))
+        data = batch(0, 0)
+        with torch.inference_mode():
+            with full_precision(model):
+                assert error(model, data).item() == error(plain, data).item(), stage
+            low = low_copy(plain, BF16)
+            assert error(model, data).item() == error(low, data).item(), stage
+        # Training goes on.
+        error(model, batch(dist.get_rank(), 1)).backward()
+        model.zero_grad()
+
+
 def a_backward_pass_belongs_to_the_side_of_its_forward_pass() -> None:
     from shardbook import shard
 
@@ -359,6 +412,8 @@ CASES = [
     masters_are_saved_and_loaded,
     changes_by_hand_are_seen,
     evaluates_in_full_precision,
+    full_precision_reaches_each_vector_and_the_inputs,
+    a_model_is_evaluated_in_inference_mode,
     a_backward_pass_belongs_to_the_side_of_its_forward_pass,
 ]
 
