@@ -15,7 +15,8 @@ stand](sites.py), [how units take turns](schedule.py), [what comes next](prefetc
 how the ranks make sure that they hold the [same model](check.py) and keep the [same
 order](order.py), and [where they ask each other](meeting.py); [who has
 left](leaving.py); [how units form a model](model.py), [no second
-wrapper](wrappers.py), [how it gets its first values](construct.py), [which ranks share
+wrapper](wrappers.py), [how it gets its first values](construct.py)
+and [whether they are the constructor's](written.py), [which ranks share
 it](groups.py), [micro-batches](accumulate.py), [unequal numbers of
 batches](uneven.py), [clipping](clip.py), [what an optimizer
 may do](guard.py), [steps inside the backward pass](lean.py), [how the result is
@@ -63,6 +64,7 @@ from shardbook.precise import full_precision
 from shardbook.prefetch import Prefetch
 from shardbook.sequential import checkpoint_sequential
 from shardbook.sharded_scaler import ShardedGradScaler
+from shardbook.state import rank0_only
 from shardbook.streaming import stream
 from shardbook.uneven import join
 
@@ -84,6 +86,7 @@ __all__ = [
     "full_precision",
     "join",
     "no_sync",
+    "rank0_only",
     "shard",
     "step_in_backward",
     "stream",

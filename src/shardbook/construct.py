@@ -25,11 +25,20 @@ and the part that is kept. The root is cut last, and then $R_u$ is zero.
 
 The values are those of an ordinary construction with the same seed on the same kind of
 device, whatever the units are. PyTorch's layers end their constructor with
-`reset_parameters`, and that is called here, in the order in which constructors run. A
-tied parameter is set by each module that has it, and the last one counts.
+`reset_parameters`, and that is called here, in the order in which modules are
+registered, the parts before the whole.
 
-Other values come from a function. A model of the `transformers` library has one for a
-single module, which sets buffers, too:
+A constructor may do more than that. It sets a bias to zero, scales a weight down, or
+ties two weights and so drops the values of one. On the meta device no value is left of
+it, but a trace is: PyTorch counts how often each tensor is written to in place. If a
+parameter was written to more often in its constructor than `reset_parameters` writes to
+it here, or is set by several modules in another number of writes, `shard` refuses and
+asks for a function that sets the values. Two things leave no trace. A write through
+`.data` is not counted. And modules that are constructed in one order and registered in
+another draw their random numbers in another order than the constructor did.
+
+Values that differ from those of `reset_parameters` come from such a function. A model
+of the `transformers` library has one for a single module, which sets buffers, too:
 
 ```python
 shard(model, units=LlamaDecoderLayer, init=model._init_weights)
@@ -56,6 +65,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardbook.collectives import world
 from shardbook.sites import Site, is_inside
+from shardbook.written import Writes
 
 __all__ = ["Construction", "Init"]
 
@@ -101,6 +111,8 @@ class Construction:
         self.device = self.asked or self.default_device(mesh)
         # What has got memory, until its unit is cut.
         self.fresh: set[Tensor] = set()
+        # [What the constructor wrote](written.py) to what has no memory yet.
+        self.writes = Writes(tensor for tensor in self.tensors if tensor.is_meta)
 
     def unit_by_unit(self) -> Iterator[str]:
         """Give the model its values, and stop after each unit so that it can be cut.
@@ -148,6 +160,7 @@ class Construction:
             name = self.tensors[tensor]
             raise ValueError(f"{name} cannot be given memory: {error}") from error
         self.fresh.add(tensor)
+        self.writes.start(tensor)
         return tensor
 
     def filler(self, module: nn.Module) -> Init | None:
@@ -169,7 +182,7 @@ class Construction:
         done = {p: p._version for p in module.parameters() if p not in self.fresh}
         # Tensors that the function makes must be real, also if the caller is still in a
         # block for the meta device.
-        with torch.no_grad(), self.device:
+        with torch.no_grad(), self.device, self.writes.by(module):
             fill(module)
         for parameter, version in done.items():
             if parameter._version != version:
@@ -180,7 +193,8 @@ class Construction:
                 )
 
     def check(self, name: str, unit: nn.Module) -> None:
-        """Refuse to cut a unit that has got memory and no values.
+        """Refuse to cut a unit that has got memory and no values, or other values than
+        the constructor's.
 
         Fresh memory is often zero. A model that starts from it trains badly, and no
         error is raised.
@@ -188,6 +202,13 @@ class Construction:
         :raises ValueError: naming the parameter or buffer
         """
         inside = [*(site.parameter for site in self.sites[name]), *unit.buffers()]
+        for tensor in () if self.init else inside:
+            if tensor in self.fresh and (more := self.writes.beyond(tensor)):
+                raise ValueError(
+                    f"{self.tensors[tensor]} was {more}, so its values would be others "
+                    "than the constructor's; pass init to shard, a function that sets one "
+                    "module"
+                )
         for tensor in inside:
             if tensor in self.fresh and is_blank(tensor):
                 raise ValueError(

@@ -6,25 +6,37 @@ A model saves its parameters one by one, and a sharded model has only slices of 
 file of slices is of no use to a program with another number of ranks, or to one that
 does not shard. So the `state_dict` of a sharded model looks like that of the plain one:
 the same keys, the same shapes. PyTorch calls hooks before and after a module saves what
-is inside of it. Before, the unit is gathered. After, what was saved is copied and the
-unit is freed. So in stage 3, beside the copies, only one unit and the root are whole at
-a time.
+is inside of it. Before, the unit is gathered. After, what was saved is copied to the
+host and the unit is freed. So only one unit and the root are whole at a time on a
+device. A model that trains on 64 GPUs, and fits on none of them, can be saved.
 
 Both calls are collective. Every rank has to make them, even if only one writes the
-file.
+file. The copies of eight ranks on one machine take eight times the model in its
+memory. If only rank 0 writes, only rank 0 needs a copy:
+
+```python
+with rank0_only(model):
+    state = model.state_dict()
+if rank == 0:
+    torch.save(state, "model.pt")
+```
 """
 
 # sidelit: hide
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shardbook.collectives import world
+from shardbook.schedule import conductor_of
 from shardbook.unit import State, Unit
 
-__all__ = ["keep_state_dict_whole"]
+__all__ = ["keep_state_dict_whole", "on_the_host", "rank0_only"]
 # sidelit: show
 
 
@@ -55,13 +67,15 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
         # A tied weight stands under several keys. One copy for all of them keeps it
         # tied, and a file holds it once.
         copies: dict[tuple[Any, ...], Tensor] = {}
-        home = unit.flats[0].shard.device
-        for key, value in state_dict.items():
+        for key, value in list(state_dict.items()):
             if isinstance(value, Tensor) and unit.owns(value):
                 storage = value.untyped_storage()._cdata
                 place = (storage, value.storage_offset(), value.shape)
+                if unit in spared:
+                    del state_dict[key]
+                    continue
                 if place not in copies:
-                    copies[place] = value.detach().to(home, copy=True)
+                    copies[place] = on_the_host(value)
                 state_dict[key] = copies[place]
         unit.free()
 
@@ -97,3 +111,36 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
     module.register_state_dict_post_hook(copy_and_free)
     module.register_load_state_dict_pre_hook(gather)
     module.register_load_state_dict_post_hook(store_and_free)
+
+
+def on_the_host(value: Tensor) -> Tensor:
+    """A copy of a whole parameter for a `state_dict`, in the host's memory.
+
+    It holds the values when this function returns, so the unit may be freed.
+    """
+    return value.detach().to("cpu", copy=True)
+
+
+@contextmanager
+def rank0_only(model: nn.Module) -> Iterator[None]:
+    """In this block `model.state_dict()` holds parameters on rank 0 of the model's ranks only.
+
+    All ranks call it. On the others it holds no sharded parameter, and takes no memory
+    beyond the unit that is gathered.
+
+    :param model: a model that was sharded
+    :raises ValueError: if the model is not sharded
+    """
+    conductor = conductor_of(model)
+    rank, _ = world(conductor.order.group)
+    # A block inside of another ends nothing but itself.
+    added = {unit for unit in conductor.drivers if rank > 0} - spared
+    spared.update(added)
+    try:
+        yield
+    finally:
+        spared.difference_update(added)
+
+
+# The units whose parameters this rank leaves out of a `state_dict`.
+spared: set[Unit] = set()

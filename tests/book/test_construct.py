@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -117,12 +118,13 @@ class Odd(nn.Module):
 class Wide(nn.Module):
     """A tied pair that stands in two units, frozen layers, and norms with running statistics."""
 
-    def __init__(self) -> None:
+    def __init__(self, tied: bool = True) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Linear(4, 4), Odd(), nn.BatchNorm1d(4))
         self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
         self.last = nn.Sequential(nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 4))
-        self.last[1].weight = self.first[0].weight
+        if tied:
+            self.last[1].weight = self.first[0].weight
         self.first[0].bias.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,15 +138,18 @@ def is_part(name: str, module: nn.Module) -> bool:
 
 
 def odd_both_ways() -> None:
-    for stage in range(4):
-        plain = Wide()
-        # A tied weight is set by each module that has it. So a plain model has to be set again, too.
+    # A tied weight is set by each module that has it, so a function has to say that this is meant.
+    for stage, init in ((0, reset), (1, None), (2, reset), (3, reset), (3, None)):
+        build = partial(Wide, tied=init is not None)
         torch.manual_seed(1)
-        plain.apply(reset)
-        model = on_meta(Wide)
+        plain = build()
+        if init is not None:
+            torch.manual_seed(1)
+            plain.apply(init)
+        model = on_meta(build)
         model.first[1].brief.mine = "kept"
         torch.manual_seed(1)
-        shard(model, stage=stage, units=is_part)
+        shard(model, stage=stage, units=is_part, init=init)
         found, expected = model.state_dict(), plain.state_dict()
         assert "first.1.mask" not in found
         assert_equal(found, expected)
@@ -153,7 +158,7 @@ def odd_both_ways() -> None:
         for name, buffer in model.named_buffers():
             assert torch.equal(buffer, buffers[name])
             assert buffer.dtype == buffers[name].dtype
-        assert model.first[0].weight is model.last[1].weight
+        assert (model.first[0].weight is model.last[1].weight) == (init is not None)
         assert model.first[1].brief.mine == "kept"
         wanted = {name: parameter.requires_grad for name, parameter in plain.named_parameters()}
         assert wanted == {name: parameter.requires_grad for name, parameter in model.named_parameters()}
@@ -339,6 +344,114 @@ def of_the_library() -> None:
 
 def test_models_of_the_transformers_library_get_their_values_buffers_included() -> None:
     ranks.run(2, of_the_library, timeout=240)
+
+
+class Changed(nn.Module):
+    """A constructor that goes on after its parts have got their values."""
+
+    def __init__(self, change: Callable[[nn.Linear], Any]) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        with torch.no_grad():
+            change(self.b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(self.a(x))
+        return y
+
+
+def zero_bias(layer: nn.Linear) -> None:
+    nn.init.zeros_(layer.bias)
+
+
+def smaller(layer: nn.Linear) -> None:
+    layer.weight.mul_(0.1)
+
+
+def nothing(layer: nn.Linear) -> None:
+    """The constructor of the parts is all."""
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4, bias=False))
+    model[1].weight = model[0].weight
+    return model
+
+
+class Filled(nn.Module):
+    """Values that the constructor does not write in place, and `reset_parameters` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def constructors() -> list[str]:
+    said = []
+    for units in (None, nn.Linear):
+        for change in (zero_bias, smaller):
+            with pytest.raises(ValueError, match="constructor") as caught:
+                shard(on_meta(partial(Changed, change)), units=units)
+            said.append(str(caught.value))
+        with pytest.raises(ValueError, match="constructor") as caught:
+            shard(on_meta(tied), units=units)
+        said.append(str(caught.value))
+
+        # A function that sets the values is asked for, and then trusted.
+        def init(module: nn.Module) -> None:
+            if isinstance(module, nn.Linear):
+                nn.init.ones_(module.weight)
+                nn.init.zeros_(module.bias)
+
+        model = shard(on_meta(partial(Changed, zero_bias)), units=units, init=init)
+        state = model.state_dict()
+        assert state["b.weight"].eq(1).all(), state
+        assert state["b.bias"].eq(0).all(), state
+    # What a constructor does not repeat is built as before.
+    torch.manual_seed(2)
+    expected = Changed(nothing).state_dict()
+    torch.manual_seed(2)
+    assert_equal(dict(shard(on_meta(partial(Changed, nothing))).state_dict()), dict(expected))
+    assert shard(on_meta(Filled)).state_dict()["scale"].eq(1).all()
+    return said
+
+
+def test_a_constructor_that_cannot_be_repeated_is_refused_by_name() -> None:
+    after = (
+        ", so its values would be others than the constructor's; pass init to shard, a function that sets "
+    )
+    after += "one module"
+    beyond = " was written to by a constructor after its module's reset_parameters" + after
+    kept = " was set by several modules, of which the constructor kept one" + after
+    for said in ranks.run(2, constructors):
+        assert said == ["b.bias" + beyond, "b.weight" + beyond, "0.weight" + kept] * 2
+
+
+def inside_the_block() -> None:
+    seen = []
+
+    def init(module: nn.Module) -> None:
+        for parameter in module.parameters(recurse=False):
+            # A table of a function's own, as that of sines in many models.
+            table = torch.linspace(0, 1, parameter.numel())
+            seen.append(table.device.type)
+            parameter.copy_(table.view_as(parameter))
+
+    with torch.device("meta"):
+        model = nn.Linear(2, 3)
+        shard(model, init=init)
+    assert seen == ["cpu", "cpu"]
+    assert torch.equal(model.state_dict()["bias"], torch.linspace(0, 1, 3))
+
+
+def test_init_makes_real_tensors_inside_of_a_block_for_the_meta_device() -> None:
+    ranks.run(2, inside_the_block)
 
 
 # --- memory ---

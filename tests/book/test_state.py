@@ -78,3 +78,50 @@ def test_a_wrong_shape_and_assign_are_refused_with_the_name() -> None:
     for shape, assign in ranks.run(2, bad_loads):
         assert "size mismatch for 4.bias" in shape
         assert "0.weight was replaced, not loaded; call load_state_dict without assign=True" in assign
+
+
+def test_what_is_saved_is_copied_to_the_host() -> None:
+    """A fake device has no memory, but PyTorch keeps its name."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from shardbook.state import on_the_host
+
+    with FakeTensorMode():
+        value = torch.ones(3, 2, device="cuda")
+        assert on_the_host(value).device.type == "cpu"
+    # Where the parameter is on the host already, the copy is one all the same.
+    value = torch.ones(3)
+    copy = on_the_host(value)
+    value.zero_()
+    assert copy.tolist() == [1, 1, 1]
+
+
+def saved_by_rank_0() -> list[str]:
+    from shardbook import rank0_only, shard
+    from shardbook.state import spared
+
+    rank = dist.get_rank()
+    for stage in range(4):
+        model = nn.Sequential(chain(), nn.BatchNorm1d(6))
+        model[0][4].weight = model[0][0].weight
+        shard(model, stage=stage, units=(nn.Linear, nn.LayerNorm))
+        whole = model.state_dict()
+        with rank0_only(model):
+            with pytest.raises(ZeroDivisionError), rank0_only(model):
+                raise ZeroDivisionError
+            part = model.state_dict()
+        assert not spared, spared
+        buffers = [name for name, _ in model.named_buffers()]
+        assert list(part) == (buffers if rank else list(whole)), (stage, list(part))
+        assert_equal({name: whole[name] for name in part}, dict(part))
+        # Tied parameters stay one in the copy.
+        assert rank or part["0.0.weight"] is part["0.4.weight"]
+        assert_equal(dict(model.state_dict()), dict(whole))
+    with pytest.raises(ValueError, match="not sharded") as caught, rank0_only(chain()):
+        pass
+    return [str(caught.value)]
+
+
+def test_only_rank_0_may_keep_the_whole() -> None:
+    for (said,) in ranks.run(2, saved_by_rank_0):
+        assert said == "this Sequential is not sharded; call shard(model) first"
