@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves_with_path, tree_unflatten
 
 from shardbook.determinism import CheckpointError
+from shardbook.handover import Ready
 from shardbook.segment import Place, take_apart, version
 
 __all__ = ["Arguments", "Parameters"]
@@ -50,6 +51,8 @@ class Arguments:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors, self.leaves, self.structure = take_apart((args, kwargs))
         self.versions = [(weakref.ref(tensor), version(tensor)) for tensor in tensors]
+        # A recomputation may run on another stream than the one that computed them.
+        self.ready = Ready(tensors)
         saved: Tensor = _Save.apply(_ANCHOR, *tensors)  # type: ignore[no-untyped-call]
         self.node: Any = saved.grad_fn
 
@@ -72,7 +75,7 @@ class Arguments:
         """
         try:
             saved: tuple[Tensor, ...] = self.node.saved_tensors
-            return saved
+            return tuple(self.ready.hand_over(tensor) for tensor in saved)
         except RuntimeError as error:
             changed = self.changed()
             # Inside of another checkpoint the line above recomputes the outer function.

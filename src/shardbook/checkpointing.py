@@ -97,14 +97,23 @@ from functools import partial
 from types import FrameType, MethodType
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
+from torch.utils.checkpoint import noop_context_fn
 
 from shardbook.determinism import LEVELS
 from shardbook.model import Select, called, select
 from shardbook.reentrant import call_reentrant
-from shardbook.saved_tensors import call_saved
+from shardbook.saved_tensors import Contexts, call_saved
 from shardbook.segment import not_compiled
 from shardbook.selective import SavePolicy, contexts
+from shardbook.traced import (
+    compile_apart,
+    enters_graph,
+    not_a_beginning,
+    not_recorded,
+    warn_if_compiling,
+)
 
 __all__ = ["checkpoint", "checkpoint_module"]
 
@@ -112,15 +121,18 @@ M = TypeVar("M", bound=nn.Module)
 # sidelit: show
 
 
+@not_a_beginning
 def checkpoint(
     function: Callable[..., Any],
     /,
     *args: Any,
-    use_reentrant: bool = False,
+    use_reentrant: bool | None = False,
     preserve_rng_state: bool = True,
     determinism_check: str = "default",
     early_stop: bool = True,
     policy: SavePolicy | Collection[Any] | None = None,
+    context_fn: Callable[[], Contexts] = noop_context_fn,
+    debug: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Call a function, keep what it was given, and recompute the rest when its gradient
@@ -128,21 +140,33 @@ def checkpoint(
 
     :param function: any function or module
     :param args: its arguments
-    :param use_reentrant: `True` chooses the reentrant variant, [see the table](#module)
+    :param use_reentrant: `True` chooses the reentrant variant, [see the table](#module);
+        `None` means the default, as if the option were left out
     :param preserve_rng_state: draw [the same random numbers](rng.py) in both runs
     :param determinism_check: [how closely](determinism.py) both runs are compared:
         `"default"`, `"none"` or `"debug"`
     :param early_stop: end the second run at the last tensor that a gradient needs
     :param policy: [which operations](selective.py#contexts) are not recomputed
-    :param kwargs: its keyword arguments
+    :param context_fn: gives a block for the forward pass and one for each recomputation,
+        as `torch.utils.checkpoint.create_selective_checkpoint_contexts` does
+    :param debug: a message about two runs that differ lists the operations of both
+    :param kwargs: its keyword arguments; one with the name of an option is the option
     :returns: what the function returns
     :raises ValueError: if these options do not go together
 
     Works like `torch.utils.checkpoint.checkpoint`, but is not reentrant unless told so.
-    PyTorch's `debug` is the level `"debug"` here, and its `context_fn` is the `policy`.
+    It has all options of that function, with the same meaning, and also obeys [the blocks
+    that set some of them](torch_settings.py). Inside of [compiled code](traced.py) it
+    becomes that function.
     """
     options = Options(
-        use_reentrant, preserve_rng_state, determinism_check, early_stop, policy
+        use_reentrant,
+        preserve_rng_state,
+        determinism_check,
+        early_stop,
+        policy,
+        context_fn,
+        debug,
     )
     return options.run(function, args, kwargs)
 
@@ -199,11 +223,13 @@ def checkpoint_module(model: M, units: Select | None = None, **options: Any) -> 
 class Options:
     """How to checkpoint; the parameters are those of [`checkpoint`](#checkpoint)."""
 
-    use_reentrant: bool = False
+    use_reentrant: bool | None = False
     preserve_rng_state: bool = True
     determinism_check: str = "default"
     early_stop: bool = True
     policy: SavePolicy | Collection[Any] | None = None
+    context_fn: Callable[[], Contexts] = noop_context_fn
+    debug: bool = False
 
     def __post_init__(self) -> None:
         """Refuse now what could fail only in the middle of a training step."""
@@ -212,29 +238,50 @@ class Options:
                 f"determinism_check={self.determinism_check!r} is not a level; "
                 f"choose one of {', '.join(map(repr, LEVELS))}"
             )
-        for name in ("determinism_check", "early_stop", "policy"):
+        for name in NON_REENTRANT:
             value = getattr(self, name)
             if self.use_reentrant and value != getattr(Options, name):
                 raise ValueError(
                     f"{name}={value!r} needs the tensors one by one, and a reentrant "
                     "checkpoint has only the whole; leave out use_reentrant=True"
                 )
+        if self.policy is not None and self.context_fn is not noop_context_fn:
+            raise ValueError(
+                "policy and context_fn both say what surrounds the two runs; give one"
+            )
         if self.policy is not None and self.determinism_check == "debug":
             raise ValueError(
                 'determinism_check="debug" compares what each operation gives, and a '
                 "policy hands out what it gave before; leave out one of them"
             )
 
-    @not_compiled
+    @not_a_beginning
     def run(
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Hand a call to its variant. Its arguments may have the names of options."""
+        """Hand a call to its variant, or to the compiler if one is recording."""
+        if not torch.compiler.is_compiling():
+            warn_if_compiling(function)
+        # These two look at each operation while it runs.
+        elif not self.debug and self.determinism_check != "debug":
+            own = None if self.context_fn is noop_context_fn else self.context_fn
+            return enters_graph(function, args, kwargs, self.policy, own)
+        return self.call_variant(function, args, kwargs)
+
+    @not_compiled
+    def call_variant(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the function as it is. Its arguments may have the names of options."""
         if self.use_reentrant:
             return call_reentrant(function, args, kwargs, self.preserve_rng_state)
+        blocks = None if self.context_fn is noop_context_fn else self.context_fn
         return call_saved(
             function,
             args,
@@ -242,8 +289,20 @@ class Options:
             self.preserve_rng_state,
             self.determinism_check,
             self.early_stop,
-            None if self.policy is None else partial(contexts, self.policy),
+            blocks if self.policy is None else partial(contexts, self.policy),
+            self.debug,
         )
+
+
+# The options that a reentrant checkpoint cannot have.
+NON_REENTRANT = ("determinism_check", "early_stop", "policy", "context_fn", "debug")
+
+
+BY_ITSELF = (
+    "the forward of a checkpointed module begins a graph of its own; compile the module "
+    "by itself, as in block.compile(), or call checkpoint(block, x) where one graph is "
+    "to hold more than the block"
+)
 
 
 class Checkpointed:
@@ -260,9 +319,21 @@ class Checkpointed:
         method = getattr(module.forward, "__self__", None) is module
         self.own = None if method and "forward" not in vars(module) else module.forward
 
-    @not_compiled
+    @not_a_beginning
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.options.run(self.method_of(self.caller()), args, kwargs)
+        """Find the module, and run it. The module cannot be found while the compiler
+        records, so the recording begins behind this line.
+        """
+        if torch.compiler.is_compiling():
+            end_graph()
+        method, call = self.begin()
+        return call(self.options.run, method, args, kwargs)
+
+    @not_recorded
+    def begin(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """What is called, and the function that calls it."""
+        method = self.method_of(self.caller())
+        return method, compile_apart(method)
 
     def caller(self) -> nn.Module | None:
         """The module that is called, by the frame of the call. A direct call of `forward`
@@ -298,3 +369,8 @@ class Checkpointed:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.options, module, self.own = state
         self.module = weakref.ref(module)
+
+
+@partial(not_compiled, reason=BY_ITSELF)
+def end_graph() -> None:
+    """Where the compiler meets this call, it ends a graph."""

@@ -59,8 +59,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint as torch_checkpoint
 
-from shardbook.operations import Log, Place, digest, part, place_of, shown
+from shardbook.operations import Log, Place, digest, listed, part, place_of, shown
 
 __all__ = ["LEVELS", "CheckpointError", "Record", "Saved", "compare"]
 # sidelit: show
@@ -68,30 +69,36 @@ __all__ = ["LEVELS", "CheckpointError", "Record", "Saved", "compare"]
 LEVELS = ("default", "none", "debug")
 
 
-class CheckpointError(RuntimeError):
-    """A recomputation cannot take the place of the forward pass."""
+class CheckpointError(torch_checkpoint.CheckpointError):
+    """A recomputation cannot take the place of the forward pass.
+
+    Code that catches PyTorch's `CheckpointError` catches this one, too.
+    """
 
 
 class Record:
     """What one run of a function has saved.
 
     :param level: one of `LEVELS`
+    :param debug: whether a message lists [all operations](operations.py#Log) of both
+        runs; the level `"debug"` records them as well, and shows where they diverge
     :raises ValueError: if there is no such level
     """
 
-    def __init__(self, level: str) -> None:
+    def __init__(self, level: str, debug: bool = False) -> None:
         if level not in LEVELS:
             raise ValueError(
                 f"determinism_check={level!r} is not a level; "
                 f"choose one of {', '.join(map(repr, LEVELS))}"
             )
-        self.level, self.log = level, Log()
+        self.level, self.debug, self.log = level, debug, Log()
         # In the order in which they were saved; `None` where nothing is compared.
         self.saved: list[Saved | None] = []
 
     def watching(self) -> AbstractContextManager[Any]:
-        """A block whose operations are recorded too, at the level `"debug"`."""
-        return self.log if self.level == "debug" else nullcontext()
+        """A block whose operations are recorded too, if a message will show them."""
+        shows = self.debug or self.level == "debug"
+        return self.log if shows else nullcontext()
 
     def note(self, tensor: Tensor | None) -> None:
         """Add a line. Without a tensor the line is empty, and counts as one saved tensor."""
@@ -101,9 +108,9 @@ class Record:
         # The frames, from here outwards: this method, the hook, and the line whose
         # operation autograd is recording.
         place = place_of(sys._getframe(2))
-        read, operation = None, ""
-        if self.level == "debug":
-            read, operation = digest(tensor), self.log.current
+        read = digest(tensor) if self.level == "debug" else None
+        # Empty unless operations are recorded.
+        operation = self.log.current
         self.saved.append(
             Saved(
                 tensor.shape,
@@ -123,7 +130,7 @@ class Saved(NamedTuple):
 
     :param parameter: the parameter, if the tensor is one or is a view of one
     :param digest: of its values, at the level `"debug"`
-    :param operation: what saved it, at the level `"debug"`
+    :param operation: what saved it, if operations are recorded
     """
 
     shape: torch.Size
@@ -210,6 +217,9 @@ def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:
         lines.append(f"Others that differ: {', '.join(map(str, others))}.")
     if where := list(part(forward.log.operations, again.log.operations)):
         lines += ["The runs diverge here:", *where]
+    if forward.debug:
+        lines += listed("forward pass", forward.log.operations)
+        lines += listed("recomputation", again.log.operations)
     raise CheckpointError("\n".join([*lines, advice(forward.level)]))
 
 

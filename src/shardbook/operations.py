@@ -31,7 +31,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Log", "Operation", "Place", "digest", "part", "place_of", "shown"]
+__all__ = [
+    "Log",
+    "Operation",
+    "Place",
+    "digest",
+    "listed",
+    "part",
+    "place_of",
+    "shown",
+]
 
 # The code of a function, and the offset of an instruction in it.
 Place = tuple[CodeType, int]
@@ -111,6 +120,15 @@ def part(forward: list[Operation], again: list[Operation]) -> Iterator[str]:
             yield f"  {index} in the forward pass: {first or 'nothing, it had ended'}"
             yield f"  {index} in the recomputation: {second}"
             return
+
+
+def listed(run: str, operations: list[Operation]) -> list[str]:
+    """All operations of a run, one to a line.
+
+    :param run: what a message calls the run
+    """
+    lines = [f"  {number}: {one}" for number, one in enumerate(operations)]
+    return [f"Operations of the {run}: {len(lines)}.", *lines]
 
 
 @torch.no_grad()
@@ -206,6 +224,7 @@ MACHINERY = {
     "segment",
     "selective",
     "sequential",
+    "traced",
 }
 
 

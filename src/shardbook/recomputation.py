@@ -90,18 +90,18 @@ class Collector:
 
     :param placeholders: to be filled, in order; a reference that is dead belongs to a
         tensor that no gradient needs any more
-    :param level: [how closely](determinism.py) the two runs are compared
+    :param record: an empty one, to be [compared](determinism.py) with the forward pass's
     :param early_stop: whether to end the run when there is enough
     """
 
     def __init__(
         self,
         placeholders: list[weakref.ref[Placeholder]],
-        level: str,
+        record: Record,
         early_stop: bool,
     ) -> None:
         self.placeholders, self.early_stop = placeholders, early_stop
-        self.record = Record(level)
+        self.record = record
         alive = (i for i, ref in enumerate(placeholders) if ref() is not None)
         self.needed = 1 + max(alive, default=-1)
         self.stopped = False
@@ -129,6 +129,11 @@ class Collector:
             self.stopped = True
             raise Enough
         return tensor.detach() if tensor.requires_grad else tensor
+
+    def filled(self) -> list[Tensor]:
+        """The tensors that the placeholders hold."""
+        held = (ref() for ref in self.placeholders)
+        return [one.value for one in held if one and one.value is not None]
 
     def until_enough(self, run: Callable[[], Any]) -> None:
         """Run until the end, or until there is enough.

@@ -50,6 +50,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from threading import RLock
 from typing import Any
 
 import torch
@@ -82,6 +83,11 @@ def capture(*args: Any) -> RNGState:
     return RNGState({source: read(source) for source in sources})
 
 
+# All threads draw from the same generators. A block inside of another takes the lock
+# again in the same thread.
+LOCK = RLock()
+
+
 @dataclass(frozen=True, slots=True)
 class RNGState:
     """The states of some generators at one moment.
@@ -95,16 +101,23 @@ class RNGState:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Inside of the block the generators go on from here; after it, from where they
-        were before the block, also if it raises.
+        were before the block, even if it raises.
+
+        One thread at a time is in such a block. Otherwise each of two threads that
+        recompute would go on with the random numbers of the other.
         """
-        surrounding = {source: read(source) for source in self.states}
-        try:
-            for source, state in self.states.items():
-                write(source, state)
+        if not self.states:
             yield
-        finally:
-            for source, state in surrounding.items():
-                write(source, state)
+            return
+        with LOCK:
+            surrounding = {source: read(source) for source in self.states}
+            try:
+                for source, state in self.states.items():
+                    write(source, state)
+                yield
+            finally:
+                for source, state in surrounding.items():
+                    write(source, state)
 
 
 def sources_in(args: Sequence[Any]) -> Iterator[Source]:

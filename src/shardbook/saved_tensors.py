@@ -62,9 +62,15 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shardbook.arguments import Arguments, Parameters
 from shardbook.determinism import Record, compare
+from shardbook.handover import Ready
 from shardbook.machinery import in_backward
 from shardbook.recomputation import Collector, Placeholder, Settings
 from shardbook.segment import Held
+from shardbook.torch_settings import (
+    debug_in_force,
+    early_stop_in_force,
+    group_in_force,
+)
 
 __all__ = ["Contexts", "call_saved", "checkpoint_saved"]
 
@@ -81,6 +87,7 @@ def checkpoint_saved(
     determinism_check: str = "default",
     early_stop: bool = True,
     context_fn: Callable[[], Contexts] | None = None,
+    debug: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Call a function, and keep nothing of what autograd would save in it. Its tensors
@@ -93,6 +100,7 @@ def checkpoint_saved(
     :param early_stop: end the second run
         [at the last tensor that a gradient needs](recomputation.py#Collector)
     :param context_fn: gives a block for the forward pass and one for recomputations
+    :param debug: list the operations of both runs in a message about a difference
     :param kwargs: its keyword arguments
     :returns: what the function returns
     :raises CheckpointError: in the backward pass, if the second run differs from the
@@ -111,6 +119,7 @@ def checkpoint_saved(
         determinism_check,
         early_stop,
         context_fn,
+        debug,
     )
 
 
@@ -122,9 +131,10 @@ def call_saved(
     determinism_check: str,
     early_stop: bool,
     context_fn: Callable[[], Contexts] | None,
+    debug: bool = False,
 ) -> Any:
     """[The same](#checkpoint_saved), for arguments that may have the names of options."""
-    record = Record(determinism_check)
+    record = Record(determinism_check, debug_in_force(debug))
     # Without gradients autograd saves nothing, and there is nothing to drop.
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
@@ -137,7 +147,7 @@ def call_saved(
         Settings.now(function, args, kwargs, draw_again=preserve_rng_state),
         again,
         record,
-        early_stop,
+        early_stop_in_force(early_stop),
     )
     with saved_tensors_hooks(region.pack, region.unpack), record.watching(), forward:
         result = region.run(args, kwargs)
@@ -179,6 +189,10 @@ class Region:
         # Autograd runs the nodes of two devices in two threads. Both may be the first.
         # A recomputation inside another takes the lock again in the same thread.
         self.lock = RLock()
+        # When the tensors of the last recomputation are computed.
+        self.ready = arguments.ready
+        # The block in which backward passes share that recomputation.
+        self.group: Any = None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function. [Messages](operations.py#place_of) name the lines that it
@@ -199,35 +213,44 @@ class Region:
         return placeholder
 
     def unpack(self, placeholder: Placeholder) -> Tensor:
-        """Autograd wants it back. If it is not there, all of them are recomputed."""
+        """A node of the backward pass needs its tensor. If the placeholder is empty, the
+        tensors of all placeholders are recomputed.
+        """
         with self.lock:
+            group = group_in_force()
+            if group is not self.group:
+                # What was recomputed for another group may be that of other weights.
+                self.empty()
             if placeholder.value is None:
-                self.recompute()
+                self.recompute(group)
             value = placeholder.take()
             # Outside a backward pass a program reads one attribute of a node, such as
             # `grad_fn._saved_self`. The others would stay until somebody reads them.
-            if not in_backward():
+            if group is None and not in_backward():
                 self.empty()
-            return value
+            return self.ready.hand_over(value)
 
-    def recompute(self) -> None:
+    def recompute(self, group: Any) -> None:
         """Run the function again, and fill the placeholders.
 
+        :param group: [the block](torch_settings.py) whose backward passes share them
         :raises CheckpointError: if the two runs differ
         """
         self.parameters.refuse_changes()
         args, kwargs = self.arguments.get()
-        collector = Collector(self.placeholders, self.record.level, self.early_stop)
+        again = Record(self.record.level, self.record.debug)
+        collector = Collector(self.placeholders, again, self.early_stop)
         try:
             self.run_again(args, kwargs, collector)
             # Two runs that have both reached their end are of the same length.
             exact = self.complete and not self.early_stop
-            compare(self.record, collector.record, collector.needed, exact)
+            compare(self.record, again, collector.needed, exact)
             self.parameters.note()
         except BaseException:
             self.empty()
             raise
-        if in_backward():
+        self.group, self.ready = group, Ready(collector.filled())
+        if group is None and in_backward():
             # What this backward pass does not take would stay until the next one, and
             # the weights may have changed by then. The engine holds its callbacks until
             # it has finished, so the callback must not hold the region.

@@ -272,11 +272,21 @@ def refuse_hidden(values: Sequence[Any]) -> None:
             )
 
 
-def not_compiled(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+REASON = (
+    "a checkpointed function runs again in the backward pass, where nothing is "
+    "compiled; compile the function by itself, as in checkpoint(torch.compile(block), x)"
+)
+
+
+def not_compiled(
+    checkpoint: Callable[..., Any], reason: str = REASON
+) -> Callable[..., Any]:
     """A function that `torch.compile` does not enter.
 
     The compiler would record the first run only, and parameters would get wrong
     gradients. The function that is checkpointed may be compiled itself.
+
+    :param reason: what the compiler says where it has to enter, under `fullgraph=True`
     """
     quiet: list[Callable[..., Any]] = []
 
@@ -286,13 +296,10 @@ def not_compiled(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         if "torch._dynamo" not in sys.modules:
             return checkpoint(*args, **kwargs)
         if not quiet:
-            quiet.append(torch.compiler.disable(checkpoint, reason=REASON))
+            quiet.append(torch.compiler.disable(checkpoint, reason=reason))
         return quiet[0](*args, **kwargs)
 
+    # The compiler reads these two names, even where it meets this function before it was
+    # called for the first time.
+    vars(call).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
     return call
-
-
-REASON = (
-    "a checkpointed function runs again in the backward pass, where nothing is "
-    "compiled; compile the function by itself, as in checkpoint(torch.compile(block), x)"
-)

@@ -66,6 +66,7 @@ the arguments.
 from __future__ import annotations
 
 import enum
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -74,6 +75,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
 from shardbook.kept import Kept, Store, shapes, written_by
 from shardbook.machinery import machinery_at_work
@@ -81,7 +83,7 @@ from shardbook.rng import RNGState, capture
 
 __all__ = ["ATTENTION", "Keep", "SavePolicy", "contexts"]
 
-SavePolicy = Callable[..., "Keep"]
+SavePolicy = Callable[..., "Keep | bool | CheckpointPolicy"]
 # Their types have no public names.
 OPERATIONS = (OpOverload, OpOverloadPacket)
 aten = torch.ops.aten
@@ -91,8 +93,17 @@ aten = torch.ops.aten
 class Keep(enum.Enum):
     """What a policy answers.
 
-    In PyTorch's `CheckpointPolicy` the first is `MUST_SAVE` and the last is
-    `MUST_RECOMPUTE`. Its `PREFER_SAVE` may be overruled, as by the compiler.
+    A policy that was written for PyTorch's checkpoint may answer as it does there:
+
+    | here | in PyTorch |
+    |---|---|
+    | `Keep.SAVE` | `True`, or `CheckpointPolicy.MUST_SAVE` |
+    | `Keep.PREFER` | `CheckpointPolicy.PREFER_SAVE` |
+    | `Keep.RECOMPUTE` | `False`, `CheckpointPolicy.MUST_RECOMPUTE` or `PREFER_RECOMPUTE` |
+
+    Outside of a compiler PyTorch recomputes what `MUST_CPU_OFFLOAD` and
+    `PREFER_CPU_OFFLOAD` name, without a word. Here these two are
+    [refused](#keep_of).
     """
 
     # Keep the result. Where that would give wrong gradients, raise.
@@ -116,14 +127,37 @@ def contexts(policy: SavePolicy | Collection[Any]) -> tuple[Keeping, HandingOut]
     :returns: the block for the forward pass and the one for each recomputation
     :raises TypeError: something else is given
     """
+    store = Store()
+    return Keeping(policy_of(policy), store), HandingOut(store)
+
+
+def policy_of(policy: SavePolicy | Collection[Any]) -> SavePolicy:
+    """The function that decides.
+
+    :raises TypeError: if there is none, or it was written for PyTorch's checkpoint, which
+        hands it a context before the operation
+    """
     # An operation can be called, so it would pass for a policy, and fail at its first
     # answer.
     if isinstance(policy, OPERATIONS):
         raise TypeError(f"{policy} is one operation; give a list of them")
     if not callable(policy):
-        policy = saves(policy)
-    store = Store()
-    return Keeping(policy, store), HandingOut(store)
+        return saves(policy)
+    if next(iter(names_of(policy)), "") in ("ctx", "context"):
+        raise TypeError(
+            "a policy is called with the operation and its arguments, and the first "
+            "parameter of this one is a context, as in PyTorch; leave that parameter "
+            "out, or give context_fn=partial(create_selective_checkpoint_contexts, policy)"
+        )
+    return policy
+
+
+def names_of(policy: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters, if Python can tell them."""
+    try:
+        return list(inspect.signature(policy).parameters)
+    except ValueError:
+        return []
 
 
 def saves(operations: Collection[Any]) -> SavePolicy:
@@ -175,7 +209,7 @@ class Keeping(TorchDispatchMode):
         # A recomputation in the middle of the forward pass is no part of it.
         if self.store.replaying or not computes(func):
             return func(*args, **kwargs)
-        keep = self.policy(func, *args, **kwargs)
+        keep = keep_of(self.policy, func, args, kwargs)
         written = written_by(func, args, kwargs)
         self.store.overwrite(func, written)
         if not wanted(func, keep):
@@ -263,15 +297,60 @@ def computes(op: OpOverload) -> bool:
     return gives or schema.is_mutable
 
 
+def keep_of(policy: SavePolicy, op: OpOverload, args: Any, kwargs: Any) -> Keep:
+    """What a policy answers for an operation.
+
+    No `TypeError` may leave an operation. Of `x @ x` Python would take it to mean that
+    tensors have no such operator, and its own message would hide the policy's.
+
+    :raises RuntimeError: if the policy fails with a `TypeError`, or answers something else
+    """
+    try:
+        answer = policy(op, *args, **kwargs)
+    except TypeError as error:
+        raise RuntimeError(f"for {op} the policy has failed: {error}") from error
+    if isinstance(answer, bool):
+        return Keep.SAVE if answer else Keep.RECOMPUTE
+    keep = AS_IN_TORCH[answer] if isinstance(answer, CheckpointPolicy) else answer
+    if isinstance(keep, Keep):
+        return keep
+    raise RuntimeError(
+        f"for {op} the policy has answered {answer!r}, which is not a Keep; to move "
+        "what is kept to the host, use residual.offload around the forward pass"
+    )
+
+
+# Later versions of PyTorch may have more answers. These are all that mean a `Keep`.
+AS_IN_TORCH = dict.fromkeys(CheckpointPolicy) | {
+    CheckpointPolicy.MUST_SAVE: Keep.SAVE,
+    CheckpointPolicy.PREFER_SAVE: Keep.PREFER,
+    CheckpointPolicy.MUST_RECOMPUTE: Keep.RECOMPUTE,
+    CheckpointPolicy.PREFER_RECOMPUTE: Keep.RECOMPUTE,
+}
+
+
+def torch_policy(
+    policy: SavePolicy | None, context: Any, op: Any, *args: Any, **kwargs: Any
+) -> CheckpointPolicy:
+    """The same policy for [a compiler](traced.py), in PyTorch's words.
+
+    :param policy: `None` keeps nothing
+    :param context: what PyTorch adds, and this library's policies do not use
+    """
+    if policy is None or not isinstance(op, OpOverload) or not computes(op):
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    keep = keep_of(policy, op, args, kwargs)
+    if keep is Keep.RECOMPUTE:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    save = CheckpointPolicy.MUST_SAVE
+    return save if keep is Keep.SAVE else CheckpointPolicy.PREFER_SAVE
+
+
 def wanted(op: OpOverload, keep: Keep) -> bool:
     """Whether a result is kept, given what the policy has answered.
 
     :raises RuntimeError: if it cannot be kept, but has to be
     """
-    if not isinstance(keep, Keep):
-        raise TypeError(
-            f"for {op} the policy has answered {keep!r}, which is not a Keep"
-        )
     if keep is Keep.RECOMPUTE:
         return False
     schema = op._schema

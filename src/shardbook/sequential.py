@@ -73,7 +73,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from shardbook.checkpointing import checkpoint
+from shardbook.checkpointing import Options, checkpoint
 
 __all__ = ["Segment", "checkpoint_sequential", "cut", "lengths", "run"]
 
@@ -202,7 +202,14 @@ def run(
     input: Any,
     **options: Any,
 ) -> Any:
-    """Run a chain that [the equal cut](#cut) or [a plan](plans.py) has cut."""
+    """Run a chain that [the equal cut](#cut) or [a plan](plans.py) has cut.
+
+    :param options: those of [`checkpoint`](checkpointing.py#checkpoint)
+    :raises TypeError: for an unknown option, even if no segment is checkpointed
+    :raises ValueError: if the options do not go together
+    """
+    # To a checkpoint a keyword that is no option is an argument of the function.
+    Options(**options)
     layers, value = list(functions), input
     for segment in segments:
         part = partial(through, layers[segment.start : segment.stop])

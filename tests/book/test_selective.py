@@ -525,11 +525,11 @@ def test_one_operation_is_not_a_list(policy: Any) -> None:
 
 
 def test_an_answer_that_is_no_keep_is_refused() -> None:
-    x = torch.randn(2, requires_grad=True)
+    x = torch.randn(2, requires_grad="save")
     with pytest.raises(
-        TypeError, match=r"for aten.sin.default the policy has answered True, which is not a Keep"
+        RuntimeError, match=r"for aten.sin.default the policy has answered 'save', which is not a Keep"
     ):
-        ours(torch.sin, x, lambda *_, **__: True)
+        ours(torch.sin, x, lambda *_, **__: "save")
 
 
 W = torch.linspace(-1, 1, 16).view(4, 4)

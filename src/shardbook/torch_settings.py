@@ -1,0 +1,63 @@
+r"""# The settings of PyTorch's checkpoint
+
+> A block that changes how PyTorch's checkpoints work changes these checkpoints in the same way.
+
+PyTorch has three blocks that apply to every checkpoint inside of them. They are in
+`torch.utils.checkpoint`, and a program may use them far away from the call of a
+checkpoint, as for one run with more information about an error:
+
+| block | what it does | around |
+|---|---|---|
+| `set_checkpoint_early_stop(False)` | second runs go on to their end | the forward pass |
+| `set_checkpoint_debug_enabled(True)` | messages list all operations | the forward pass |
+| `GraphExecGroup()` | backward passes share one recomputation | those backward passes |
+
+The first two come before the options `early_stop` and `debug`, whatever these say.
+
+The last one is for a backward pass in parts, as in a pipeline: `autograd.grad` first
+computes the gradients of the inputs, and those of the weights later. Without the block
+each part runs the function again. Inside of it the tensors of the first recomputation
+stay until their node takes them. [A reentrant](reentrant.py) checkpoint runs its
+function to the end, and compares nothing, so these blocks do not change it.
+
+PyTorch has no public functions that read these settings. The names below are private,
+and a test compares what they give with what the blocks set.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import checkpoint as torch_checkpoint
+
+__all__ = ["debug_in_force", "early_stop_in_force", "group_in_force"]
+# sidelit: show
+
+
+def early_stop_in_force(option: bool) -> bool:
+    """Whether a second run ends early.
+
+    :param option: what holds outside of all blocks
+    """
+    block: bool | None = torch_checkpoint._enable_checkpoint_early_stop
+    return option if block is None else block
+
+
+def debug_in_force(option: bool) -> bool:
+    """Whether messages list all operations.
+
+    :param option: what holds outside of all blocks
+    """
+    block: bool | None = torch_checkpoint._checkpoint_debug_enabled
+    return option if block is None else block
+
+
+def group_in_force() -> Any:
+    """The `GraphExecGroup` around this backward pass, or `None`.
+
+    The versions of PyTorch that have no such block give `None`.
+    """
+    read = getattr(torch._C, "_get_graph_exec_group", None)
+    return None if read is None else read()
