@@ -471,6 +471,12 @@ class Stream:
         stream.number = number
         return stream
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.number == self.number
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
     def wait_stream(self, other: Stream) -> None:
         recorder = recording()
         recorder.wait(self.number, recorder.record(other.number), _lines())

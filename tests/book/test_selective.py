@@ -525,7 +525,7 @@ def test_one_operation_is_not_a_list(policy: Any) -> None:
 
 
 def test_an_answer_that_is_no_keep_is_refused() -> None:
-    x = torch.randn(2, requires_grad="save")
+    x = torch.randn(2, requires_grad=True)
     with pytest.raises(
         RuntimeError, match=r"for aten.sin.default the policy has answered 'save', which is not a Keep"
     ):
