@@ -3,9 +3,10 @@ r"""# What an operation computes
 > FLOPs are counted operation by operation, from the shapes.
 
 Time tells how fast one machine is today. The number of floating point operations, the
-*FLOPs*, is the same on every machine and in every run, so it can be compared exactly. A
-product of an $m \times k$ and a $k \times n$ matrix takes $2\,m\,k\,n$: one
-multiplication and one addition for each of the $m\,n$ results and each of the $k$ terms.
+*FLOPs*, is the same in every run, and on every machine that chooses the same kernels. So
+it can be compared exactly. A product of an $m \times k$ and a $k \times n$ matrix takes
+$2\,m\,k\,n$: one multiplication and one addition for each of the $m\,n$ results and
+each of the $k$ terms.
 
 What is left out has to be said, too. An elementwise operation counts as nothing, though
 it takes time: it moves bytes, and computes little with them. So FLOPs tell what a
@@ -42,8 +43,10 @@ class FlopCounter(FlopCounterMode):
     """
 
     def __init__(self) -> None:
-        attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        super().__init__(display=False, custom_mapping={attention: attention_flops})
+        forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        formulas = {forward: attention_flops, backward: attention_backward_flops}
+        super().__init__(display=False, custom_mapping=formulas)
 
 
 def attention_flops(
@@ -55,13 +58,35 @@ def attention_flops(
 ) -> int:
     """The scores are one product of matrices, the weighted sum of the values another.
 
-    As for the kernels of GPUs, a causal mask is not subtracted.
+    A causal mask is not subtracted, as in PyTorch's count for the kernels of GPUs.
 
     :param q_BHTD: the shape of the queries; the others are those of the keys and values
     """
     batch, heads, rows, width = q_BHTD
     keys = k_BHSD[2]
     return 2 * batch * heads * rows * keys * (width + v_BHSD[3])
+
+
+def attention_backward_flops(
+    gradient_BHTD: Sequence[int],
+    q_BHTD: Sequence[int],
+    k_BHSD: Sequence[int],
+    v_BHSD: Sequence[int],
+    *_: Any,
+    **__: Any,
+) -> int:
+    """Five products of matrices. The forward kernel keeps no scores, so the first one
+    computes them again. Two more give the gradients of the scores and of the values, and
+    the last two those of the queries and of the keys.
+
+    Three of the five are as wide as the queries, and two as wide as the values.
+
+    :param gradient_BHTD: the shape of the gradient of the result; the others are those
+        of the queries, the keys and the values
+    """
+    batch, heads, rows, width = q_BHTD
+    keys = k_BHSD[2]
+    return 2 * batch * heads * rows * keys * (3 * width + 2 * v_BHSD[3])
 
 
 def flops_of(function: Callable[..., Any], *args: Any) -> int:

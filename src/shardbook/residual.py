@@ -58,7 +58,7 @@ would be gathered into values that no rank had.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -146,7 +146,8 @@ class Residual(saved_tensors_hooks):
         kept = entries.get(key)
         if kept is None:
             vector = rows.resolve_conj().resolve_neg().reshape(-1)
-            kept = entries[key] = Kept(vector, self.sharing, self.on_host)
+            kept = Kept(vector, Writes(tensor), self.sharing, self.on_host)
+            entries[key] = kept
         return Placed(kept, form)
 
     def stays(self, tensor: Tensor) -> bool:
@@ -187,12 +188,38 @@ class Untouched:
 
     def tensor(self) -> Tensor:
         if self.values._version != self.version:
-            raise RuntimeError(
-                f"a tensor of shape {tuple(self.values.shape)} was changed in place "
-                "after autograd had saved it for the backward pass; "
-                "change a copy of it instead"
-            )
+            refuse_write(self.values.shape)
         return self.values
+
+
+class Writes:
+    """Counts the writes to a tensor from now on, and does not keep its memory.
+
+    On a GPU a copy to the host is queued, and the thread goes on. A write to the tensor
+    could then come before the copy has read it, and the copy would hold the new values.
+    Without hooks autograd raises in this case. So this library does, too, whichever
+    came first.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.version = tensor.shape, tensor._version
+        # An alias has the count of its tensor, and keeps it without the memory.
+        self.alias = tensor.detach()
+        self.alias.data = tensor.detach().new_empty(0)
+
+    def refuse(self) -> None:
+        """
+        :raises RuntimeError: if there was a write
+        """
+        if self.alias._version != self.version:
+            refuse_write(self.shape)
+
+
+def refuse_write(shape: torch.Size) -> NoReturn:
+    raise RuntimeError(
+        f"a tensor of shape {tuple(shape)} was changed in place after autograd had saved "
+        "it for the backward pass; change a copy of it instead"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +234,7 @@ class Placed:
         the same memory with a count that starts at 0. Otherwise [a
         check](determinism.py) would take the tensor for one that was changed.
         """
+        self.kept.writes.refuse()
         return self.form.of(self.kept.vector().data)
 
 
@@ -214,9 +242,13 @@ class Kept:
     """A vector of values, or this rank's piece of it, on the device or on the host.
 
     :param vector: 1-D; it may be a view of the tensor that is to be freed
+    :param writes: to that tensor
     """
 
-    def __init__(self, vector: Tensor, sharing: Sharing | None, on_host: bool) -> None:
+    def __init__(
+        self, vector: Tensor, writes: Writes, sharing: Sharing | None, on_host: bool
+    ) -> None:
+        self.writes = writes
         self.numel, self.device, self.sharing = vector.numel(), vector.device, sharing
         piece = vector if sharing is None else sharing.piece(vector)
         self.here: Tensor | Crossing = to_host(piece, ACTIVATIONS) if on_host else piece

@@ -67,9 +67,11 @@ from __future__ import annotations
 
 import enum
 import inspect
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,6 +81,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from shardbook.kept import Kept, Store, shapes, written_by
 from shardbook.machinery import machinery_at_work
+from shardbook.prefetch import calls_from_outside
 from shardbook.rng import RNGState, capture
 
 __all__ = ["ATTENTION", "Keep", "SavePolicy", "contexts"]
@@ -167,17 +170,43 @@ def saves(operations: Collection[Any]) -> SavePolicy:
             raise TypeError(
                 f"{op!r} is not an ATen operation; name it as torch.ops.aten.mm"
             )
-    chosen = set(operations)
+    return Listed(frozenset(operations))
 
-    def policy(op: OpOverload, *args: Any, **kwargs: Any) -> Keep:
-        return Keep.SAVE if {op, op.overloadpacket} & chosen else Keep.RECOMPUTE
 
-    return policy
+@dataclass(frozen=True)
+class Listed:
+    """The policy of a list."""
+
+    operations: frozenset[Any]
+
+    def __call__(self, op: OpOverload, *args: Any, **kwargs: Any) -> Keep:
+        listed = op in self.operations or op.overloadpacket in self.operations
+        return Keep.SAVE if listed else Keep.RECOMPUTE
+
+    def warn_if_unfused(self, ran: Iterable[Any]) -> None:
+        """Warn that an attention ran, and none of the kernels that are listed for it.
+
+        Where no kernel fits, PyTorch computes the scores, a softmax and the weighted sum
+        as operations of their own. Nothing that a list of kernels names is among them.
+
+        :param ran: the operations of one forward pass
+        """
+        packets = {op.overloadpacket for op in ran}
+        # PyTorch uses this softmax nowhere else.
+        unfused = aten._safe_softmax in packets
+        if unfused and self.operations & {*ATTENTION} and not packets & {*ATTENTION}:
+            warnings.warn(
+                "the policy saves the kernels of attention, and this attention ran "
+                "without one, so nothing of it is kept; a CPU has no kernel with "
+                "dropout, so set dropout_p=0.0 there, or list torch.ops.aten.bmm, too",
+                stacklevel=calls_from_outside(),
+            )
 
 
 # PyTorch's attention is another operation for each kernel. Which one runs depends on
 # the device, the dtype and the shapes. A list that lacks it keeps nothing, and raises
-# nothing. Nested tensors call the last three.
+# nothing. Nested tensors call the last three. Where no kernel runs, [a
+# warning](#Listed.warn_if_unfused) says so.
 ATTENTION = (
     aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu,
@@ -228,6 +257,8 @@ class Keeping(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if isinstance(self.policy, Listed):
+            self.policy.warn_if_unfused(self.store.calls)
         self.store.seal()
 
     @property

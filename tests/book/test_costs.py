@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import sdpa_flop_count
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from shardbook.costs import Chain, Layer, SavedBytes, measure
-from shardbook.flops import FlopCounter, flops_of, prices
+from shardbook.flops import FlopCounter, attention_backward_flops, flops_of, prices
 from shardbook.gpt import GPT, Block, Config
 
 
@@ -93,6 +93,21 @@ def test_attention_counts_as_it_does_on_a_gpu(queries: int, keys: int) -> None:
     q, k, v = torch.randn(2, 4, queries, 8), torch.randn(2, 4, keys, 8), torch.randn(2, 4, keys, 8)
     expected = sdpa_flop_count(q.shape, k.shape, v.shape)
     assert flops_of(F.scaled_dot_product_attention, q, k, v) == expected > 0
+
+
+@pytest.mark.parametrize(("queries", "keys", "width"), [(5, 5, 8), (3, 7, 8)])
+def test_the_backward_pass_of_attention_is_five_products(queries: int, keys: int, width: int) -> None:
+    q = torch.randn(2, 4, queries, width, requires_grad=True)
+    k, v = (torch.randn(2, 4, keys, width, requires_grad=True) for _ in range(2))
+    y = F.scaled_dot_product_attention(q, k, v)
+    # The scores again, and the gradients of the scores, of the values, of the queries and of the keys.
+    products = [2 * 2 * 4 * queries * keys * width] * 5
+    assert flops_of(y.backward, torch.ones_like(y)) == sum(products)
+
+
+def test_the_backward_pass_of_attention_counts_as_it_does_on_a_gpu() -> None:
+    shapes = (2, 4, 5, 6), (2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 6)
+    assert attention_backward_flops(*shapes) == sdpa_backward_flop_count(*shapes)
 
 
 def test_a_gpt_is_measured_layer_by_layer() -> None:

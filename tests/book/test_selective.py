@@ -203,6 +203,17 @@ def test_one_name_covers_the_attention_of_every_device() -> None:
     assert ops.ran[ATTENTION] == 0
 
 
+def test_an_attention_without_a_kernel_is_told() -> None:
+    q = torch.randn(1, 2, 4, 8, requires_grad=True)
+    attend = partial(F.scaled_dot_product_attention, key=q.detach(), value=q.detach(), dropout_p=0.5)
+    for policy in (selective.ATTENTION, [aten.addmm, *selective.ATTENTION]):
+        with pytest.warns(UserWarning, match="this attention ran without one, so nothing of it is kept"):
+            ours(lambda q: attend(q).sin(), q, policy)
+    # Whoever lists other operations, or has a softmax of another kind, is told nothing.
+    ours(lambda q: attend(q).sin(), q, [aten.bmm])
+    ours(lambda q: q.softmax(-1).sin(), q, selective.ATTENTION)
+
+
 def drops(x: Tensor) -> Tensor:
     """Two masks; `rand_like` is an operation of its own, so that each can be kept."""
     x = x * torch.rand_like(x).round()
