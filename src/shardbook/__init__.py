@@ -19,8 +19,10 @@ wrapper](wrappers.py), [how it gets its first values](construct.py)
 and [whether they are the constructor's](written.py), [which ranks share
 it](groups.py), [micro-batches](accumulate.py), [unequal numbers of
 batches](uneven.py), [clipping](clip.py), [what an optimizer
-may do](guard.py), [steps inside the backward pass](lean.py), [how the result is
-saved](state.py), [what waits on the host](offload.py).
+may do](guard.py), [which parameters no unit owns](unowned.py), [which rules train
+slices](optimizer_trial.py), tried on [a copy](optimizer_copy.py), [steps inside the
+backward pass](lean.py), [how the result is saved](state.py), [and the optimizer's
+state](optimizer_state.py), [what waits on the host](offload.py).
 
 **Activation checkpointing**: [one door](checkpointing.py) to [two](reentrant.py)
 [variants](saved_tensors.py), [the same random numbers](rng.py) and [the same
@@ -59,6 +61,7 @@ from shardbook.determinism import CheckpointError
 from shardbook.lean import step_in_backward
 from shardbook.loss_scaling import GradScaler
 from shardbook.model import Zero3Layer, Zero3Sequential, shard
+from shardbook.optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 from shardbook.policy import Policy
 from shardbook.precise import full_precision
 from shardbook.prefetch import Prefetch
@@ -85,7 +88,9 @@ __all__ = [
     "clip_grad_value_",
     "full_precision",
     "join",
+    "load_optimizer_state_dict",
     "no_sync",
+    "optimizer_state_dict",
     "rank0_only",
     "shard",
     "step_in_backward",

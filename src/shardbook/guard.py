@@ -9,21 +9,28 @@ each case the numbers would be wrong and no error would be raised, so this chapt
 raises one.
 
 PyTorch calls a hook before each step of each optimizer. It costs a loop over the
-parameters, and no message.
+parameters, and no message. Before the first step [the optimizer is
+tried](optimizer_trial.py).
 """
 
 # sidelit: hide
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardbook.flat import Flat, owner_of
+from shardbook.optimizer_trial import Kind, options_of, refuse_unless_elementwise
+from shardbook.partition import Slot
+from shardbook.unowned import refuse_unowned_of
 
 __all__ = ["before_step", "refuse_copies_of", "refuse_waiting", "register_guard"]
 # sidelit: show
@@ -31,36 +38,43 @@ __all__ = ["before_step", "refuse_copies_of", "refuse_waiting", "register_guard"
 
 @cache
 def register_guard() -> None:
-    """Let every optimizer of this process be looked at. One hook serves all models."""
-    register_optimizer_step_pre_hook(before_step)
+    """Let every optimizer of this process be looked at. One hook serves all models.
+
+    A compiled `optimizer.step` calls it uncompiled. It counts steps, and a compiler would
+    take each new count for another program.
+    """
+    register_optimizer_step_pre_hook(torch.compiler.disable(before_step))
 
 
 def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Stop an optimizer that would silently train something else, and count the steps
     of the others.
 
-    Adafactor factors matrices, and a slice has no rows. L-BFGS takes inner products
-    over all parameters, LAMB and LARS take the norm of each, and a rank has only a part
-    of them. None would raise by itself. Gradients that wait for their exchange would
-    miss the step, and after an interrupted pass gradients are missing. The steps are
-    counted because a backward pass [must not find other
-    weights](layer.py#Hooks.before_backward) than its forward pass had.
+    Gradients that wait for their exchange would miss the step, and after an interrupted
+    pass gradients are missing. The steps are counted because a backward pass [must not
+    find other weights](layer.py#Hooks.before_backward) than its forward pass had.
 
-    :raises TypeError: if the optimizer depends on shapes, and the shapes are gone
-    :raises RuntimeError: if gradients were collected and not averaged, or a pass was
-        interrupted while the parameters were in use
+    :raises TypeError: if the optimizer does not treat each element by itself, and its
+        parameters are slices
+    :raises ValueError: if its groups were made by the shapes of slices, or its state has
+        other shapes than the slices
+    :raises RuntimeError: if gradients were collected and not averaged, if a pass was
+        interrupted while the parameters were in use, or if some of the parameters
+        [belong to no unit](unowned.py)
     :raises Disagreement: if the ranks have [left the common order](order.py)
     """
     parameters = (
         parameter for group in optimizer.param_groups for parameter in group["params"]
     )
     # A dictionary keeps the order, so that every rank names the same parameter.
-    for flat in dict.fromkeys(filter(None, map(owner_of, parameters))):
-        if flat.sliced and depends_on_shapes(type(optimizer)):
-            raise TypeError(
-                f"{type(optimizer).__name__} depends on a parameter's shape; "
-                "use an elementwise optimizer such as AdamW"
-            )
+    flats = list(dict.fromkeys(filter(None, map(owner_of, parameters))))
+    if any(flat.order.meeting is not None for flat in flats):
+        refuse_unowned_of(optimizer)
+    if any(flat.sliced for flat in flats):
+        # The first of these is the optimizer itself, unless a program passes none.
+        given = chain(args[1:], kwargs.values())
+        refuse_unfit(optimizer, flats, closure=any(map(callable, given)))
+    for flat in flats:
         flat.order.check()
         if flat.in_use:
             raise RuntimeError(
@@ -70,6 +84,95 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
             )
         refuse_waiting(flat)
         flat.changes += 1
+
+
+# The options with which an optimizer was let pass, and the state that it had.
+_passed: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
+
+
+def refuse_unfit(
+    optimizer: torch.optim.Optimizer, flats: Sequence[Flat], *, closure: bool
+) -> None:
+    """Look closely at an optimizer of slices before its first step, and again after its
+    groups, their options or its state were replaced.
+    """
+    options = [(len(g["params"]), options_of(g)) for g in optimizer.param_groups]
+    before, state = _passed.get(optimizer, (None, None))
+    if options == before and state is optimizer.state:
+        return
+    slots = {
+        id(parameter): slot
+        for flat in flats
+        if flat.sliced
+        for slot, parameter in zip(flat.layout.slots, flat.parameters, strict=True)
+    }
+    refuse_state_of_whole(optimizer, slots)
+    if options != before:
+        if depends_on_shapes(type(optimizer)):
+            raise TypeError(
+                f"{type(optimizer).__name__} depends on a parameter's shape; "
+                "use an elementwise optimizer such as AdamW, or shard with stage=0"
+            )
+        refuse_lost_split(optimizer, slots)
+        kinds = {
+            id(parameter): Kind(
+                len(slots[id(parameter)].shape), parameter.dtype, parameter.device
+            )
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) in slots
+        }
+        refuse_unless_elementwise(optimizer, kinds, closure=closure)
+    _passed[optimizer] = options, optimizer.state
+
+
+def refuse_state_of_whole(
+    optimizer: torch.optim.Optimizer, slots: dict[int, Slot]
+) -> None:
+    """Stop an optimizer whose state does not fit its slices.
+
+    That is so if it has trained the model before it was sharded, or has loaded the state
+    of a whole model or of another number of ranks. PyTorch compares no sizes when it
+    loads.
+
+    :raises ValueError: naming the entry, the parameter and both shapes
+    """
+    for parameter, state in optimizer.state.items():
+        if id(parameter) not in slots:
+            continue
+        for key, value in state.items():
+            if not isinstance(value, Tensor) or value.numel() == 1:
+                continue
+            if value.shape != parameter.shape:
+                raise ValueError(
+                    f"{key} of {slots[id(parameter)].names[0]} in this "
+                    f"{type(optimizer).__name__} has shape {tuple(value.shape)}, and the "
+                    f"slice has {tuple(parameter.shape)}; load optimizer state by "
+                    "load_optimizer_state_dict()"
+                )
+
+
+def refuse_lost_split(optimizer: torch.optim.Optimizer, slots: dict[int, Slot]) -> None:
+    """Stop an optimizer whose groups were to differ by the shapes of their parameters, and
+    were made when all of them were slices already.
+
+    `p.dim() >= 2` is false for every slice. So the group that was to decay is empty, and
+    the other one has got the matrices beside the vectors.
+
+    :raises ValueError: naming the first of the matrices
+    """
+    groups = optimizer.param_groups
+    decays = {g.get("weight_decay") for g in groups if not g["params"]}
+    for group in groups:
+        here = [slots[id(p)] for p in group["params"] if id(p) in slots]
+        matrix = next((slot for slot in here if len(slot.shape) > 1), None)
+        vector = any(len(slot.shape) < 2 for slot in here)
+        if matrix and vector and decays - {group.get("weight_decay")}:
+            raise ValueError(
+                f"{matrix.names[0]} is in one group with vectors, and a group with "
+                "another weight_decay is empty, because slices have one dimension; make "
+                "groups by shape before shard(), or leave the empty group out"
+            )
 
 
 def refuse_waiting(flat: Flat) -> None:

@@ -28,6 +28,7 @@ from shardbook.machinery import calls_under_way, in_backward, not_compiled
 from shardbook.order import Order
 from shardbook.schedule import Conductor
 from shardbook.unit import State, Unit
+from shardbook.unowned import refuse_unowned_in
 from shardbook.wrappers import refuse_call_by_wrapper
 
 __all__ = ["Chain", "Prefetch", "Route"]
@@ -77,6 +78,9 @@ class Chain(Conductor):
         refuse_call_by_wrapper(model)
         self.recover()
         self.running, self.inside, self.grad = True, 0, torch.is_grad_enabled()
+        # What one process trains alone is trained as it should be.
+        if self.grad and self.order.meeting is not None:
+            refuse_unowned_in(model)
         self.route = Route(self.orders[self.grad])
         self.order.begin("forward" if self.grad else "evaluation")
 

@@ -39,6 +39,21 @@ class Site:
         self.name, self.module, self.attribute = name, module, attribute
         self.parameter: nn.Parameter = getattr(module, attribute)
 
+    def check(self, unit: str) -> None:
+        """Refuse to change an attribute that somebody has changed since sharding.
+
+        A new parameter there would be overwritten, and the old one trained.
+        `weight_norm`, parametrizations, and `functional_call` put other tensors there,
+        too.
+
+        :raises RuntimeError: naming the parameter and what to do
+        """
+        if self.module._parameters.get(self.attribute) is not self.parameter:
+            raise RuntimeError(
+                f"{self.name} in unit {unit} was replaced or removed after sharding; "
+                "change the model before shard(), and values by load_state_dict()"
+            )
+
     def put(self, parameter: nn.Parameter) -> None:
         """Let the attribute name `parameter`."""
         # A plain module needs only its dictionary changed. A module that watches its

@@ -194,6 +194,8 @@ class Unit(ABC):
         """
         if self.state is not State.SHARDED:
             return
+        for site in self.sites:
+            site.check(self.name)
         for flat in self.flats:
             flat.check(self.name)
         self.fetch()
