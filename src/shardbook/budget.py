@@ -5,7 +5,9 @@ r"""# The cheapest plan for a budget
 [A cut into equal segments](sequential.py) is a good choice for equal layers. The layers
 of a real chain differ: some save much and cost little, others the opposite. And what is
 given is a number of bytes, not a number of segments. So this chapter finds [the
-plan](plans.py) whose peak is within a budget and whose cost is the least:
+plan](plans.py) whose peak of saved bytes is within a budget, and whose cost is the
+least. The budget is not the memory of a device: parameters, gradients and optimizer
+state, workspaces and the allocator's fragments need room beside it.
 
 ```python
 plan = cheapest(measure(model, x), budget=2 * 10**9)
@@ -76,8 +78,8 @@ def cheapest(chain: Chain, budget: int) -> Plan:
 
     It is found layer by layer. A *partial plan* treats the first $i$ layers. What later
     layers have to know of it is the bytes that it keeps, its cost, and whether the
-    tensor between layers $i$ and $i+1$ is among those bytes. Take two partial plans that
-    agree in the third. If one of them keeps more and costs more, the other is better
+    tensor between layers $i$ and $i+1$ is among those bytes. Take two partial plans of
+    which both hold this tensor, or neither. If one of them keeps more and costs more, the other is better
     whatever follows, so the worse one is dropped. No other one is dropped, and so no
     better plan is missed.
 
@@ -107,8 +109,9 @@ def least(chain: Chain) -> int:
     """The smallest budget for which there is a plan, in bytes.
 
     A budget that is larger than a sufficient one is sufficient. So bisection finds the
-    smallest. What a plan computes does not matter here. Without costs no more than one
-    partial plan is left of those that agree in the third, so a try takes little time.
+    smallest. How much a plan computes does not matter here, so all costs are set to zero.
+    Then at most two partial plans are left at each layer, one that holds the tensor after
+    it and one that does not, and a try takes little time.
     """
     layers = tuple(
         replace(layer, cost=0, replay=None if layer.replay is None else 0)

@@ -36,13 +36,15 @@ passes autograd keeps only the input:
 8 saved, 24 products
 1 saved, 31 products
 
-**Where to put it.** That is the memory between the passes. The peak is as high as
-without the checkpoint: when the backward pass begins, the whole chain is recomputed,
-and all of its activations are there at once. So checkpoint the layers of a model one by
-one, and not the model as a whole. The table shows a GPT of 12 blocks, 128 wide with 4
-heads, on a sequence of 128 tokens in FP32, with 9.8 MB of parameters:
+**Where to put it.** That is the memory between the passes. The most that autograd
+saves at one moment is as much as without the checkpoint: when the backward pass begins,
+the whole chain is recomputed, and all of its activations are there at once. So
+checkpoint the layers of a model one by one, and not the model as a whole. The table
+shows a GPT of 12 blocks, 128 wide with 4 heads, on a sequence of 128 tokens in FP32,
+with 9.8 MB of parameters. Both columns of bytes count what autograd saves; gradients,
+temporaries and what the allocator holds in reserve come on top:
 
-| checkpointed | saved between the passes | peak of the backward pass | forward passes added |
+| checkpointed | saved between the passes | peak of the saved bytes | forward passes added |
 |---|---|---|---|
 | no checkpoint | 12.77 MB | 12.77 MB | 0.00 |
 | one around the model | 0.00 MB | 12.77 MB | 0.99 |
@@ -60,18 +62,17 @@ The forward passes are counted in FLOPs. Early stop is the difference between 0.
 0.99: more than a quarter of a block's FLOPs are in its last product.
 
 **Which variant?** PyTorch has two ways to run a function again, and so has this book.
-In the [non-reentrant](saved_tensors.py) variant autograd records the graph in the first
-run, with placeholders for the tensors. It is the default. The older
-[reentrant](reentrant.py) variant records no graph in the first run, and starts a second
-backward pass inside of the first one.
+The default is the [non-reentrant](saved_tensors.py) variant: autograd records the graph
+in the first run, with placeholders for the tensors. The older [reentrant](reentrant.py)
+variant records no graph in the first run, and starts a second backward pass inside of
+the first one. Only the last two rows of the table are reasons to choose it:
 
 | if you | use | because |
 |---|---|---|
-| have no reason for the other | non-reentrant | the next six rows |
 | call `autograd.grad` or `backward(inputs=...)` | non-reentrant | the graph is a plain one |
 | take a second derivative | non-reentrant | the graph is a plain one |
 | have no input that requires a gradient | non-reentrant | parameters get gradients all the same |
-| use one of two results | non-reentrant | the second run ends with what gradients need |
+| drop one of two results before the backward pass | non-reentrant | what only it needs may be left out |
 | want a `policy` or `early_stop` | non-reentrant | the second run is watched |
 | want [both runs compared](determinism.py) | non-reentrant | the second run is watched |
 | save very many small tensors | reentrant | no Python runs for each of them |

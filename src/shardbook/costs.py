@@ -96,7 +96,9 @@ class SavedBytes:
 
     @property
     def bytes(self) -> int:
-        """The bytes that are still there. After the backward pass there are none."""
+        """The bytes of those saved storages that still exist. After the backward pass
+        these are only the ones that something else holds, such as an input or a result.
+        """
         return sum(storage.nbytes() for storage in self.storages)
 
 

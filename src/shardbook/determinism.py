@@ -40,9 +40,12 @@ its writes. Let the optimizer step after the backward pass.
 
 `"default"` does not see another value of the same shape, as from a global variable.
 `"debug"` sees it, because it reads every saved tensor. It is for a search and not for
-training. It also reports two differences that do no harm, since no gradient is computed
-from the tensors: a `BatchNorm` saves running statistics, which the forward pass has
-moved, and an LSTM on the CPU saves scratch memory.
+training. It also reports differences that do no harm. From some saved tensors no
+gradient is computed: a `BatchNorm` saves running statistics, which the forward pass has
+moved, an LSTM on the CPU saves scratch memory, and flash attention without dropout saves
+a state of the generator that it never wrote. And a kernel that adds in another order
+each time, as some do on a GPU, gives other last bits in each run;
+`torch.use_deterministic_algorithms(True)` avoids those.
 
 A function that clips its own weight in place, in each run, is refused at `"default"`:
 the second run raises the version once more. At `"debug"` it passes, since the values

@@ -3,13 +3,14 @@ r"""# Equal values, kept in pieces
 > Ranks that hold the same values keep one piece each, and gather the pieces when they need the whole.
 
 Sharding splits what every rank would otherwise store. [Parameters](zero3.py) are one
-case. Another is the input of a layer in tensor parallel training, which is the same on
-every rank of the group. It is a new tensor in each step, so no layout can be made in
-advance. Of each vector of $n$ values each of $N$ ranks keeps
+case. Another is the input of a layer in tensor parallel training without sequence
+parallelism, which is the same on every rank of the group. It is a new tensor in each
+step, so no layout can be made in advance. A vector of $n$ values is cut into $N$ pieces,
+one for each rank, and the number of values in a piece is
 
 $$\left\lceil \frac{n}{N} \right\rceil$$
 
-values. One all-gather puts the vector together again.
+One all-gather puts the vector together again.
 
 If the ranks hold different values, the all-gather does not notice. Each rank gets a
 vector that is put together from different ones, and training goes on with wrong

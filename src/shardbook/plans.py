@@ -5,7 +5,7 @@ r"""# The memory and the cost of a plan
 A *plan* cuts [a chain](sequential.py) into segments. A segment is kept or checkpointed.
 If it is kept, all that its layers save stays. If it is checkpointed, its input stays,
 and the backward pass runs the whole segment once more. A plan has a *cost*, the FLOPs
-of these second runs, and a *peak*, the most bytes that are saved at one moment:
+of these second runs, and a *peak*, the most bytes that autograd saves at one moment:
 
 $$M = \max_s \bigl(p_1 + \dots + p_s + r_s\bigr)$$
 
@@ -16,9 +16,10 @@ ones kept is still there.
 
 Both numbers are exact, for what autograd saves and for what FLOPs count. They follow
 from [what each layer costs](costs.py#measure), and a real chain that is run by the plan
-saves as many bytes and computes as many FLOPs. Not counted are the gradients, the
-temporaries inside one layer, and the state of the generators, which is 5 kB for each
-checkpoint on a CPU.
+saves as many bytes and computes as many FLOPs. The peak is one of saved bytes, and not
+what a device needs. Not counted are the parameters, the gradients, the temporaries and
+workspaces inside one layer, what the allocator loses to fragments, and the state of the
+generators, which is 5 kB for each checkpoint on a CPU.
 
 :notation $M$: `Plan.peak`, the most bytes that are saved at one moment
 :notation $p_s$: `Step.kept`, the bytes that segment $s$ keeps between the two passes
@@ -137,7 +138,8 @@ def growing(chain: Chain, start: int, counted: bool) -> Iterator[Step]:
     """What the checkpointed segments that begin at a layer add, the shortest first.
 
     Each is the one before it and one layer more, so all of them together take as much
-    work as the longest. None is given from where they cannot be checkpointed.
+    work as the longest. The list ends before the first segment that cannot be
+    checkpointed, because every longer one contains the same layers.
     """
     kept = 0 if counted else input_bytes(chain, start)
     recomputed, again, through = 0, True, True

@@ -10,10 +10,11 @@ as the function [does the same](determinism.py) in both runs.
 As soon as the last placeholder is full, the rest of the run is of no use, so it is cut
 off. This *early stop* saves whole products. PyTorch saves what an operation reads
 before it computes. So if the last layer is a matrix product, its input is saved, the
-run ends, and the product is not repeated. If only one of two results is used, autograd
-frees the placeholders that only the other one needs. What comes after the last
-placeholder that is left does not run again either. What comes before it does, needed or
-not.
+run ends, and the product is not repeated. If a program drops one of two results before
+the backward pass, autograd frees the placeholders that only this result needs. What
+comes after the last placeholder that is left does not run again either. What comes
+before it does, needed or not. A result that the program still holds keeps all of its
+placeholders, even if the loss does not use it.
 
 :notation $i$: `number`, the number of a saved tensor
 """
@@ -166,8 +167,8 @@ class Settings:
 
     @classmethod
     def now(cls, function: Any, args: Any, kwargs: Any, draw_again: bool) -> Settings:
-        """The settings of this moment, for the generators and devices that the
-        arguments show.
+        """The settings of this moment, for the generators and devices that are found
+        among the arguments.
 
         :param draw_again: whether the random numbers belong to them
         """

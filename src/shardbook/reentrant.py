@@ -49,8 +49,10 @@ tensor. Only then does the segment run again, and it finds this unit whole. So t
 unit of each segment is gathered twice, and the others three times. The gradients are
 the same in all cases, to the bit.
 
-Source: [the first description](bib:chen2016training) of training that recomputes
-segments.
+Source: [the description](bib:chen2016training) that brought the recomputation of
+segments to the training of deep networks. In automatic differentiation checkpoints are
+older: Griewank described them in 1992, and Griewank and Walther published a program
+that places them, `revolve`, in 2000.
 
 :notation $m$: the weight of the newest batch in a running average
 """

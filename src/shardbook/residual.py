@@ -13,9 +13,9 @@ and optimizer state the *residual* states, and what it does about them ZeRO-R. T
 chapter holds two ideas of ZeRO-R, for checkpoints.
 
 **Partition.** In tensor parallel training each rank of a group has a part of every
-layer's matrices. The layer's input is not split: every rank computes the same one and
-keeps it. So $N$ ranks keep the same bytes $N$ times. Here each rank keeps one piece,
-and the ranks gather the whole when the backward pass needs it.
+layer's matrices. Without sequence parallelism the layer's input is not split: every rank
+computes the same one and keeps it. So $N$ ranks keep the same bytes $N$ times. Here each
+rank keeps one piece, and the ranks gather the whole when the backward pass needs it.
 
 **Offload.** Between its two uses a checkpoint waits for the rest of the forward pass
 and a part of the backward pass. It may wait [on the host](host.py).

@@ -14,12 +14,13 @@ different models.
 
 ## Which generators?
 
-Each device has a generator of its own, and nobody knows beforehand which of them a
-function will use. The arguments decide which generators are captured:
+Each device has a generator of its own, and which of them a function will use is not
+known beforehand. The CPU's is always captured, and the arguments decide about the
+others:
 
 | where the function draws | repeated? |
 |---|---|
-| on the CPU | yes |
+| on the CPU, from PyTorch's own generator | yes |
 | on the device of a tensor among its arguments | yes |
 | on a device with parameters or buffers of a module among its arguments | yes |
 | on a device with parameters or buffers of the function, if it is a module | yes |
@@ -27,14 +28,15 @@ function will use. The arguments decide which generators are captured:
 | on another device, to which it moves a tensor by itself | no |
 | from a `torch.Generator` that it finds elsewhere, as in an attribute | no |
 | from Python's `random` or from NumPy | no |
+| while another thread draws from the same generator, outside of any recomputation | no |
 
 To capture the generators of all devices would be neither enough nor safe. It would not
-be enough, because the last two rows would stay. It would not be safe, because autograd
+be enough, because the last three rows would stay. It would not be safe, because autograd
 runs the backward passes of different devices in different threads. While one of them
 draws on its device, a recomputation on another device would set the first one's
 generator back.
 
-So if a function draws on a device that its arguments do not show, pass that device as
+So if a function draws on a device that none of its arguments is on, pass that device as
 one more argument, which the function ignores:
 
 ```python
@@ -65,11 +67,11 @@ Source = torch.Generator | torch.device
 
 
 def capture(*args: Any) -> RNGState:
-    """The present state of the CPU's generator and of those that the arguments show.
+    """The present state of the CPU's generator and of those found among the arguments.
 
     :param args: what a function is given, and the function itself if it is a module:
         tensors, devices, generators and modules, also inside of tuples, lists,
-        dictionaries and other pytrees; anything else shows nothing
+        dictionaries and other pytrees; in anything else no generator is looked for
 
     >>> state = capture()
     >>> first = torch.rand(3)

@@ -8,14 +8,14 @@ the function again in the backward pass ([Chen et al.](bib:chen2016training)). T
 
 Autograd lets us decide how it saves a tensor. `saved_tensors_hooks(pack, unpack)` hands
 each tensor that is about to be saved to `pack` and keeps what `pack` returns. When the
-backward pass wants the tensor, `unpack` has to give it. So this chapter keeps nothing:
+backward pass needs the tensor, `unpack` has to give it. So this chapter keeps nothing:
 
 | moment | what is done |
 |---|---|
 | before forward | the arguments are saved, the state of the generators and of autocast is captured |
 | a tensor is saved | `pack` returns an empty [placeholder](recomputation.py#Placeholder) |
 | the backward pass needs the first tensor | the function runs again, and its tensors fill the placeholders |
-| the backward pass needs a tensor | it leaves its placeholder, so that its memory is free after use |
+| the backward pass needs a tensor | the placeholder hands it over and forgets it, which frees it after use |
 
 The graph of the forward pass stays. It is the one that autograd goes through, as if
 nothing had happened. So `torch.autograd.grad`, `backward(inputs=...)` and second
@@ -35,13 +35,19 @@ checkpoints keep their arguments.
 ## What remains
 
 What a function changes and then reads differs the second time, and [the
-check](determinism.py) finds it if other tensors are saved. Forward-mode derivatives do
-not pass a checkpoint: PyTorch raises at [the operation that saves its
+check](determinism.py) finds it if other tensors are saved. Forward-mode derivatives of
+an argument do not pass a checkpoint: PyTorch raises at [the operation that saves the
 arguments](arguments.py).
 
 [Some settings](recomputation.py#Settings) around the forward pass come back for the
-second run. Others do not: the default dtype, the kernels that `sdpa_kernel` allows, and
-the cache of `parametrize.cached`. Set them inside the function.
+second run. Others do not. Among them are the default dtype, the kernels that
+`sdpa_kernel` allows, the cache of `parametrize.cached`, whether TF32 or nondeterministic
+kernels are allowed, dispatch modes, and the current stream. Set them inside the
+function. Where the second run has another stream than the first, its tensors [are waited
+for](handover.py).
+
+Two recomputations in two threads, as autograd runs them for two devices, [take
+turns](rng.py#RNGState.restored) if they restore generators.
 
 :notation $d$: the number of checkpoints around an operation
 """

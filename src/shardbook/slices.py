@@ -206,8 +206,8 @@ def fill(sizes: Sequence[int], parts: int, pair: int, one: int) -> list[int]:
 
     A part is limited by its own size, and by its size together with the part before. Of
     all ways to reach a layer with some parts, the best to go on from is the one whose
-    last part begins last. That part begins as far as the parts before it can reach, or a
-    layer earlier if nothing else were left for it.
+    last part begins last. This last part begins at the layer that the parts before it can
+    reach, or one layer earlier, so that it is never empty.
 
     >>> fill([1, 4, 1, 4], 3, pair=6, one=5)
     [0, 2, 3, 4]

@@ -254,7 +254,7 @@ def test_a_policy_may_answer_as_in_torch(answer: Any, keep: Keep) -> None:
     assert ran[0] == ran[1]
 
 
-@pytest.mark.parametrize("answer", [None, 1, "save", CheckpointPolicy.MUST_CPU_OFFLOAD])
+@pytest.mark.parametrize("answer", [None, 1, "save", getattr(CheckpointPolicy, "MUST_CPU_OFFLOAD", 4)])
 def test_a_bad_answer_is_named_wherever_it_is_given(answer: Any) -> None:
     x = torch.ones(2, 2, requires_grad=True)
     for function in (lambda x: x @ x, lambda x: x + 1, lambda x: x**2, lambda x: torch.mm(x, x)):
