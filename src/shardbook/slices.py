@@ -102,6 +102,22 @@ class Slice:
         copies.update({name: there[name] for name in copies})
         return y
 
+    def refuse_writes(
+        self, copies: dict[str, Tensor], versions: dict[str, int]
+    ) -> None:
+        """Refuse a forward pass that wrote to its own parameters. It has changed copies,
+        which are dropped, where a plain chain would keep the change.
+
+        :raises RuntimeError: naming the parameter
+        """
+        for name, copy in copies.items():
+            if copy._version != versions[name]:
+                raise RuntimeError(
+                    f"{self.names.get(self.parameters[name])} was written to in the "
+                    "forward pass, and such a write does not last in a streamed chain; "
+                    "change parameters between steps"
+                )
+
 
 class Seen:
     """What the first run of a slice has read. The second run has to read the same."""

@@ -264,7 +264,10 @@ class Call:
             tensors[name] = Brought.apply(  # type: ignore[no-untyped-call]
                 self.token, copy, self, name
             )
-        return self.slice.call(tensors, x)
+        versions = {name: tensors[name]._version for name in self.slice.parameters}
+        y = self.slice.call(tensors, x)
+        self.slice.refuse_writes({name: tensors[name] for name in versions}, versions)
+        return y
 
     def copies_of(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         return {

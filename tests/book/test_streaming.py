@@ -480,6 +480,36 @@ def test_weights_that_change_between_the_passes_are_refused_by_name() -> None:
             y.sum().backward()
 
 
+class WritesInto(nn.Module):
+    """A layer that changes the weight of another in its forward pass."""
+
+    def __init__(self, other: nn.Linear) -> None:
+        super().__init__()
+        # In a list, so that it is no part of this layer.
+        self.others = [other]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.others[0].weight.mul_(0.5)
+        return x * 1.0
+
+
+def test_a_layer_that_writes_into_the_weight_of_another_is_refused_by_name() -> None:
+    first = nn.Linear(WIDTH, WIDTH)
+    one_slice = nn.Sequential(nn.Sequential(first, WritesInto(first)))
+    second = nn.Linear(WIDTH, WIDTH)
+    two_slices = nn.Sequential(second, nn.Sequential(nn.Linear(WIDTH, WIDTH), WritesInto(second)))
+    x = torch.randn(ROWS, WIDTH)
+    # In its own slice the layer sees a copy, so the write would be lost.
+    streamed = stream(one_slice, device=CPU)
+    with pytest.raises(RuntimeError, match=r"^0.0.weight was written to in the forward pass"):
+        streamed(x)
+    # The weight of another slice is the one on the host.
+    value = stream(two_slices, device=CPU)(x).sum()
+    with pytest.raises(RuntimeError, match=r"^0.weight has changed"):
+        value.backward()
+
+
 class Counts(nn.Module):
     """A buffer that is read, and then written in place or put in the place of the old one."""
 
