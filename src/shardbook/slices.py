@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from shardbook.flat import is_sharded
+from shardbook.written import count
 
 __all__ = [
     "Contents",
@@ -111,7 +112,7 @@ class Slice:
         :raises RuntimeError: naming the parameter
         """
         for name, copy in copies.items():
-            if copy._version != versions[name]:
+            if count(copy) != versions[name]:
                 raise RuntimeError(
                     f"{self.names.get(self.parameters[name])} was written to in the "
                     "forward pass, and such a write does not last in a streamed chain; "

@@ -65,6 +65,7 @@ from shardbook.host import Crossing, Landing, pin, to_device, to_host
 from shardbook.machinery import in_backward
 from shardbook.residual import offload
 from shardbook.slices import Contents, Seen, Slice, refuse_others, slices_of
+from shardbook.written import count
 
 __all__ = ["stream"]
 # sidelit: show
@@ -264,7 +265,7 @@ class Call:
             tensors[name] = Brought.apply(  # type: ignore[no-untyped-call]
                 self.token, copy, self, name
             )
-        versions = {name: tensors[name]._version for name in self.slice.parameters}
+        versions = {name: count(tensors[name]) for name in self.slice.parameters}
         y = self.slice.call(tensors, x)
         self.slice.refuse_writes({name: tensors[name] for name in versions}, versions)
         return y

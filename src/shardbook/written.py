@@ -32,7 +32,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-__all__ = ["Writes"]
+__all__ = ["Writes", "count"]
 # sidelit: show
 
 
