@@ -16,7 +16,7 @@ backward pass are found:
 |---|---|---|
 | before forward | gathers | a forward pre-hook |
 | after forward | frees | a forward hook, which also runs after an exception |
-| before backward | gathers again | a hook on the node of the module's output |
+| before backward | gathers again | a hook on the node of the module's output; [demand](demand.py) |
 | after backward | frees, reduces its gradients | a hook on the gradient of the module's input |
 
 The hooks are the same in all stages. In stages 0 to 2 a freed unit gives no memory
@@ -38,6 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from shardbook.demand import YOUNGEST, Pair, set_pair, take_away
 from shardbook.guard import refuse_copies_of
 from shardbook.machinery import (
     calls_under_way,
@@ -61,12 +62,14 @@ class Use:
     :param inputs: the nodes that its inputs come from
     :param version: the version of the parameters that it computed with
     :param precise: which of these were [the masters themselves](precise.py)
+    :param pair: [the hooks](demand.py#Pair) through which autograd saves its tensors
     """
 
     start: int
     inputs: set[Any] = field(default_factory=set)
     version: int = -1
     precise: list[bool] = field(default_factory=list)
+    pair: Pair | None = None
 
 
 class Hooks:
@@ -107,9 +110,9 @@ class Hooks:
         # The hooks refer to this object weakly, as [those of the
         # gradients](gradients.py#FlatWithGradients) do.
         self.due = False
-        look_ahead = partial(Hooks.look_ahead, weakref.proxy(self))
+        arrive = partial(Hooks.arrive, weakref.proxy(self))
         for whole in (whole for flat in unit.trainable for whole in flat.whole):
-            whole.register_post_accumulate_grad_hook(look_ahead)
+            whole.register_post_accumulate_grad_hook(arrive)
         self.parts = (module, *parts)
         for part in self.parts:
             part.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
@@ -127,6 +130,9 @@ class Hooks:
         input's gradient is complete and that node is about to run, the module's own
         nodes have run, and all of its gradients are there. To wait for a gradient of
         each parameter instead would be to wait forever where one was not used.
+
+        Each thread numbers its nodes by itself. An input that another thread has made
+        may have a higher number than the module's nodes, and then says nothing.
         """
         # An interrupt from the keyboard runs no hooks, so its use is still listed.
         if self.uses and calls_under_way(*self.parts) < 2:
@@ -143,9 +149,12 @@ class Hooks:
         self.conductor.forward_began(self.unit)
         if torch.is_grad_enabled():
             for value in tensors_in((args, kwargs)):
-                if value.grad_fn is not None:
-                    value.register_hook(partial(self.after_backward, use))
-                    use.inputs.add(value.grad_fn)
+                node = value.grad_fn
+                if node is not None:
+                    if node._sequence_nr() < use.start:
+                        value.register_hook(partial(self.after_backward, use))
+                    use.inputs.add(node)
+        use.pair = set_pair(self, use)
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Free, and plant the hooks that will announce the backward pass.
@@ -162,6 +171,7 @@ class Hooks:
         if not self.uses:
             return output
         use = self.uses.pop()
+        take_away(use.pair)
         # If the hook of an input referred to that input's node, the graph would stay
         # forever: Python's collector does not see such a circle.
         inputs, use.inputs = use.inputs, set()
@@ -201,13 +211,22 @@ class Hooks:
             return value.clone()
         return value.view_as(value) if value.grad_fn in inputs else value
 
-    @machinery()
     def before_backward(self, use: Use, number: int, gradients: Any) -> None:
         """Gather again. Of several outputs the first to receive a gradient does it, the
         others find it done.
 
         :param use: the use whose output it was
         :param number: the number of the node that is about to run
+        :raises RuntimeError: as [`reach`](#Hooks.reach) does
+        """
+        self.reach(use, number)
+
+    @machinery()
+    def reach(self, use: Use, number: int) -> None:
+        """The backward pass has reached a use of the unit: let the unit be whole.
+
+        :param use: the use
+        :param number: the number of the node that runs
         :raises RuntimeError: if the parameters or their format changed since, because the
             gradient would be that of other weights; and under `create_graph=True`, because
             a second derivative would read parameters that were freed after the first
@@ -270,7 +289,18 @@ class Hooks:
         self.conductor.reduce(self.unit)
 
     @machinery()
-    def look_ahead(self, *_: Tensor) -> None:
+    def arrive(self, *_: Tensor) -> None:
+        """A gradient of a parameter has been stored.
+
+        It may be one that no hook has announced, such as that of a sum of the weights.
+        Then its exchange is due at the end of the backward pass.
+        """
+        if self.in_backward is None and not self.owes:
+            self.conductor.open(self, YOUNGEST)
+            self.owes = True
+        self.look_ahead()
+
+    def look_ahead(self) -> None:
         """Let the next units be gathered, once a first gradient of this one is stored.
 
         Before that, gradients of parameters and of outputs stand beside each other, and
@@ -295,6 +325,15 @@ class Hooks:
         self.in_backward, self.due, self.expected = None, False, 0
         # A recomputation that ends early leaves its use listed, as an interrupt does.
         self.uses = self.uses if calls_under_way(*self.parts) else []
-        self.unit.free()
+        # A backward pass may run inside of the forward pass of a unit that it reaches.
+        if not self.uses:
+            self.unit.free()
         if self.owes:
             self.reduce()
+
+    def message(self) -> str:
+        """Why a tensor of the unit cannot be read outside of a backward pass."""
+        return (
+            f"{self.unit.name}: a view of its weights is read after its forward pass, "
+            "when they are freed; keep a clone of it"
+        )

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 
+from shardbook.demand import take_interrupted_away
 from shardbook.guard import refuse_copies_of
 from shardbook.machinery import in_backward, machinery
 from shardbook.order import Order
@@ -80,6 +81,7 @@ class Conductor:
         if self.passes:
             self.recover()
         # An interrupt from the keyboard may have left units that were gathered ahead.
+        take_interrupted_away()
         self.release()
         if unit.state is State.SHARDED:
             self.expire(unit)
@@ -203,6 +205,7 @@ class Conductor:
         """
         if in_backward():
             return
+        take_interrupted_away()
         for unit, driver in self.drivers.items():
             unit.free()
             if self.passes:
