@@ -48,7 +48,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from shardbook.machinery import calls_under_way, in_backward
+from shardbook.machinery import calls_under_way, in_backward, is_freed
 
 __all__ = [
     "YOUNGEST",
@@ -152,10 +152,9 @@ class Pair:
 
         :raises RuntimeError: if the tensor is a view of weights that are freed
         """
-        if not in_backward() and value.layout is torch.strided and value.numel():
-            driver = self.driver()
-            if driver is not None and not value.untyped_storage().nbytes():
-                raise RuntimeError(driver.message())
+        driver = self.driver()
+        if driver is not None and not in_backward() and is_freed(value):
+            raise RuntimeError(driver.message())
         return value
 
 

@@ -36,7 +36,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from shardbook.demand import YOUNGEST, Pair, set_pair, take_away
 from shardbook.guard import refuse_copies_of
@@ -44,11 +43,13 @@ from shardbook.machinery import (
     calls_under_way,
     in_backward,
     machinery,
+    map_tensors,
     not_compiled,
     tensors_in,
 )
 from shardbook.schedule import Conductor
 from shardbook.unit import Unit
+from shardbook.views import refuse_views
 
 __all__ = ["Hooks"]
 # sidelit: show
@@ -136,7 +137,8 @@ class Hooks:
         """
         # An interrupt from the keyboard runs no hooks, so its use is still listed.
         if self.uses and calls_under_way(*self.parts) < 2:
-            self.uses.clear()
+            while self.uses:
+                take_away(self.uses.pop().pair)
             self.unit.free()
         use = Use(torch._C._autograd._get_sequence_nr())
         self.uses.append(use)
@@ -177,8 +179,9 @@ class Hooks:
         inputs, use.inputs = use.inputs, set()
         if self.uses or self.in_backward is not None:
             return output
-        output = tree_map_only(Tensor, partial(self.result, inputs), output)
+        output = map_tensors(partial(self.result, inputs), output)
         self.unit.free()
+        refuse_views(self.unit, self.module, self.conductor.modules, (args, output))
         for flat in self.unit.flats:
             flat.refuse_writes(self.unit.name)
         # The hook belongs to the output's node, and runs after those of the tensor. So

@@ -22,17 +22,18 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import (
     tree_flatten,
-    tree_leaves,
     tree_map_only,
     tree_unflatten,
 )
@@ -40,6 +41,7 @@ from torch.utils._pytree import (
 __all__ = [
     "calls_under_way",
     "in_backward",
+    "is_freed",
     "machinery",
     "machinery_at_work",
     "map_tensors",
@@ -103,20 +105,63 @@ def calls_under_way(*modules: nn.Module) -> int:
     return calls
 
 
-def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Every tensor in what a module takes or returns, also inside of dataclasses and
-    other objects.
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in what a module takes or returns, each of them once.
 
-    An output that is overlooked is one whose backward pass begins without the
-    parameters. So a result must be returned; one left in an attribute is not found.
+    Containers of all kinds are searched, and the attributes of objects. A module is no
+    container here. What is [overlooked](demand.py) is gathered later than it could be.
+
+    >>> class Output:
+    ...     def __init__(self, tensor):
+    ...         self.states, self.itself = [{"last": tensor}], self
+    >>> list(tensors_in((Output(torch.ones(1)), None)))
+    [tensor([1.])]
     """
-    for value in tree_leaves(output):
+    seen: set[int] = set()
+    waiting = [value]
+    # An argument may refer to a whole program, such as its data set.
+    while waiting and len(seen) < MOST:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
         if isinstance(value, Tensor):
             yield value
-        elif is_dataclass(value) and not isinstance(value, type):
-            yield from tensors_in([getattr(value, f.name, None) for f in fields(value)])
-        elif hasattr(value, "__dict__") and not isinstance(value, nn.Module | type):
-            yield from (v for v in vars(value).values() if isinstance(v, Tensor))
+        else:
+            waiting += [v for v in inside(value) if type(v) not in _PLAIN][::-1]
+
+
+MOST = 10_000
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device}
+
+
+def inside(value: Any) -> list[Any]:
+    """What a container or an object holds."""
+    if isinstance(value, nn.Module | type | ModuleType):
+        return []
+    found: list[Any] = []
+    if isinstance(value, dict):
+        found += value.values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        found += value
+    if hasattr(value, "__dict__"):
+        found += vars(value).values()
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            found.append(getattr(value, name, None))
+    return found
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Whether a tensor's memory has been given back while the tensor still exists."""
+    plain = type(tensor) in (Tensor, nn.Parameter)
+    return (
+        plain
+        and tensor.layout is torch.strided
+        and tensor.numel() > 0
+        and tensor.untyped_storage().nbytes() == 0
+    )
 
 
 def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:

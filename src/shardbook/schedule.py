@@ -52,6 +52,7 @@ class Conductor:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.drivers: dict[Unit, Driver] = {}
+        self.modules: set[nn.Module] = set()
         # The backward passes under way, each with the units it has reached. There can
         # be more than one, because activation checkpointing runs a backward pass inside
         # another.
@@ -70,6 +71,7 @@ class Conductor:
     def add(self, driver: Driver) -> None:
         """Take charge of one more unit."""
         self.drivers[driver.unit] = driver
+        self.modules.add(driver.module)
 
     def forward_begins(self, unit: Unit) -> None:
         """A unit is called by itself: that is a pass of its own.
