@@ -213,7 +213,7 @@ class Conductor:
             if self.passes:
                 for flat in unit.trainable:
                     flat.forget()
-                driver.expected, driver.in_backward = 0, None
+                driver.expected, driver.in_backward, driver.owes = 0, None, False
             self.expire(unit)
         if self.passes:
             self.kept.clear()
@@ -271,6 +271,7 @@ class Driver(Protocol):
     parts: tuple[nn.Module, ...]
     expected: int
     in_backward: Any
+    owes: bool
 
     def older(self, number: int) -> None:
         """A node of this number is about to run, and only older ones after it."""

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
@@ -378,7 +381,37 @@ def a_backward_pass_inside_of_a_forward_pass() -> None:
     same_gradients(*models)
 
 
+def after_a_failed_backward_pass() -> None:
+    def leave_sum(block: Any, x: Tensor) -> Tensor:
+        block.left = block.linear.weight.sum()
+        return block.linear(x)
+
+    models = alone(leave_sum)
+    y = models[0](INPUT)
+    y.grad_fn.register_hook(lambda *_: (_ for _ in ()).throw(ArithmeticError("in backward")))
+    with pytest.raises(ArithmeticError):
+        y.sum().backward()
+    for model in models:
+        model(INPUT)
+        model[0].left.backward()
+    same_gradients(*models)
+
+
+def functional_transforms() -> None:
+    """PyTorch runs `vmap` under hooks, and refuses derivatives."""
+    models = alone(lambda block, x: torch.vmap(block.linear)(x))
+    for model in models:
+        model(INPUT).square().sum().backward()
+    same_gradients(*models)
+    model, _ = alone(lambda block, x: torch.func.grad(lambda y: block.linear(y).sum())(x))
+    with pytest.raises(RuntimeError, match="saved tensor hooks"):
+        model(INPUT)
+    assert hooks_in_force() is None
+
+
 CASES = [
+    after_a_failed_backward_pass,
+    functional_transforms,
     a_change_in_place_raises,
     nothing_stays_after_a_leak,
     two_backward_passes,
@@ -407,3 +440,227 @@ def every_case() -> None:
 
 def test_leaks_meet_everything_else_that_a_program_does() -> None:
     ranks.run(2, every_case)
+
+
+# Programs that a generator makes up
+
+
+@dataclass
+class Leak:
+    """One tensor that a block leaves behind.
+
+    :param what: which tensor
+    :param way: where it is left
+    :param early: whether before the block computes its result
+    :param used: whether the loss uses it
+    """
+
+    what: str
+    way: str
+    early: bool
+    used: bool
+
+
+WHAT: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "hidden": lambda block, x, hidden: hidden,
+    "a view of hidden": lambda block, x, hidden: hidden[:, 1:].t(),
+    "sine": lambda block, x, hidden: hidden.sin(),
+    "square": lambda block, x, hidden: block.inner.weight.square(),
+    "sum": lambda block, x, hidden: block.inner.weight.sum(),
+    "transposed": lambda block, x, hidden: block.outer.weight.t().tanh(),
+    "bias": lambda block, x, hidden: block.outer.bias * 2,
+    "both": lambda block, x, hidden: block.outer(block.inner(x).cos()),
+    "clone": lambda block, x, hidden: block.inner.weight.clone(),
+    "input": lambda block, x, hidden: x * x,
+}
+
+
+@dataclass
+class Box:
+    held: Any = None
+
+
+class Slotted:
+    __slots__ = ("held", "more")
+
+    def __init__(self, held: Any, more: Any = None) -> None:
+        self.held, self.more = held, more
+
+
+SHELF: list[Tensor] = []
+
+
+def yielding(tensor: Tensor) -> Any:
+    kept = tensor
+    while True:
+        yield kept
+
+
+def leave(block: Any, number: int, way: str, tensor: Tensor) -> Callable[[], Tensor]:
+    """Leave a tensor behind; returns how to find it."""
+    name, place = f"left{number}", len(SHELF)
+    if way == "closure":
+        return lambda: tensor
+    if way == "generator":
+        generator = yielding(tensor)
+        next(generator)
+        return partial(next, generator)
+    if way == "global":
+        SHELF.append(tensor)
+        return lambda: SHELF[place]
+    holders: dict[str, tuple[Any, Callable[[Any], Tensor]]] = {
+        "attribute": (tensor, lambda held: held),
+        "list": ([1, [tensor]], lambda held: held[1][0]),
+        "dictionary": ({"a": {"b": tensor}}, lambda held: held["a"]["b"]),
+        "object": (SimpleNamespace(a=SimpleNamespace(b=[tensor])), lambda held: held.a.b[0]),
+        "dataclass": (Box({"a": tensor}), lambda held: held.held["a"]),
+        "slots": (Slotted((tensor,)), lambda held: held.held[0]),
+    }
+    holder, find = holders[way]
+    setattr(block, name, holder)
+    return lambda: find(getattr(block, name))
+
+
+WAYS = ["attribute", "list", "dictionary", "object", "dataclass", "slots", "closure", "generator", "global"]
+RETURNS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "tensor": (lambda y: y, lambda result: result),
+    "object": (lambda y: SimpleNamespace(states=[y]), lambda result: result.states[0]),
+    "slots": (lambda y: Slotted(Box(y)), lambda result: result.held.held),
+}
+
+
+@dataclass
+class Program:
+    """A model of two blocks, and the order of its loss."""
+
+    leaks: list[list[Leak]]
+    order: str
+    returns: str
+    inside: str
+    tapped: bool
+    frozen: bool
+
+
+class Leaky(nn.Module):
+    """A block that leaves behind what a program says."""
+
+    def __init__(self, program: Program, leaks: list[Leak]) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 5), nn.Linear(5, 4)
+        self.program, self.leaks, self.found = program, leaks, []
+        self.inner.weight.requires_grad_(not program.frozen)
+
+    def forward(self, x: Tensor) -> Any:
+        run: Callable[..., Tensor] = {
+            "plain": lambda f, y: f(y),
+            "ours": our_checkpoint,
+            "torch": partial(torch_checkpoint, use_reentrant=False),
+        }[self.program.inside]
+        hidden = run(lambda y: self.inner(y).tanh(), x)
+        self.found: list[tuple[bool, Callable[[], Tensor]]] = []
+        self.put(x, hidden, early=True)
+        y = x + self.outer(hidden)
+        self.put(x, hidden, early=False)
+        return RETURNS[self.program.returns][0](y)
+
+    def put(self, x: Tensor, hidden: Tensor, *, early: bool) -> None:
+        for number, leak in enumerate(self.leaks):
+            if leak.early is early:
+                tensor = WHAT[leak.what](self, x, hidden)
+                self.found.append((leak.used, leave(self, number, leak.way, tensor)))
+
+
+def our_checkpoint(function: Callable[..., Tensor], x: Tensor) -> Tensor:
+    from shardbook import checkpoint
+
+    result: Tensor = checkpoint(function, x)
+    return result
+
+
+class Made(nn.Module):
+    """The model of a program."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.program, self.taps = program, []
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.blocks = nn.ModuleList(Leaky(program, leaks) for leaks in program.leaks)
+        if program.tapped:
+            for block in self.blocks:
+                block.outer.register_forward_hook(lambda *given: self.taps.append(given[2]))  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = RETURNS[self.program.returns][1](block(x))
+        result: Tensor = self.last(x)
+        return result
+
+    def losses(self, rank: int) -> list[Tensor]:
+        """What is called `backward` on, one after the other."""
+        SHELF.clear()
+        self.taps = []
+        main: Tensor = self(torch.linspace(-1, 1, 6).view(2, 3) + rank).square().mean()
+        found = [find() for block in self.blocks for used, find in block.found if used]  # type: ignore[union-attr]
+        found = [tensor for tensor in [*found, *self.taps] if tensor.requires_grad]
+        if not found:
+            return [main]
+        extra = sum((tensor.square().mean() for tensor in found), torch.zeros(()))
+        return {
+            "sum": [main + extra],
+            "the leaks alone": [extra],
+            "leaks first": [extra, main],
+            "leaks last": [main, extra],
+        }[self.program.order]
+
+
+LEAKS = st.builds(
+    Leak, st.sampled_from(list(WHAT)), st.sampled_from(WAYS), early=st.booleans(), used=st.booleans()
+)
+PROGRAMS = st.builds(
+    Program,
+    st.tuples(st.lists(LEAKS, max_size=3), st.lists(LEAKS, min_size=1, max_size=2)).map(list),
+    st.sampled_from(["sum", "the leaks alone", "leaks first", "leaks last"]),
+    st.sampled_from(list(RETURNS)),
+    st.sampled_from(["plain", "ours", "torch"]),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+def trains_alike(program: Program, stage: int) -> None:
+    """Two steps of a program, sharded, have the gradients of plain training."""
+    from shardbook import shard
+
+    plain, sharded = Made(program), shard(Made(program), units=Leaky, stage=stage)
+    members = range(dist.get_world_size())
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (plain, sharded)]
+    for _ in range(2):
+        passes = range(len(plain.losses(0)))
+        reference_step(
+            plain, [[lambda i=i, each=each: plain.losses(each)[i] for each in members] for i in passes]
+        )
+        losses = sharded.losses(dist.get_rank())
+        for loss in losses:
+            loss.backward(retain_graph=loss is not losses[-1])
+        same_gradients(sharded, plain)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    SHELF.clear()
+
+
+def made_up_programs(examples: int) -> None:
+    # Every rank makes up the same programs.
+    @settings(max_examples=examples, deadline=None, database=None, derandomize=True)
+    @given(PROGRAMS, st.integers(0, 3))
+    def check(program: Program, stage: int) -> None:
+        trains_alike(program, stage)
+
+    check()
+
+
+@pytest.mark.parametrize(("world_size", "examples"), [(1, 60), (2, 40)])
+def test_leaks_that_a_generator_makes_up_change_nothing(world_size: int, examples: int) -> None:
+    ranks.run(world_size, made_up_programs, examples)
