@@ -25,7 +25,9 @@ of the three, and everyone waits for its link.
 each rank passes one piece to its right, and adds the piece that arrives from its left to its own copy of it.
 After three steps every rank holds one finished piece, and has sent 3 MB: that was a reduce-scatter. In three
 more steps the finished pieces travel round the circle: that was an all-gather, another 3 MB. The total of all
-ranks is 24 MB in both pictures. The busiest rank sends 12 MB in the first and 6 MB in the second.
+ranks is 24 MB in both pictures. The busiest rank sends 12 MB in the first and 6 MB in the second. The figures
+of the table are those of such a ring. On gloo the tests count that each rank sends exactly these bytes. NCCL
+chooses between rings and trees by itself, so there the figures are computed and not counted.
 
 **An all-reduce is a reduce-scatter and then an all-gather.** Ordinary data parallel training runs the two
 halves without a pause, and so does [stage 0](replicate.py) of this book. ZeRO pauses in the middle: each rank
@@ -97,10 +99,14 @@ def all_gather(
             f"{world_size} pieces of {shard.numel()} {shard.dtype} elements do not fill "
             f"a tensor of shape {tuple(full.shape)} and {full.dtype}"
         )
+    piece = shard.reshape(-1)
+    if world_size == 1:
+        # One rank has nobody to send to. So it issues no exchange, and the ledger has no line for it.
+        _put(full, piece)
+        return PendingGather([])
     record("all-gather", world_size, full.nbytes, (world_size - 1) * shard.nbytes)
     if not full.numel():
         return PendingGather([])
-    piece = shard.reshape(-1)
     if not _on_gloo(full, group):
         work = dist.all_gather_single(full, piece, group=group, async_op=True)
         return PendingGather([work])
@@ -108,7 +114,7 @@ def all_gather(
     # own all-gather first collects the pieces in a second vector of $B$ bytes and then copies them over. The
     # bytes sent are the same, because each rank is the source exactly once.
     places = full.view(world_size, -1)
-    places[rank].copy_(piece)
+    _put(places[rank], piece)
     works = []
     for source, place in enumerate(map(_as_bytes, places)):
         work = dist.broadcast(place, group=group, group_src=source, async_op=True)
@@ -126,8 +132,9 @@ class PendingGather:
     works: list[Work]
 
     def wait(self) -> None:
-        """Wait before the first read. Without this line the layer computes with whatever the buffer held
-        before: wrong numbers, and no error.
+        """Wait before the first read. On CUDA, without this wait, the layer would compute with whatever the
+        buffer held before: wrong numbers, and no error. On gloo [the order](order.py#Order.watch) has waited
+        already, and this wait returns at once.
         """
         for work in self.works:
             work.wait()
@@ -161,16 +168,15 @@ def reduce_scatter_mean(
         cut = f"{full.numel()} elements cannot be cut into {world_size} equal pieces"
         raise ValueError(f"{cut}; pad them first")
     dtype, flat = full.dtype, full.detach().reshape(-1)
-    on_gloo = _on_gloo(flat, group)
-    if not on_gloo:
-        # NCCL adds in the dtype it is given. In FP16, $40000 + 40000$ is infinite although the mean is not:
-        # the largest finite value is 65504. So 16-bit gradients travel as FP32 here, at twice the bytes.
-        flat = flat.to(_wide(dtype))
+    if world_size == 1:
+        return PendingReduce([], [flat], flat, world_size, dtype)
     sent = (world_size - 1) * flat.nbytes // world_size
     record("reduce-scatter", world_size, flat.nbytes, sent)
-    # gloo's own reduce-scatter sends twice as many bytes as [an exchange of the pieces](exchange.py). That
-    # also moves 16-bit values as they are, and leaves the order of the sum to us.
-    if on_gloo:
+    # gloo's own reduce-scatter sends twice as many bytes as [an exchange of the pieces](exchange.py). NCCL's
+    # sends what it should, but it adds in the dtype it is given. In FP16, $40000 + 40000$ is infinite although
+    # the mean is not: the largest finite value is 65504. And in BF16 each addition of a ring would round. An
+    # exchange of the pieces moves 16-bit values as they are and leaves the sum to us, which is taken in FP32.
+    if _on_gloo(flat, group) or dtype.itemsize < 4:
         works, rows = exchange(flat, group)
         return PendingReduce(works, rows, flat, world_size, dtype)
     result, works = flat.new_empty(flat.numel() // world_size), []
@@ -183,7 +189,8 @@ def reduce_scatter_mean(
 @dataclass(slots=True)
 class PendingReduce:
     """A reduce-scatter under way. It keeps the gradient alive, because the sender still reads it: on CUDA
-    the allocator would otherwise hand the memory to the next layer.
+    the allocator would otherwise hand the memory to the next layer. PyTorch's `Work` keeps the tensor, too,
+    but only until somebody waits for it.
     """
 
     works: list[Work]
@@ -194,8 +201,9 @@ class PendingReduce:
 
     def wait(self) -> Tensor:
         """Add the rows in rank order, then divide. Floating-point addition is not associative, so the
-        order decides the last bits. On gloo it is the same on every run, and a reference on one process can
-        repeat it exactly. A ring starts each piece's sum at another rank; NCCL chooses its order itself.
+        order decides the last bits. On gloo, and for 16-bit values everywhere, it is the same on every run, and
+        a reference on one process can repeat it exactly. Values of 32 bits and more are added by NCCL, which
+        chooses its order itself: a ring starts each piece's sum at another rank.
 
         :returns: this rank's piece of the mean.
         :raises RuntimeError: when called a second time.
@@ -243,21 +251,25 @@ def broadcast(
         raise ValueError("broadcast needs a contiguous tensor; copy it first")
     distance, tree = (rank - source) % world_size, _on_gloo(tensor, group)
     copies = broadcast_copies(distance, world_size, tree=tree)
+    if world_size == 1:
+        return
     record("broadcast", world_size, tensor.nbytes, copies * tensor.nbytes)
     if tensor.numel():
         dist.broadcast(_as_bytes(tensor), group=group, group_src=source)
 
 
 def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
-    """All-reduce: every rank ends with the sum. The order of the sum is the backend's, not rank order. So
-    the stages train without it, and average [in rank order](groups.py#all_reduce_mean). It serves for single
-    numbers, such as a loss to print.
+    """All-reduce: every rank ends with the sum. The order of the sum is the backend's, not rank order, on gloo
+    too. So the stages train without it, and average [in another way](groups.py#all_reduce_mean) that keeps
+    rank order on gloo. It serves for single numbers, such as a loss to print.
 
     :param tensor: replaced by the sum over all ranks; contiguous, of a numeric dtype.
     """
     rank, world_size = world(group)
     unit = tensor.element_size() if _on_gloo(tensor, group) else None
     sent = all_reduce_bytes(rank, world_size, tensor.nbytes, unit)
+    if world_size == 1:
+        return
     record("all-reduce", world_size, tensor.nbytes, sent)
     if tensor.numel():
         dist.all_reduce(tensor, group=group)
@@ -287,6 +299,13 @@ def _on_gloo(tensor: Tensor, group: ProcessGroup | None) -> bool:
     """A group may have one backend for each kind of device (`cpu:gloo,cuda:nccl`): the tensor decides."""
     backends = dist.get_backend_config(group).split(",")
     return tensor.device.type == "cpu" and "cpu:gloo" in backends
+
+
+def _put(place: Tensor, piece: Tensor) -> None:
+    """Copy a rank's own piece to its place, unless the piece is a view of that place."""
+    lies = [(one.storage_offset(), one.stride()) for one in (place, piece)]
+    if lies[0] != lies[1] or not shares_storage(place, piece):
+        place.copy_(piece)
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

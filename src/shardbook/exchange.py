@@ -1,6 +1,6 @@
-r"""# Exchanging the pieces
+r"""# All-to-all instead of reduce-scatter
 
-> To reduce a vector on gloo, the ranks trade pieces and each adds up its own.
+> On gloo, and for 16-bit values on every backend, the ranks send each other pieces and each rank adds up its own.
 
 A [reduce-scatter](collectives.py#reduce_scatter_mean) leaves each rank its piece of the
 sum of all ranks' vectors. gloo offers one, but runs a whole all-reduce for it and throws
@@ -8,6 +8,12 @@ most of the result away, so it sends $2\frac{N_d-1}{N_d}B$ bytes, twice as many 
 needed. An **all-to-all** sends what is needed: of its $N_d$ pieces each rank sends every
 other rank the one that rank owns. The sum is left to the receiver. That is welcome, since
 the receiver can add in rank order, and the result does not depend on chance.
+
+The receiver can also choose the dtype of the sum. NCCL's reduce-scatter adds in the
+dtype that travels, so with 16-bit gradients it would either add in 16 bits or need
+twice the bytes to send FP32. After an all-to-all the values have travelled in 16 bits
+and are added in FP32. The price is memory: the rows that arrive take as many bytes as
+the vector, where a reduce-scatter needs only the result.
 
 One of the pieces has no way to go, because the rank owns it itself. An all-to-all would
 copy it into the memory for what arrives. With two ranks that is half of this memory.

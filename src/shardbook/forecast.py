@@ -18,8 +18,7 @@ $$\text{sent}_3 = 3 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d} \qquad
 
 The first two are exact for any FP32 model without frozen parameters whose units each run once in a forward
 pass, if each micro-batch exchanges its gradients. [A policy](policy_bytes.py) sets other bytes an element,
-and both stay exact over gloo; another backend sends 16-bit gradients [as
-FP32](collectives.py#reduce_scatter_mean). The last is known for stage 3 only, without such a policy and
+and both stay exact. The last is known for stage 3 only, without such a policy and
 without checkpoints, and exact for [this GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many
 shapes. On a GPU attention saves other tensors for its backward pass, so there the figure is an estimate. None
 of the three contains the temporaries inside one operation, the buffers inside the communication backend, or

@@ -17,9 +17,9 @@ FP32, and each value loses 16 of its 24 significant bits before it is averaged. 
 is formed in FP32 and then rounded to BF16 once more. In the other direction, BF16
 gradients that travel as FP32 lose nothing on the way. By default a gradient travels in
 the format in which it was computed: to widen it would double the bytes and add no
-digit. Gloo carries 16 bits as they are. With other backends, such as NCCL, 16-bit
-values [travel as FP32](collectives.py#reduce_scatter_mean), because the backend would
-add them up in 16 bits.
+digit. Every backend carries 16 bits as they are, since the ranks [send each other
+pieces](exchange.py) and add them up themselves. NCCL's own reduce-scatter would add in
+16 bits.
 
 The format of the exchange is not that of the sum. The ranks' values are
 [added](collectives.py#reduce_scatter_mean) in FP32 at least: in FP16, $40000 + 40000$

@@ -8,15 +8,14 @@ so this chapter counts vector by vector. [The planner](planner.py) and [the
 forecast](forecast.py) add them up.
 
 With $m$ bytes for a number as a master, $b$ as it is computed with, $c$ as a collected
-gradient, $s$ as a mean gradient and $r$ in the reduce-scatter that forms the mean, one
-vector takes:
+gradient and $s$ as it travels, one vector takes:
 
 | stage | masters | `full` between uses | gradients, at most | sent for a micro-batch |
 |---|---|---|---|---|
-| 0 | $m\,P_u$ | $b\,P_u$ | $\max(c, m)\,P_u$ | $(r + s)(P_u - S_u)$ |
-| 1 | $m\,S_u$ | $b\,P_u$ | $\max(c\,P_u, m\,S_u)$ | $(r + b)(P_u - S_u)$ |
+| 0 | $m\,P_u$ | $b\,P_u$ | $\max(c, m)\,P_u$ | $2s\,(P_u - S_u)$ |
+| 1 | $m\,S_u$ | $b\,P_u$ | $\max(c\,P_u, m\,S_u)$ | $(s + b)(P_u - S_u)$ |
 | 2 | $m\,S_u$ | $b\,P_u$ | $m\,S_u$ | the same |
-| 3 | $m\,S_u$ | 0 | $m\,S_u$ | $(r + 2b)(P_u - S_u)$ |
+| 3 | $m\,S_u$ | 0 | $m\,S_u$ | $(s + 2b)(P_u - S_u)$ |
 
 Where modules compute with the masters themselves, the two columns after the stage are
 one: $m\,P_u$ in stages 0 to 2, $m\,S_u$ in stage 3. With [offload](offload.py) the
@@ -24,19 +23,15 @@ masters and the mean gradients are on the host, and what moves is this rank's ow
 in $b$ bytes a number before each gather, or in stage 0 before each forward pass, and in
 $s$ bytes after each exchange.
 
-Gloo sends 16-bit gradients as they are, so $r = s$, and that is what the functions of
-this chapter count. With other backends the reduce-scatter sends 16-bit gradients [as
-FP32](collectives.py#reduce_scatter_mean), so there $r$ is at least 4. Nothing else is
-widened: with 16-bit gradients the gather of the mean in stage 0 sends 2 bytes a number
-on each backend, and offload moves 2.
+These figures hold on every backend. Gradients of 16 bits travel as they are also over
+NCCL, by [an all-to-all](exchange.py), though they are added up in FP32.
 
 :notation $P_u$: `padded`, the elements of one flat vector of unit $u$ with its padding
 :notation $S_u$: `shard_numel`, a rank's part of them
 :notation $m$: `masters`, the bytes of a number as it is stored
 :notation $b$: `computed`, the bytes of a number as modules compute with it
 :notation $c$: `collected`, the bytes of a number in the vector that collects gradients
-:notation $s$: `sent`, the bytes of a number of the mean gradient, in the dtype in which gradients travel
-:notation $r$: `reduced`, the bytes of a number in the reduce-scatter
+:notation $s$: `sent`, the bytes of a number as it travels in the exchange of gradients
 """
 
 # sidelit: hide
@@ -107,9 +102,7 @@ def kinds_of(layout: Layout, stage: int, policy: Policy) -> Kinds:
     else:
         full = 0 if stage == 3 else computed * whole
     gathers = (0, 1, 1, 2)[stage]
-    # That of gloo. In stage 0 the mean is gathered, too.
-    reduced = sent
-    exchanged = reduced + (sent if stage == 0 else 0)
+    reduced = 2 if stage == 0 else 1
     # In stage 0 the masters come from the host without a gather, once for each forward
     # pass.
     entered = max(gathers, 1)
@@ -118,7 +111,7 @@ def kinds_of(layout: Layout, stage: int, policy: Policy) -> Kinds:
         masters_on_host=own if policy.offload else 0,
         gradients=vectors if policy.offload else max(vectors, mean),
         gradients_on_host=mean if policy.offload else 0,
-        sent=(exchanged + gathers * computed) * (whole - part),
+        sent=(reduced * sent + gathers * computed) * (whole - part),
         moved=(entered * computed + sent) * kept if policy.offload else 0,
     )
 

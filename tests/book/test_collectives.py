@@ -70,7 +70,11 @@ def reduces_elsewhere() -> None:
         with ledger.ledger() as book:
             piece = reduce_scatter_mean(torch.full((4 * size,), 39936.0 + 512 * rank, dtype=dtype)).wait()
         assert same_bits(piece, torch.full((4,), 39936.0 + 256 * (size - 1)).to(dtype)), dtype
-        assert book.total == (size - 1) * 4 * max(4, dtype.itemsize)
+        assert book.total == (size - 1) * 4 * dtype.itemsize, (dtype, book.sent)
+        if dtype.itemsize < 4:
+            # Added in FP32 and in rank order, as on gloo.
+            piece = reduce_scatter_mean(values(rank, size * 100, dtype)).wait()
+            assert same_bits(piece, ordered_mean(size, size * 100, dtype)[rank * 100 :][:100]), dtype
         full = torch.zeros(size * 3, dtype=dtype)
         all_gather(full, torch.full((3,), rank, dtype=dtype)).wait()
         assert full.tolist() == [peer for peer in range(size) for _ in range(3)]
@@ -122,6 +126,31 @@ def empties() -> dict[str, int]:
         broadcast(torch.empty(0, 3))
         all_reduce(torch.empty(0))
     return book.sent
+
+
+def alone() -> None:
+    """A group of one rank, in a world of two: what each call gives, without any call of torch.distributed."""
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    group, mine = groups[dist.get_rank()], dist.get_rank()
+    names = ("all_gather_single", "reduce_scatter_single", "all_to_all_single", "all_reduce", "broadcast")
+    with pytest.MonkeyPatch.context() as patch, ledger.ledger() as book:
+        for name in names:
+            patch.setattr(dist, name, None)
+        for on_gloo in (True, False):
+            patch.setattr(collectives, "_on_gloo", lambda tensor, group, on_gloo=on_gloo: on_gloo)
+            for dtype in FLOATS:
+                mean = values(mine, 7, dtype)
+                full = torch.zeros(7, dtype=dtype)
+                all_gather(full, mean, group=group).wait()
+                assert same_bits(full, mean), (on_gloo, dtype)
+                all_gather(full, full, group=group).wait()
+                piece = reduce_scatter_mean(full, group=group).wait()
+                assert same_bits(piece, mean), (on_gloo, dtype)
+                piece.zero_()
+                all_reduce(full, group=group)
+                broadcast(full, group=group)
+                assert same_bits(full, mean), "the piece must not be a view of the vector"
+    assert book.calls == [], book.calls
 
 
 def overlaps() -> None:
@@ -272,6 +301,10 @@ def test_a_gather_on_gloo_takes_no_second_buffer() -> None:
 def test_nothing_to_move_is_no_special_case() -> None:
     nothing = {"all-gather": 0, "reduce-scatter": 0, "broadcast": 0, "all-reduce": 0}
     assert ranks.run(2, empties) == [nothing] * 2
+
+
+def test_one_rank_alone_issues_no_exchange() -> None:
+    ranks.run(2, alone)
 
 
 def test_a_group_numbers_its_ranks_itself() -> None:

@@ -151,15 +151,12 @@ def count_off_gloo() -> dict[tuple[str, int], dict[str, int]]:
         return {(name, stage): counted(SMALL, stage, POLICIES[name], fake=True) for name, stage in cases}
 
 
-def test_off_gloo_only_the_reduce_scatter_is_widened() -> None:
-    """Not the gather of the mean in stage 0, and not what offload moves."""
+def test_off_gloo_as_many_bytes_travel() -> None:
     (found,) = ranks.run(1, count_off_gloo)
     for (name, stage), figures in found.items():
         policy = Policy(**POLICIES[name])
         layouts = planner.layouts_of(SMALL, 4, policy)
         own = planner.own_bytes(layouts, stage, "adamw", policy=policy)
-        narrow = [each for each in layouts if policy.sends_in(each.computes_in).itemsize == 2]
-        widened = sum(2 * (each.padded - each.shard_numel) for each in narrow)
-        assert widened
-        assert figures["sent"] == own.sent + widened, (name, stage)
+        assert any(policy.sends_in(each.computes_in).itemsize == 2 for each in layouts), name
+        assert figures["sent"] == own.sent, (name, stage)
         assert figures["moved"] == (own.moved or 0), (name, stage)
