@@ -45,7 +45,9 @@ all-gather for the forward pass, one for the backward pass, one reduce-scatter f
 # sidelit: hide
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -108,8 +110,9 @@ def all_gather(
     if not full.numel():
         return PendingGather([])
     if not _on_gloo(full, group):
+        take_turn(group)
         work = dist.all_gather_single(full, piece, group=group, async_op=True)
-        return PendingGather([work])
+        return PendingGather(under_way(group, [work]))
     # On gloo the ranks take turns: rank $r$ broadcasts piece $r$, straight into its place in `full`. gloo's
     # own all-gather first collects the pieces in a second vector of $B$ bytes and then copies them over. The
     # bytes sent are the same, because each rank is the source exactly once.
@@ -173,16 +176,20 @@ def reduce_scatter_mean(
     sent = (world_size - 1) * flat.nbytes // world_size
     record("reduce-scatter", world_size, flat.nbytes, sent)
     # gloo's own reduce-scatter sends twice as many bytes as [an exchange of the pieces](exchange.py). NCCL's
-    # sends what it should, but it adds in the dtype it is given. In FP16, $40000 + 40000$ is infinite although
-    # the mean is not: the largest finite value is 65504. And in BF16 each addition of a ring would round. An
-    # exchange of the pieces moves 16-bit values as they are and leaves the sum to us, which is taken in FP32.
-    if _on_gloo(flat, group) or dtype.itemsize < 4:
+    # sends what it should, but adds in the dtype it is given. In FP16, $40000 + 40000$ is infinite although
+    # the mean is not: the largest finite value is 65504. In BF16 each addition of a ring would round. An
+    # exchange of the pieces moves 16-bit values as they are and leaves the sum to us, which is in FP32.
+    if _on_gloo(flat, group):
         works, rows = exchange(flat, group)
         return PendingReduce(works, rows, flat, world_size, dtype)
+    take_turn(group)
+    if dtype.itemsize < 4:
+        works, rows = exchange(flat, group)
+        return PendingReduce(under_way(group, works), rows, flat, world_size, dtype)
     result, works = flat.new_empty(flat.numel() // world_size), []
     if flat.numel():
         work = dist.reduce_scatter_single(result, flat, group=group, async_op=True)
-        works.append(work)
+        works = under_way(group, [work])
     return PendingReduce(works, [result], flat, world_size, dtype)
 
 
@@ -201,9 +208,9 @@ class PendingReduce:
 
     def wait(self) -> Tensor:
         """Add the rows in rank order, then divide. Floating-point addition is not associative, so the
-        order decides the last bits. On gloo, and for 16-bit values everywhere, it is the same on every run, and
-        a reference on one process can repeat it exactly. Values of 32 bits and more are added by NCCL, which
-        chooses its order itself: a ring starts each piece's sum at another rank.
+        order decides the last bits. On gloo, and for 16-bit values everywhere, it is the same on every run,
+        and a reference on one process can repeat it exactly. Values of 32 bits and more are added by NCCL,
+        which chooses its order itself: a ring starts each piece's sum at another rank.
 
         :returns: this rank's piece of the mean.
         :raises RuntimeError: when called a second time.
@@ -259,9 +266,9 @@ def broadcast(
 
 
 def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
-    """All-reduce: every rank ends with the sum. The order of the sum is the backend's, not rank order, on gloo
-    too. So the stages train without it, and average [in another way](groups.py#all_reduce_mean) that keeps
-    rank order on gloo. It serves for single numbers, such as a loss to print.
+    """All-reduce: every rank ends with the sum. The order of the sum is the backend's, not rank order, also
+    on gloo. So the stages train without it, and average [in another way](groups.py#all_reduce_mean) that
+    keeps rank order on gloo. It serves for single numbers, such as a loss to print.
 
     :param tensor: replaced by the sum over all ranks; contiguous, of a numeric dtype.
     """
@@ -293,6 +300,31 @@ def world(group: ProcessGroup | None = None) -> tuple[int, int]:
             "this process is not in the process group; pass one that holds it"
         )
     return rank, world_size
+
+
+def take_turn(group: ProcessGroup | None) -> None:
+    """Exchanges of two groups must not be under way at once on NCCL: their kernels occupy the device while
+    they wait for other ranks, and ranks that start them in different orders wait forever. PyTorch therefore
+    asks for a wait in between. Here the current stream waits, and no thread. gloo needs no such care.
+
+    :param group: the group whose exchange is about to start on the current stream
+    """
+    for other, reference in [*_under_way.items()]:
+        work = reference()
+        if work is not None and other is not group:
+            work.wait()
+
+
+def under_way(group: ProcessGroup | None, works: list[Work]) -> list[Work]:
+    """Remember the last exchange of a group for the next turn of another. A group carries out one after the
+    other. An exchange that was waited for is forgotten, since later streams come after that wait.
+    """
+    for work in works:
+        _under_way[group] = weakref.ref(work)
+    return works
+
+
+_under_way: dict[Any, weakref.ref[Work]] = {}
 
 
 def _on_gloo(tensor: Tensor, group: ProcessGroup | None) -> bool:

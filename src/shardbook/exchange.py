@@ -1,6 +1,6 @@
 r"""# All-to-all instead of reduce-scatter
 
-> On gloo, and for 16-bit values on every backend, the ranks send each other pieces and each rank adds up its own.
+> On gloo, and for 16-bit values everywhere, ranks send each other pieces, and each adds up its own.
 
 A [reduce-scatter](collectives.py#reduce_scatter_mean) leaves each rank its piece of the
 sum of all ranks' vectors. gloo offers one, but runs a whole all-reduce for it and throws

@@ -23,18 +23,18 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shardbook.collectives import PendingReduce, reduce_scatter_mean
 from shardbook.flat import resize
+from shardbook.groups import Groups, Mean
 from shardbook.machinery import machinery
 from shardbook.masters import FlatWithMasters
 from shardbook.pages import ask_for_large_pages
 from shardbook.partition import Layout
 from shardbook.policy import Policy
+from shardbook.streams import compute_stream
 
 __all__ = ["FlatWithGradients"]
 # sidelit: show
@@ -51,7 +51,7 @@ class FlatWithGradients(FlatWithMasters):
         self.sends_in = policy.sends_in(layout.computes_in)
         self.grad_full: Tensor | None = None
         self.sending: Tensor | None = None
-        self.reducing: PendingReduce | None = None
+        self.reducing: Mean | None = None
         # The parameters whose gradients `grad_full` has taken.
         self.arrived: set[int] = set()
         # Whether gradients wait for a later exchange, and what is shown for them.
@@ -106,6 +106,8 @@ class FlatWithGradients(FlatWithMasters):
         spread out, since the flat vector has a place for every element.
         """
         assert whole.grad is not None
+        # Another branch of the model may collect on another stream.
+        compute_stream(self.device)
         place, gradient = self.place(index), whole.grad.to_dense()
         self.unhold(index)
         if index in self.arrived:
@@ -167,10 +169,17 @@ class FlatWithGradients(FlatWithMasters):
         self.fill_missing_gradients()
         self.sending, self.grad_full = self.gradients().to(self.sends_in), None
 
-    def reduce(self, group: Any) -> None:
+    def reduce(self, groups: Groups) -> None:
         """Start the exchange of what is to be sent."""
         assert self.sending is not None
-        self.reducing = reduce_scatter_mean(self.sending, group=group)
+        self.reducing = groups.mean(self.sending)
+
+    def sent(self) -> None:
+        """Give back the vector that was sent. Its mean goes on [to the other
+        copies](groups.py#Groups.mean) as a piece of it.
+        """
+        assert self.sending is not None
+        resize(self.sending, 0)
 
     def receive(self, mean: Tensor) -> None:
         """End an exchange: keep the mean, and give back the vector that was sent.
@@ -210,7 +219,7 @@ class FlatWithGradients(FlatWithMasters):
         An exchange under way still reads them, so it has to end first.
         """
         if self.reducing is not None:
-            self.reducing.wait()
+            self.reducing.abandon()
         self.reducing = self.sending = self.grad_full = None
         for index in list(self.held):
             self.unhold(index)

@@ -13,24 +13,45 @@ ranks of one column hold the same part of different copies. Here each row is a m
 | **replica 1** | rank 2 | rank 3 |
 
 A gradient is averaged along the row first, which leaves each rank $1/N_d$ of it, and
-then along the column. Only that part travels between the machines.
+then along the column. Only that part travels between the machines. For a vector of $B$
+bytes and $R$ replicas a rank sends in a step
+
+$$2\,\frac{R-1}{R}\,\frac{B}{N_d}$$
+
+bytes to other machines. That is the price of the replicas; one copy over all ranks would
+instead send each gather over the slow links. The memory is a price, too: each machine
+stores a whole copy.
+
+The mean takes three exchanges: a reduce-scatter along the row, then a reduce-scatter and
+an all-gather down the column. If a rank waited for each of them in turn, the last two
+would hide behind nothing. So [the conductor](schedule.py#Conductor.advance) starts each
+one when the next unit's gradients are ready, and the rank computes meanwhile.
+
+While one group reduces, another may gather. On NCCL that is safe only if all ranks carry
+out the exchanges of both groups in one order. So [the order](order.py) covers all
+exchanges of a mesh and is the same on each of its ranks, and an exchange of one group
+[waits for that of the other](collectives.py#take_turn).
 
 :notation $N_d$: `world_size`, the number of ranks that share one copy
+:notation $R$: `copies`, the number of replicas
+:notation $B$: the bytes of the whole vector
 """
 
 # sidelit: hide
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Work
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardbook.collectives import all_gather, broadcast, reduce_scatter_mean, world
 
-__all__ = ["Groups", "all_reduce_mean", "groups_of"]
+__all__ = ["Groups", "Mean", "all_reduce_mean", "groups_of"]
 # sidelit: show
 
 
@@ -68,11 +89,66 @@ class Groups:
             broadcast(tensor, source=0, group=self.replicas)
         broadcast(tensor, source=0, group=self.shards)
 
-    def mean_over_replicas(self, piece: Tensor) -> Tensor:
-        """The mean of a rank's part of the gradient over all copies of the model."""
-        if self.replicas is not None:
-            all_reduce_mean(piece, group=self.replicas)
+    def mean(self, vector: Tensor) -> Mean:
+        """Start to average a gradient over the rows and over all copies of the model.
+
+        :param vector: as for [`reduce_scatter_mean`](collectives.py#reduce_scatter_mean)
+        """
+        more = ("average the copies of", "gather the average of")
+        later = more if self.copies > 1 else ()
+        return Mean(self.exchanges(vector), later)
+
+    def exchanges(self, vector: Tensor) -> Generator[list[Work], None, Tensor]:
+        """The exchanges of a mean, one after the other. Each is started, and its end is
+        waited for only when the generator goes on.
+        """
+        row = reduce_scatter_mean(vector, group=self.shards)
+        yield row.works
+        return (yield from self.mean_over_replicas(row.wait()))
+
+    def mean_over_replicas(self, piece: Tensor) -> Generator[list[Work], None, Tensor]:
+        """The exchanges for the mean of a rank's part over all copies of the model."""
+        if self.copies > 1:
+            yield from all_reduce_mean(piece, group=self.replicas)
         return piece
+
+
+class Mean:
+    """A mean under way.
+
+    :param exchanges: the exchanges that it takes; the first one is started at once
+    :param later: what the others are called [in the common order](order.py#Order.before)
+    """
+
+    def __init__(
+        self, exchanges: Generator[list[Work], None, Tensor], later: Iterable[str]
+    ) -> None:
+        self.exchanges, self.later = exchanges, list(later)
+        self.works = next(exchanges)
+
+    @property
+    def following(self) -> str | None:
+        """What the next exchange is called; `None` if the one under way is the last."""
+        return self.later[0] if self.later else None
+
+    def advance(self) -> Tensor | None:
+        """Wait for the exchange under way, and start the next.
+
+        :returns: the mean, once there is no next one
+        """
+        del self.later[:1]
+        try:
+            self.works = next(self.exchanges)
+        except StopIteration as end:
+            self.works = []
+            mean: Tensor = end.value
+            return mean
+        return None
+
+    def abandon(self) -> None:
+        """Wait for the exchange under way, and start no other."""
+        for work in self.works:
+            work.wait()
 
 
 def groups_of(mesh: Any) -> Groups:
@@ -118,14 +194,19 @@ def groups_of(mesh: Any) -> Groups:
     )
 
 
-def all_reduce_mean(vector: Tensor, *, group: Any = None) -> None:
-    r"""Replace a vector by its mean over the ranks, on every rank.
+def all_reduce_mean(
+    vector: Tensor, *, group: Any = None
+) -> Generator[list[Work], None, None]:
+    r"""The two exchanges that replace a vector by its mean over the ranks, on every rank.
 
     A reduce-scatter averages it piece by piece, and an all-gather puts the pieces
-    together, straight into the vector that was sent. So the sum runs in rank order, as
-    it does in [`reduce_scatter_mean`](collectives.py#reduce_scatter_mean).
+    together, straight into the vector that was sent. On gloo the sum then runs in rank
+    order, as it does in [`reduce_scatter_mean`](collectives.py#reduce_scatter_mean).
 
     :param vector: 1-D, floating point, its number of elements a multiple of the ranks
     """
-    piece = reduce_scatter_mean(vector, group=group).wait()
-    all_gather(vector, piece, group=group).wait()
+    reducing = reduce_scatter_mean(vector, group=group)
+    yield reducing.works
+    gathering = all_gather(vector, reducing.wait(), group=group)
+    yield gathering.works
+    gathering.wait()

@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from shardbook.flat import Flat, owner_of
 from shardbook.optimizer_trial import Kind, options_of, refuse_unless_elementwise
 from shardbook.partition import Slot
+from shardbook.streams import compute_stream
 from shardbook.unowned import refuse_unowned_of
 
 __all__ = ["before_step", "refuse_copies_of", "refuse_waiting", "register_guard"]
@@ -76,6 +77,8 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         refuse_unfit(optimizer, flats, closure=any(map(callable, given)))
     for flat in flats:
         flat.order.check()
+        # The optimizer may run on a stream of its own, after all that this library did.
+        compute_stream(flat.device)
         if flat.in_use:
             raise RuntimeError(
                 f"{flat.layout.slots[0].names[0]} is in the middle of a forward or "

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from shardbook.ledger import record_move
+from shardbook.streams import current_stream
 
 __all__ = ["Crossing", "Landing", "host_memory", "pin", "to_device", "to_host"]
 # sidelit: show
@@ -104,7 +105,7 @@ def start(
     pinned memory asks the stream before it gives a block away.
     """
     module, stream = torch.get_device_module(device), road(device, direction)
-    stream.wait_stream(module.current_stream())
+    stream.wait_stream(current_stream(device))
     with module.stream(stream):
         copy.copy_(values, non_blocking=True)
     # The caller may drop either tensor before the copy has run. Without this line the
@@ -114,7 +115,7 @@ def start(
             tensor.record_stream(stream)
     done = module.Event()
     done.record(stream)
-    return Crossing(copy, done)
+    return Crossing(copy, done, device)
 
 
 def host_memory(
@@ -159,17 +160,19 @@ class Crossing:
 
     :param copy: the target, which may be read only after one of the two waits
     :param done: the moment at which the copy has ended
+    :param device: the one of its two ends that is not the host
     """
 
     copy: Tensor
     done: Any
+    device: torch.device
 
     def wait(self) -> Tensor:
         """Let the current stream wait. The calling thread goes on.
 
         Without this line a kernel would read what the memory held before.
         """
-        self.done.wait()
+        self.done.wait(current_stream(self.device))
         return self.copy
 
     def arrive(self) -> Tensor:
@@ -230,4 +233,4 @@ class Landing(torch.autograd.Function):
 @cache
 def road(device: torch.device, direction: str) -> Any:
     """The stream of all copies between this device and the host in one direction."""
-    return torch.get_device_module(device).Stream()
+    return torch.get_device_module(device).Stream(device)

@@ -70,7 +70,7 @@ class Replicated(Unit):
             return
         # The masters are there when the optimizer's last write is done, which is queued
         # on the compute stream. An earlier computation there may still read the copy.
-        self.gather_stream.wait_stream(self.device.current_stream())
+        self.gather_stream.wait_stream(self.compute_stream())
         with self.device.stream(self.gather_stream):
             for flat in self.copied:
                 flat.piece()
@@ -78,7 +78,7 @@ class Replicated(Unit):
     def arrive(self) -> None:
         """Wait for the copies."""
         if self.copied and not self.fresh:
-            self.device.current_stream().wait_stream(self.gather_stream)
+            self.compute_stream().wait_stream(self.gather_stream)
         self.fresh = True
 
     def empty(self) -> None:

@@ -48,6 +48,8 @@ class Conductor:
     # One exchange for the whole program, so that several models have no more in flight
     # than one.
     in_flight: ClassVar[Unit | None] = None
+    # Units whose gradients are averaged, and [go on to other copies](groups.py#Groups.mean).
+    going_on: ClassVar[list[Unit]] = []
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -145,17 +147,30 @@ class Conductor:
         So the gradients of at most one unit are on their way. Without this limit a rank
         that computes faster than it exchanges would hold the gradients of all units.
         """
-        self.complete()
+        self.advance()
+        if unit in Conductor.going_on:
+            self.complete()
         unit.reduce()
         Conductor.in_flight = unit
         self.exchanged.add(unit)
         self.kept.pop(unit, None)
 
+    def advance(self) -> None:
+        """Wait for what is in flight, and let means go on to other copies of the model.
+
+        On a mesh of two dimensions a mean takes three exchanges, and in each of them a
+        rank sends less than in the one before. Each has the time of one unit's backward
+        pass to arrive.
+        """
+        first, Conductor.in_flight = Conductor.in_flight, None
+        units, Conductor.going_on = Conductor.going_on, []
+        units += [] if first is None else [first]
+        Conductor.going_on = [unit for unit in units if unit.advance()]
+
     def complete(self) -> None:
-        """Wait for the exchange in flight, if there is one."""
-        unit, Conductor.in_flight = Conductor.in_flight, None
-        if unit is not None:
-            unit.finish_reduce()
+        """Wait for all exchanges of gradients that are under way."""
+        while Conductor.in_flight or Conductor.going_on:
+            self.advance()
 
     @machinery()
     def backward_ended(self, task: int) -> None:
@@ -171,6 +186,9 @@ class Conductor:
             self.settle()
         self.complete()
         self.release()
+        # This is the stream of the caller, on which gradients are used next.
+        for unit in self.drivers:
+            unit.compute_stream()
         if not self.passes:
             self.order.end()
 
@@ -219,7 +237,7 @@ class Conductor:
             self.kept.clear()
         self.passes.clear()
         self.late.clear()
-        Conductor.in_flight = None
+        Conductor.in_flight, Conductor.going_on = None, []
 
     def expire(self, unit: Unit) -> None:
         """Let a unit gather anew, unless all ranks know that nothing has changed.

@@ -55,7 +55,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ from shardbook.order import Order
 from shardbook.partition import plan, shares_storage
 from shardbook.policy import Policy
 from shardbook.sites import Site
-from shardbook.streams import streams
+from shardbook.streams import compute_stream, give_back, streams
 
 __all__ = ["State", "Unit"]
 # sidelit: show
@@ -162,6 +162,10 @@ class Unit(ABC):
     def expire(self) -> None:
         """Do not rely any longer on what was gathered."""
 
+    def compute_stream(self) -> Any:
+        """The stream that is current, ordered [after the one before](streams.py#compute_stream)."""
+        return compute_stream(self.flats[0].device)
+
     @property
     def nbytes(self) -> int:
         """The bytes of the whole unit in the dtype of `full`, padding included."""
@@ -236,6 +240,7 @@ class Unit(ABC):
         # it write into memory that belongs to somebody else.
         self.wait()
         self.empty()
+        give_back(self.flats[0].device)
         self.state = State.SHARDED
         self.switch(self.precise)
 
@@ -260,31 +265,53 @@ class Unit(ABC):
             flat.send()
         # The gradients were written on the compute stream. Without this line the other
         # ranks receive a vector that is half written.
-        self.reduce_stream.wait_stream(self.device.current_stream())
+        self.reduce_stream.wait_stream(self.compute_stream())
         with self.device.stream(self.reduce_stream):
             for flat in self.trainable:
-                flat.reduce(self.groups.shards)
+                flat.reduce(self.groups)
 
     def finish_reduce(self) -> None:
-        """Wait for the mean and add it to the gradients of the model's parameters.
+        """Wait for the mean and add it to the gradients of the model's parameters."""
+        while self.advance():
+            pass
 
-        Between `reduce` and this call a rank computes on, and that hides the exchange.
+    def advance(self) -> bool:
+        """Wait for the exchange under way. Then start the next one that [the
+        mean](groups.py#Groups.mean) needs, or, if there is none, add the mean to the
+        gradients of the model's parameters.
+
+        Between `reduce` and this call, and between two such calls, a rank computes on,
+        and that hides the exchanges.
+
+        :returns: whether another exchange is under way
         """
         due = [(flat, flat.reducing) for flat in self.trainable if flat.reducing]
-        for flat, pending in due:
+        # The exchanges between copies keep the common order, too.
+        for _, mean in due[:1]:
+            if mean.following:
+                self.order.before(mean.following, self.name, self.sites[0].name)
+        for flat, mean in due:
             # The sum takes its memory on the reduce stream. It may get the block of an
             # earlier mean, which the compute stream still reads.
-            self.reduce_stream.wait_stream(self.device.current_stream())
+            self.reduce_stream.wait_stream(self.compute_stream())
             with self.device.stream(self.reduce_stream):
-                self.order.watch(pending.works)
-                piece = self.groups.mean_over_replicas(pending.wait())
-                mean = flat.brought_home(self.kept_mean(flat, piece))
+                self.order.watch(mean.works)
+                piece = mean.advance()
+                if piece is not None:
+                    piece = flat.brought_home(self.kept_mean(flat, piece))
             # Without this line the optimizer could read the mean too early, and the
             # memory of `sending` could be used again while the exchange reads it.
-            self.device.current_stream().wait_stream(self.reduce_stream)
-            flat.receive(mean)
+            self.compute_stream().wait_stream(self.reduce_stream)
+            if piece is None:
+                flat.sent()
+            else:
+                flat.receive(piece)
+        give_back(self.flats[0].device)
+        if any(flat.reducing for flat, _ in due):
+            return True
         for act in self.after_reduce if due else ():
             act(self)
+        return False
 
     def add_zero(self) -> None:
         """No rank has used the unit in this step: the mean of nothing is zero."""

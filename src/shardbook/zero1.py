@@ -89,7 +89,7 @@ class Zero1(Replicated):
         # other ranks receive the weights of the step before, and no error is ever
         # raised. And an earlier computation may still read what is about to be
         # overwritten.
-        self.gather_stream.wait_stream(self.device.current_stream())
+        self.gather_stream.wait_stream(self.compute_stream())
         with self.device.stream(self.gather_stream):
             for flat in self.shared:
                 flat.gathering = all_gather(
@@ -111,7 +111,7 @@ class Zero1(Replicated):
                 flat.gathering.wait()
         # Without this line the computation would start on a vector that is still being
         # filled.
-        self.device.current_stream().wait_stream(self.gather_stream)
+        self.compute_stream().wait_stream(self.gather_stream)
         super().arrive()
 
     def expire(self) -> None:

@@ -13,7 +13,11 @@ events, and `races` feeds that list to `torch.cuda._sanitizer.EventHandler`. Mod
   taken from the operation's schema, and kept by storage: two parts of one storage count as one place.
 - **streams and events**: `torch.get_device_module` gives a device whose streams start empty and are
   ordered by nothing but `wait_stream` and events. A backward pass runs on the stream of its forward pass,
-  which in the book is the compute stream.
+  which in the book is the compute stream; a test that computes on several streams switches by itself.
+- **several devices**: the device of the model is never the current one, except inside of a block
+  `with module.stream(...)` for one of its streams. So a stream for which nobody names the device belongs to
+  the other device. What is recorded or waited for there orders nothing here, and a block with such a stream
+  does not change where the model's tensors are computed.
 - **NCCL**: an asynchronous collective is a kernel on a stream that belongs to the process group. That stream
   waits for the stream from which the collective was called. `Work.wait` lets the current stream wait for
   the collective. Until then the process group keeps the tensors, so that nobody can free them; to shrink
@@ -31,7 +35,7 @@ events, and `races` feeds that list to `torch.cuda._sanitizer.EventHandler`. Mod
   Pinned memory that is dropped is not handed out again before the copies from it are done. Every other tensor
   is on the device: `is_cpu` says so, and so is new memory for which a device is named.
 
-Not modelled are several devices and other waits of the host. `item()` makes the host wait for the stream, but
+Not modelled are other waits of the host. `item()` makes the host wait for the stream, but
 a program that is in order only because of that is out of order on the day the `item()` goes, so it counts as
 a read and nothing more. A wait that is left out of the replay is left out alone: what the host did
 afterwards, it did as recorded.
@@ -68,6 +72,7 @@ FACTORY = re.compile("^new_|_like$")  # these ask a tensor for its shape, not fo
 COMPUTE = 0  # the number of the stream that is current when nobody chose another
 
 HOST = -1  # the thread itself
+AWAY = -2  # the current stream of the current device, which is not the model's
 NCCL = 1000  # the number of the first stream of a process group
 
 
@@ -218,6 +223,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.trace: Trace = []
         self.current = COMPUTE
+        self.at_home = False  # whether the model's device is the current one
         self.quiet = False  # whether what runs now is the model's own business
         self.events = 0
         self.blocks = 0
@@ -231,6 +237,7 @@ class Recorder(TorchDispatchMode):
     def __enter__(self) -> Recorder:
         assert Recorder.active is None
         Recorder.active = self
+        streams.users.clear()
         change = self.patches.enter_context
         change(patch.object(torch, "get_device_module", lambda _=None: device))
         # A group may have gloo for CPU tensors. These stand for tensors of a GPU.
@@ -240,7 +247,13 @@ class Recorder(TorchDispatchMode):
         change(patch.object(Tensor, "is_cpu", property(_is_cpu)))
         for module in (host, offload):
             change(patch.object(module, "host_memory", self.on_host(host.host_memory)))
-        for name in ("all_gather_single", "reduce_scatter_single", "all_reduce", "broadcast"):
+        for name in (
+            "all_gather_single",
+            "reduce_scatter_single",
+            "all_to_all_single",
+            "all_reduce",
+            "broadcast",
+        ):
             change(patch.object(dist, name, self.collective(getattr(dist, name))))
         # The garbage collector would free memory at moments of its own.
         gc.disable()
@@ -255,6 +268,7 @@ class Recorder(TorchDispatchMode):
         # The book keeps its streams. These belong to a device that is gone.
         for kept in (streams.streams, host.road):
             kept.cache_clear()
+        streams.users.clear()
 
     # Kernels.
 
@@ -461,14 +475,15 @@ class Stream:
 
     made = COMPUTE
 
-    def __init__(self) -> None:
+    def __init__(self, device: Any = None) -> None:
         Stream.made += 1
         self.number = Stream.made
+        self.at_home = device is not None or recording().at_home
 
     @staticmethod
     def of(number: int) -> Stream:
         stream = object.__new__(Stream)
-        stream.number = number
+        stream.number, stream.at_home = number, number != AWAY
         return stream
 
     def __eq__(self, other: object) -> bool:
@@ -496,29 +511,30 @@ class Event:
     number: int
 
     def record(self, stream: Stream | None = None) -> None:
-        recorder = recording()
-        self.number = recorder.record(recorder.current if stream is None else stream.number)
+        self.number = recording().record((stream or _current_stream()).number)
 
     def wait(self, stream: Stream | None = None) -> None:
-        recorder = recording()
-        recorder.wait(recorder.current if stream is None else stream.number, self.number, _lines())
+        recording().wait((stream or _current_stream()).number, self.number, _lines())
 
     def synchronize(self) -> None:
         recording().wait(HOST, self.number, _lines())
 
 
 def _current_stream(device: Any = None) -> Stream:
-    return Stream.of(recording().current)
+    recorder = recording()
+    return Stream.of(AWAY if device is None and not recorder.at_home else recorder.current)
 
 
 @contextmanager
 def _on_stream(stream: Stream) -> Iterator[None]:
     recorder = recording()
-    recorder.current, before = stream.number, recorder.current
+    before = recorder.current, recorder.at_home
+    if stream.at_home:
+        recorder.current, recorder.at_home = stream.number, True
     try:
         yield
     finally:
-        recorder.current = before
+        recorder.current, recorder.at_home = before
 
 
 # The module of the modelled device, like `torch.cuda`.

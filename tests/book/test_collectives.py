@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -151,6 +152,42 @@ def alone() -> None:
                 broadcast(full, group=group)
                 assert same_bits(full, mean), "the piece must not be a view of the vector"
     assert book.calls == [], book.calls
+
+
+def in_turn(on_gloo: bool) -> list[str]:
+    """What is started and waited for in two groups whose exchanges overlap."""
+    said: list[str] = []
+    names = {dist.new_group([0, 1]): "row", dist.new_group([0, 1]): "column"}
+    row, column = names
+
+    class Started:
+        def __init__(self, group: Any) -> None:
+            self.name = names[group]
+            said.append(f"start {self.name}")
+
+        def wait(self) -> None:
+            said.append(f"wait for {self.name}")
+
+    def start(*tensors: torch.Tensor, group: Any, async_op: bool) -> Started:
+        assert async_op
+        return Started(group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "_on_gloo", lambda tensor, group: on_gloo)
+        patch.setattr(dist, "all_gather_single", start)
+        patch.setattr(dist, "reduce_scatter_single", start)
+        if on_gloo:
+            patch.setattr(dist, "broadcast", lambda *_, group, **__: Started(group))
+            patch.setattr(collectives, "exchange", lambda flat, group: ([Started(group)], [flat[:1]]))
+        first = all_gather(torch.zeros(2), torch.zeros(1), group=row)
+        reducing = reduce_scatter_mean(torch.zeros(2), group=column)
+        first.wait()
+        second = all_gather(torch.zeros(2), torch.zeros(1), group=row)
+        reducing.wait()
+        third = all_gather(torch.zeros(2), torch.zeros(1), group=row)
+        assert second.works
+        assert third.works
+    return said
 
 
 def overlaps() -> None:
@@ -305,6 +342,16 @@ def test_nothing_to_move_is_no_special_case() -> None:
 
 def test_one_rank_alone_issues_no_exchange() -> None:
     ranks.run(2, alone)
+
+
+def test_exchanges_of_two_groups_take_turns_where_kernels_could_block_each_other() -> None:
+    for said in ranks.run(2, in_turn, False):
+        assert said == [
+            *["start row", "wait for row", "start column"],
+            *["wait for row", "wait for column", "start row", "wait for column", "start row"],
+        ]
+    for said in ranks.run(2, in_turn, True):
+        assert [what for what in said if what == "wait for column"] == ["wait for column"]
 
 
 def test_a_group_numbers_its_ranks_itself() -> None:

@@ -161,6 +161,43 @@ def test_on_two_rows_of_two(case: Callable[[], None]) -> None:
     ranks.run(4, case)
 
 
+def order_on_a_mesh() -> list[str]:
+    """What one backward pass starts and waits for on two rows of two ranks."""
+    from shardbook import shard
+    from shardbook.schedule import conductor_of
+
+    model = shard(chain(), stage=3, mesh=init_device_mesh("cpu", (2, 2)))
+    order, said = conductor_of(model).order, []
+    before = order.before
+
+    def told(action: str, unit: str, parameter: str) -> None:
+        said.append(f"{action} {unit}")
+        before(action, unit, parameter)
+
+    loss = error(model, batch(dist.get_rank(), 0))
+    order.before = told  # type: ignore[method-assign]
+    loss.backward()
+    return [what for what in said if not what.startswith("gather ") or "average" in what]
+
+
+def test_an_exchange_between_copies_has_the_time_of_a_unit_and_keeps_the_common_order() -> None:
+    """It is started when the next unit's gradients are there, and waited for when those after them are."""
+    first, *others = ranks.run(4, order_on_a_mesh)
+    units = ["4", "3", "2", "1", "0"]
+    steps = {
+        unit: [f"reduce {unit}", f"average the copies of {unit}", f"gather the average of {unit}"]
+        for unit in units
+    }
+    assert all(other == first for other in others), (first, others)
+    assert sorted(first) == sorted(["end ", *(step for three in steps.values() for step in three)]), first
+    for unit in units[:-2]:
+        reduced, averaged, gathered = [first.index(step) for step in steps[unit]]
+        # A unit that is reduced right after a step has computed its gradients before it.
+        assert first[averaged + 1].startswith("reduce "), (unit, first)
+        assert first[averaged + 1] in first[averaged:gathered], (unit, first)
+        assert reduced < averaged, (unit, first)
+
+
 def sent_on_a_mesh(rows: int, columns: int) -> list[dict[str, Any]]:
     from shardbook import shard
     from shardbook.collectives import ledger

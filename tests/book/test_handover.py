@@ -26,7 +26,7 @@ def line_of(text: str) -> str:
 def two_branches() -> races.Trace:
     """Go backward through a checkpoint with a branch on a side stream, whose backward pass comes first."""
     with Recorder() as recorder:
-        side = races.device.Stream()
+        side = races.device.Stream("cpu")
         ones = [torch.ones(3), torch.ones(3)]
         given = [torch.ones(3, requires_grad=True) for _ in ones]
         # Of the two gradients none meets another, so autograd itself lets no stream wait.
@@ -70,7 +70,7 @@ def test_the_memory_of_a_tensor_is_not_given_away_while_another_stream_reads_it(
 def waits_only(ready: handover.Ready, tensor: Tensor) -> Tensor:
     """What the chapter does, without telling the allocator."""
     for stream, done in ready.moments.values():
-        current = races.device.current_stream()
+        current = races.device.current_stream("cpu")
         if current != stream:
             done.wait(current)
     return tensor

@@ -133,7 +133,6 @@ def count_at_scale(stage: int, options: dict[str, Any]) -> dict[str, int]:
 
 
 def test_at_scale_a_rank_stores_what_the_formula_says() -> None:
-    # The pretended backend is not gloo, and gets 16-bit gradients as FP32.
     options = {**POLICIES["all in bf16"], "reduce_dtype": FP32}
     (found,) = ranks.run(1, count_at_scale, 3, options, timeout=240)
     assert_as_planned(BILLIONS, 64, 3, options, found)

@@ -297,7 +297,7 @@ class Device(LiveStorages):
             self.hosts.add(crossing.copy.untyped_storage()._cdata)
             self.paused = False
             # A copy that is under way keeps its source in memory. This one ends when somebody waits for it.
-            return Crossing(crossing.copy, Slow(values.detach())) if what == "gradients" else crossing
+            return Crossing(crossing.copy, Slow(values.detach()), CPU) if what == "gradients" else crossing
 
         with monkeypatch.context() as patch, self:
             patch.setattr(streaming, "to_host", tagged)
