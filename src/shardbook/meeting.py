@@ -1,6 +1,6 @@
 r"""# A round through the store
 
-> Ranks with the same wish go on together. If their wishes differ, all of them raise the same sentence.
+> Ranks that are about to take the same step go on together. If their steps differ, all raise one error.
 
 [The order](order.py) is known to every rank after the first step. This chapter is about
 the moments in which a rank does not find its next step there. It then has to ask all
@@ -12,7 +12,7 @@ Each round has keys of its own, which begin with the number of the round:
 | key | value | who writes it |
 |---|---|---|
 | `first` | the rank that came first, and what it is about to do | the first to come |
-| `came` | how many have come with the same wish | each of them |
+| `came` | which ranks have come with the same wish, a bit for each | each of them |
 | `decided` | how the round ends | the first rank that knows it |
 | `read` | how many have read that the ranks disagree | each of them |
 
@@ -21,12 +21,18 @@ rank comes with another wish. A rank that does not come looks into the store and
 that it has already gone another way. Or the time limit is over. Several ranks may find
 an end at the same moment, so `decided` is written only if it is empty, and every rank
 takes the value that is there.
+
+A rank that is only late disagrees with nobody. In the first step one rank may compile for
+minutes while the others are done. They wait as long as they would wait in an exchange,
+that is, for the time limit of their process group. If that is over, they raise an error
+that names the ranks that have not come.
 """
 
 # sidelit: hide
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -48,13 +54,16 @@ class Meeting:
     """The rounds that ranks hold through the store. Ranks that come to a round leave it together.
 
     A round costs each rank a few messages of some hundred bytes, however many ranks
-    there are, and more short ones while it waits.
+    there are, and a short one for each `glance` while it waits.
 
     :param store: keys that no other meeting uses, the same ones on all its ranks
     :param rank: this process, numbered among all processes
     :param world_size: how many ranks have to come
     :param limit: how long a rank waits for the others
     """
+
+    # How long a rank waits for the store before a keyboard interrupt can get through.
+    glance = timedelta(seconds=1)
 
     def __init__(self, store: Any, rank: int, world_size: int, limit: timedelta):
         self.store, self.rank, self.world_size = store, rank, world_size
@@ -65,6 +74,8 @@ class Meeting:
         # How many exchanges this rank has started, and [in which one it has
         # waited](leaving.py#waits_in) for a while.
         self.issued, self.waits_in = 0, -1
+        # Another thread [may look](monitor.py) while this one does not hold a round.
+        self.lock = threading.Lock()
 
     @staticmethod
     def of(group: Any) -> Meeting:
@@ -77,12 +88,20 @@ class Meeting:
         opened[ranks] += 1
         store: Any = _get_default_store()
         keys = PrefixStore(prefix, store)
-        meeting = Meeting(keys, dist.get_rank(), len(ranks), store.timeout)
+        limit = limit_of(group, store.timeout)
+        meeting = Meeting(keys, dist.get_rank(), len(ranks), limit)
         meeting.ranks = ranks
         return meeting
 
     def agree(self, issued: int, step: Step, known: Step | None) -> None:
         """Return when all ranks are about to take this step; raise on all ranks if one is not."""
+        with self.lock:
+            self.hold(issued, step, known)
+
+    def hold(self, issued: int, step: Step, known: Step | None) -> None:
+        """Hold a round, unless the ranks have disagreed meanwhile."""
+        if self.verdict is not None:
+            raise Disagreement(self.verdict)
         mine = Wish(self.rank, issued, step, known)
         try:
             answer = self.answer(mine)
@@ -107,19 +126,70 @@ class Meeting:
         first = self.open(mine)
         if (first.issued, first.step) != (mine.issued, mine.step):
             return self.publish(f"{mine}, but {first}; {rule(first.step, mine.step)}")
-        if self.store.add(f"{number}/came", 1) == self.world_size:
+        if self.come():
             answer = self.publish(AGREED)
             # All ranks are here, so nobody reads the keys of the round before.
-            for key in ("first", "came", "decided"):
+            for key in ("first", "decided", *self.words(), *["words"][: self.shared]):
                 self.store.delete_key(f"{number - 1}/{key}")
             return answer
-        if not until(lambda: self.store.check([f"{number}/decided"]), self.limit):
-            came = self.store.add(f"{number}/came", 0)
-            return self.publish(
-                f"{mine}, but only {came} of {self.world_size} ranks came to agree "
-                f"within {self.limit}; {RULE}"
-            )
+        if not self.wait_for(f"{number}/decided"):
+            return self.publish(f"{mine}, but {self.absent()}")
         return str(self.store.get(f"{number}/decided").decode())
+
+    def come(self) -> bool:
+        """Note that this rank has come.
+
+        A number of the store has 64 bits. So some ranks share one number, and the last
+        of them counts it.
+
+        :returns: whether all ranks have come
+        """
+        word, bit = divmod(self.ranks.index(self.rank), WORD)
+        came = self.store.add(f"{self.rounds}/came/{word}", 1 << bit)
+        if came != (1 << len(self.ranks[word * WORD :][:WORD])) - 1:
+            return False
+        words = len(self.words())
+        return not self.shared or self.store.add(f"{self.rounds}/words", 1) == words
+
+    def words(self) -> list[str]:
+        """The keys of the numbers that hold a bit for each rank."""
+        return [f"came/{word}" for word in range(-(-len(self.ranks) // WORD))]
+
+    @property
+    def shared(self) -> bool:
+        """Whether the ranks need more than one number."""
+        return len(self.ranks) > WORD
+
+    def absent(self) -> str:
+        """The sentence about ranks that have not come in time."""
+        came = [self.store.add(f"{self.rounds}/{word}", 0) for word in self.words()]
+        missing = [
+            rank
+            for place, rank in enumerate(self.ranks)
+            if not came[place // WORD] >> place % WORD & 1
+        ]
+        return (
+            f"rank {', '.join(map(str, missing))} has not come to agree within "
+            f"{self.limit}, the time limit of the process group; if it is only late, as "
+            "a rank that compiles, pass a longer timeout to init_process_group, and if "
+            "it has ended, see its own output"
+        )
+
+    def wait_for(self, key: str) -> bool:
+        """Wait until the store has a key, for as long as the limit allows.
+
+        The store wakes a waiting rank up. Each wait is short, so that an interrupt from
+        the keyboard gets through, and others in this process can use the store.
+        """
+        end = clock() + self.limit.total_seconds()
+        while True:
+            with suppress(RuntimeError):
+                self.store.wait([key], min(self.glance, self.limit))
+            # If the store is gone, this raises again.
+            if self.store.check([key]):
+                return True
+            if clock() >= end:
+                return False
 
     def open(self, mine: Wish) -> Wish:
         """Open the next round, unless another rank was faster; the wish of the first to come."""
@@ -145,6 +215,14 @@ class Meeting:
             )
         if self.store.check([f"{number}/decided"]):
             self.part(self.store.get(f"{number}/decided").decode())
+
+    def glimpse(self, issued: int) -> None:
+        """[Look](#Meeting.look) from another thread, unless this rank holds a round."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self.look(issued)
+            finally:
+                self.lock.release()
 
     def publish(self, decision: str) -> str:
         """Decide how the round ends, unless another rank was faster; return what was decided."""
@@ -220,6 +298,8 @@ AGREED = "agreed"
 RULE = "every rank has to run the same units in the same order"
 UNEVEN = "give every rank as many batches, or loop over shardbook.join(batches)"
 FAREWELL = timedelta(seconds=3)
+WORD = 32
+clock = time.monotonic
 opened: Counter[tuple[int, ...]] = Counter()
 
 
@@ -234,16 +314,28 @@ def rule(*steps: Step | None) -> str:
     return f"{RULE}; {UNEVEN}" if len({step.kind for step in begun}) > 1 else RULE
 
 
+def limit_of(group: Any, otherwise: timedelta) -> timedelta:
+    """How long the exchanges of a group may take. Only the backend's options say so. A
+    backend without them has the limit of the store, which is that of the first group.
+    """
+    own = dist.group.WORLD if group is None else group
+    for device in own._device_types:
+        options = getattr(own._get_backend(device), "options", None)
+        limit = getattr(options, "_timeout", None)
+        if isinstance(limit, timedelta):
+            return limit
+    return otherwise
+
+
 def until(condition: Callable[[], bool], limit: timedelta) -> bool:
     """Whether the condition came true in time.
 
-    The store can wait by itself, but then no interrupt from the keyboard gets through,
-    and nobody else in this process can use the store. So it is asked again and again,
-    in pauses that grow with the time waited.
+    The store can wait for a key, but not for a number. So it is asked again and again, in
+    pauses that grow with the time waited.
     """
-    end, pause = time.monotonic() + limit.total_seconds(), 50e-6
+    end, pause = clock() + limit.total_seconds(), 50e-6
     while not condition():
-        if time.monotonic() > end:
+        if clock() > end:
             return False
         time.sleep(pause)
         pause = min(2 * pause, 0.05)

@@ -24,11 +24,13 @@ rank that is about to do what it knows looks into its own memory and sends nothi
 
 Ranks may leave the known order, if all of them do. The rank that finds itself about to
 leave it opens another round. If all ranks come to that round with the same wish, the
-order has changed and they go on. If one comes with another wish, they all raise the
-same sentence. And a rank that keeps to the known order does not come at all. It starts
+order has changed and they go on. If one is about to do something else, they all raise
+one error. And a rank that keeps to the known order does not come at all. It starts
 its exchange, waits for the others, looks into the store meanwhile, and finds the open
-round there. It then raises that sentence, too. Only gloo lets a rank look while it
-waits; elsewhere its exchange fails at the time limit.
+round there. It then raises the same error. Only gloo lets a rank look while it
+waits. Elsewhere [a thread](monitor.py) looks: the error is in the log of each rank within
+some seconds, and the program raises it at its next exchange. If the program is already
+waiting for the device, the backend ends it at the time limit of the process group.
 
 Nothing wrong has been exchanged then. The exchange that was started has no partner, and
 the rank that deviates has started none.
@@ -50,6 +52,7 @@ from shardbook.check import Disagreement
 from shardbook.collectives import world
 from shardbook.leaving import announce_leaving, name_the_absent, waits_in
 from shardbook.meeting import Meeting, Step
+from shardbook.monitor import start_monitor
 
 __all__ = ["Order"]
 # sidelit: show
@@ -76,14 +79,16 @@ class Order:
         if self.meeting is not None:
             announce_leaving(self, self.meeting)
         # On other backends `wait` only queues a wait on the device, and with a time limit
-        # it would block this thread. So there a rank that keeps to the order cannot look
-        # into the store: it learns only that its exchange exceeded the time limit.
+        # it would block this thread. So there [another thread](monitor.py) looks into the
+        # store.
         backend = f"{torch.device(device).type}:gloo"
         self.blocks = backend in dist.get_backend_config(group).split(",")
         self.kind, self.index, self.issued = "first", 0, 0
         self.place: tuple[str, int] = ("", 0)
         self.passes = 0
         self.table: dict[tuple[Any, ...], Step] = {}
+        if self.meeting is not None and not self.blocks:
+            self.monitor = start_monitor(self)
 
     def begin(self, kind: str) -> None:
         """A pass begins, such as "forward" or "backward".

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -165,7 +166,7 @@ def leftovers() -> int:
         return 0
     order = Order()
     assert order.meeting is not None
-    order.meeting.store, order.meeting.world_size = store, 1
+    order.meeting.store, order.meeting.ranks = store, (1,)
     for _ in range(5):
         for kind, exchanges in STEP:
             order.begin(kind)
@@ -392,7 +393,7 @@ def one_has_finished() -> str:
 def test_a_rank_that_nobody_joins_gives_up_in_time() -> None:
     said, _ = ranks.run(2, one_has_finished, timeout=30)
     assert said.startswith("rank 0, after 9 exchanges, is about to gather A (parameter A.weight)")
-    assert "only 1 of 2 ranks came to agree within 0:00:00.200000" in said
+    assert "but rank 1 has not come to agree within 0:00:00.200000, the time limit of the process" in said
 
 
 def one_departs() -> str:
@@ -435,10 +436,131 @@ def test_the_time_limit_of_the_group_holds() -> None:
     assert "Timed out" in said or "Application timeout" in said
 
 
+class Waiting(CountingStore):
+    """Tells when a rank begins to wait for the others."""
+
+    def __init__(self, store: Any, begun: threading.Semaphore) -> None:
+        super().__init__(store)
+        self.begun: threading.Semaphore | None = begun
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        if self.begun is not None:
+            self.begun.release()
+            self.begun = None
+        self.store.wait(keys, timeout)
+
+
+def many_meet(count: int, late: list[int], minutes: float) -> list[str]:
+    """What ranks say that meet through one store. Some come only when the others have waited for a time."""
+    store, begun, now = dist.HashStore(), threading.Semaphore(0), [0.0]
+    said = ["did not end"] * count
+
+    def rank_main(rank: int) -> None:
+        one = meeting.Meeting(Waiting(store, begun), rank, count, timedelta(minutes=30))
+        one.glance = timedelta(milliseconds=10)
+        try:
+            one.agree(0, meeting.Step("forward", 0, "gather", "A", "A.weight"), None)
+            said[rank] = f"{one.rounds} round"
+        except Disagreement as error:
+            said[rank] = str(error)
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(count)]
+    early = [thread for rank, thread in enumerate(threads) if rank not in late]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meeting, "clock", lambda: now[0])
+        patch.setattr(meeting, "FAREWELL", timedelta(seconds=-1))
+        for thread in early:
+            thread.start()
+        for _ in early:
+            begun.acquire()
+        now[0] = 60 * minutes
+        if minutes > 30:
+            for thread in early:
+                thread.join()
+        for rank in late:
+            threads[rank].start()
+        for thread in threads:
+            thread.join()
+    return said
+
+
+@pytest.mark.parametrize("count", [32, 33, 64])
+def test_a_rank_that_is_only_late_is_no_disagreement(count: int) -> None:
+    assert many_meet(count, [count - 1], minutes=29) == ["1 round"] * count
+
+
+def test_when_the_limit_is_over_all_ranks_name_those_that_have_not_come() -> None:
+    (said,) = set(many_meet(64, [5, 63], minutes=31))
+    assert "but rank 5, 63 has not come to agree within 0:30:00, the time limit of the process group" in said
+    assert "pass a longer timeout to init_process_group" in said
+
+
+def limits() -> list[float]:
+    group = dist.new_group(timeout=timedelta(seconds=77))
+    return [meeting.Meeting.of(one).limit.total_seconds() for one in (group, dist.group.WORLD, None)]
+
+
+def test_the_limit_of_a_meeting_is_that_of_its_group() -> None:
+    assert ranks.run(1, limits) == [[77, 1800, 1800]]
+
+
+def queue_all(order: Order, passes: Sequence[Pass]) -> None:
+    """Start the exchanges of some passes, and then find out what the monitor has found."""
+    for kind, exchanges in passes:
+        order.begin(kind)
+        for exchange in exchanges.split():
+            order.before("reduce" if exchange[0] == "-" else "gather", exchange[-1], exchange)
+        if kind == "backward":
+            order.end()
+    order.monitor.join()
+    order.check()
+
+
+def without_waiting(culprit: int) -> tuple[str, list[str]]:
+    """A backend whose ranks queue their exchanges and do not wait for them."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("shardbook").addHandler(handler)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "get_backend_config", lambda group=None: "cpu:nccl")
+        patch.setattr(Order, "glance", timedelta(milliseconds=20))
+        order = Order()
+    mine = [("forward", "A C")] if dist.get_rank() == culprit else STEP
+    with pytest.raises(Disagreement) as caught:
+        queue_all(order, [*STEP * 3, *mine])
+    order.monitor.join()
+    return str(caught.value), logged
+
+
+def test_a_monitor_tells_the_ranks_whose_devices_wait() -> None:
+    said = ranks.run(3, without_waiting, 1, timeout=60)
+    (first,) = {sentence for sentence, _ in said}
+    assert first.startswith("rank 1, after 28 exchanges, is about to gather C"), first
+    assert "went on, as agreed before, to gather B" in first, first
+    assert said[0][1] == said[2][1] == [first], said
+
+
+def an_order_that_ends() -> bool:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "get_backend_config", lambda group=None: "cpu:nccl")
+        order: Order | None = Order()
+    assert order is not None
+    thread = order.monitor
+    alive = thread.is_alive()
+    del order
+    thread.join()
+    return alive
+
+
+def test_a_monitor_ends_with_its_order() -> None:
+    assert ranks.run(2, an_order_that_ends) == [True, True]
+
+
 class Interrupting(CountingStore):
     """A user who presses Ctrl-C while a rank waits for the others."""
 
-    def check(self, keys: list[str]) -> bool:
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
         raise KeyboardInterrupt
 
 
