@@ -3,8 +3,8 @@ r"""# To the host and back
 > Two functions carry tensors between a device and the host, and count the bytes.
 
 The memory of the machine, the *host*, is often larger than that of a device, and what
-the device does not need now can wait there. The price is the way. The link between the
-two is far slower than the device's own memory, so a copy must not keep the device from
+the device does not need now can wait there. The price is the time of the copies. The
+link between the two is far slower than the device's own memory, so a copy must not keep the device from
 computing.
 
 On CUDA the copies run on two streams of their own, beside the *compute stream*: one for
@@ -20,6 +20,8 @@ and each line below that waits belongs to one of them:
 
 The host's side must be *pinned*, that is, at an address that cannot move. From other
 memory the driver copies by way of a buffer of its own, and the caller waits meanwhile.
+PyTorch's allocator of pinned memory rounds each block up to a power of two, so a vector of
+1.1 GiB takes 2 GiB of the host. [The plan](planner.py) counts 1.1 GiB.
 
 Where the device is a CPU, there is no second memory. Both functions then make a real
 copy all the same: what is measured, counted and tested on a CPU has the same number of
@@ -195,8 +197,8 @@ class Crossing:
 class Landing(torch.autograd.Function):
     """The wait for gradients on their way to the host, as a node of its own in the graph.
 
-    From parameters on the host it makes a *token*, a tensor without a meaning. What is
-    computed on a device depends on the token. Autograd runs the nodes of each GPU in a
+    From parameters on the host its `forward` makes a *token*, a tensor whose value nobody
+    reads. What is computed on a device depends on the token in the graph. Autograd runs the nodes of each GPU in a
     thread of the GPU's, and those of the host in the thread that called `backward`. So
     the wait below holds up no computation.
     """

@@ -4,7 +4,8 @@ r"""# The byte ledger
 
 The formulas of [the collectives](collectives.py) say what a collective has to move. A library may move more:
 gloo's reduce-scatter sends twice what its name promises, and its result is right all the same. Only a count
-shows it.
+shows it. On gloo the ledger is held against such counts. On NCCL its figures are those of a ring, computed
+from the sizes and not counted.
 
 The ledger counts **payload that this process hands to the network**. Message headers are left out: 48 bytes a
 message on gloo. So are the few short questions that ranks [ask each other](order.py) through the store, most

@@ -2,7 +2,7 @@ r"""# Where the bytes go
 
 > Training takes eight times the bytes of the model itself, and ZeRO splits them over the ranks.
 
-Take a model of 7.5 billion parameters in 16-bit numbers. Its file has 15 GB; 1 GB is $10^9$ bytes here. To
+Take a model of 7.5 billion parameters in 16-bit numbers. Its file is 15 GB; 1 GB is $10^9$ bytes here. To
 train it with Adam in mixed precision takes 120 GB, before a single activation is stored:
 
 | what is stored | bytes for each parameter | 7.5 billion parameters |
@@ -10,8 +10,8 @@ train it with Adam in mixed precision takes 120 GB, before a single activation i
 | the parameters, in 16 bits | 2 | 15 GB |
 | their gradients, in 16 bits | 2 | 15 GB |
 | the optimizer's own copy of the parameters, in FP32 | 4 | 30 GB |
-| Adam's mean of the gradients, in FP32 | 4 | 30 GB |
-| Adam's mean of their squares, in FP32 | 4 | 30 GB |
+| Adam's moving average of the gradients, in FP32 | 4 | 30 GB |
+| Adam's moving average of their squares, in FP32 | 4 | 30 GB |
 | together | 16 | 120 GB |
 
 The optimizer keeps a copy in FP32 because one step changes a weight very little. In 16 bits most of these
@@ -115,8 +115,8 @@ class Row:
     :param parameters: bytes of parameters
     :param gradients: bytes of gradients
     :param state: bytes of optimizer state
-    :param moved: elements that a rank sends in a step, if there are many ranks. With few it sends a little
-        less, $(N_d-1)/N_d$ of them, because it keeps its own part.
+    :param moved: elements that a rank sends in a step, if there are many ranks. With few it sends less,
+        $(N_d-1)/N_d$ of them, because it keeps its own part. With two ranks that is half.
     """
 
     stage: int

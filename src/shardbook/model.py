@@ -20,11 +20,12 @@ for batch in batches:
 Nothing else changes in the training loop. The model has the same class, the same
 `forward`, and the same parameter names. While it computes, a rank in stage 3 holds at
 most three units whole unless it is told to gather more ahead: the one in use, the one
-that is gathered ahead, and the root, which holds the parameters of no other unit.
+that is gathered ahead, and the root, which holds the parameters of no other unit. If
+units contain units, those around the one in use are whole, too.
 
 Three habits of an unsharded program need care. Parameter groups that depend on a
 parameter's shape, such as weight decay for matrices only, are made before sharding,
-because afterwards every parameter is 1-D. Conversions such as `model.half()` come
+because in stages 1 to 3 every parameter is 1-D afterwards. Conversions such as `model.half()` come
 before it, too. And an optimizer must treat each element by itself, as SGD and Adam do.
 
 In stages 1 to 3 whoever looks at the gradients sees only this rank's part of them.

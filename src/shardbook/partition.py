@@ -31,6 +31,12 @@ than 16 elements for each parameter and fewer than $16 N_d$ at the end; with 16 
 transformer block of 12 FP32 parameters on 8 ranks that is fewer than 320, beside some millions of values.
 Where the model is [repeated](groups.py), the end takes as many times more as there are copies.
 
+PyTorch's FSDP2 has left the flat vector and cuts each parameter along its first dimension. Then each
+parameter has a dtype and a `requires_grad` of its own, and what a rank saves are rows with a name. The price
+is a copy before and after each collective, since the pieces of a unit no longer lie side by side. This book
+keeps the flat vector, because one collective straight into the memory that is computed with is the simpler
+program.
+
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of values in one flat vector, without its padding
 :notation $P_u$: `padded`, the number of elements of one flat vector with its padding

@@ -102,7 +102,8 @@ class Chain(Conductor):
 
     def forward_begins(self, unit: Unit) -> None:
         """Within the model's forward pass a unit begins no pass of its own."""
-        # An interrupt from the keyboard runs no hooks, so the model's pass may be over.
+        # An interrupt from the keyboard runs no hooks, so the model's forward pass may
+        # be over.
         if self.running and not calls_under_way(self.model):
             self.running = False
         if not self.running:

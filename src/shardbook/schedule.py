@@ -240,7 +240,8 @@ class Conductor:
         Conductor.in_flight, Conductor.going_on = None, []
 
     def expire(self, unit: Unit) -> None:
-        """Let a unit gather anew, unless all ranks know that nothing has changed.
+        """Let a unit gather in every forward pass, since another rank may have stepped.
+        The exception are micro-batches between which no rank can have stepped.
 
         While gradients wait for their exchange [no optimizer may
         step](guard.py#before_step) on any rank. Something else may change the

@@ -33,14 +33,19 @@ device at one moment is about
 
 $$\max_k \left(P_k + P_{k \pm 1} + a_k\right) + \sum_k A_k$$
 
-and the gradients of one parameter and of one activation. With
+and the gradients of one parameter and of one activation. If the link is slow, the
+gradients of a whole slice may be waiting to leave. That does not raise the sum: each
+gradient takes the place of the copy of its parameter, and slice $k-1$ is not brought until
+those of slice $k+1$ have left. With
 `offload_activations=True` the inputs [wait on the host](residual.py), and the sum goes
 away.
 
 **What it costs.** A step moves $2\,\Psi$ numbers to the device and $\Psi$ back, and
 computes each activation twice. The numbers move while the device computes, if the batch
-is large enough to keep it busy as long. Only the first slice of each pass, and the last
-gradients, have no computation beside them. So streaming serves fine-tuning with large
+is large enough to keep it busy as long. The first slice of each pass and the last
+gradients have no computation beside them. Nor has the optimizer's step, which runs on the
+host. With a `param_dtype` the host also casts each slice before it moves, in the thread
+that queues the device's work. The device then has only what was queued before. So streaming serves fine-tuning with large
 batches, and inference with many sequences at a time.
 
 :notation $\Psi$: the number of parameters of the model

@@ -6,7 +6,9 @@ A *unit* is a group of parameters that are gathered together and freed together,
 those of one transformer block. Before the unit computes, each of the $N_d$ ranks must
 hold it whole. After its backward pass, the gradients of all ranks are averaged. How
 much a rank keeps in between, and when the average is taken, is what the four stages of
-[ZeRO](bib:rajbhandari2020zero) differ in:
+this book differ in. Stages 1 to 3 are those of the [ZeRO
+paper](bib:rajbhandari2020zero); stage 0, plain data parallelism, has its number from
+DeepSpeed:
 
 | stage | a rank keeps its part of | chapter |
 |---|---|---|
@@ -19,7 +21,9 @@ This chapter holds what the stages have in common: the states of a unit, the ste
 one to the next, and the exchange of the gradients. [The layer](layer.py) says when the
 steps are taken.
 
-The names in this part of the book, for one flat vector of a unit:
+The names in this part of the book, for one flat vector of a unit. In the example of [the
+layout](partition.py), two linear layers with 68 values on 2 ranks, `full` has 96 elements,
+`shard` has 48, and `parameters` on both ranks together have 68:
 
 | name | elements | what it is |
 |---|---|---|
@@ -39,7 +43,9 @@ $$\mathrm{full} = \mathrm{shard}_0 \,\Vert\, \mathrm{shard}_1 \,\Vert \cdots \Ve
 
 $$\mathrm{mean}_r = \frac{1}{N_d} \sum_{k=0}^{N_d-1} \mathrm{grad\_full}_k[\,rS_u : (r+1)S_u\,]$$
 
-In stage 0 every rank has all parts and gets the whole mean. [The layout](partition.py)
+Where a mesh holds several copies of the model, the mean over one copy is averaged [over
+the copies](groups.py#Groups.mean) afterwards. In stage 0 every rank has all parts and
+gets the whole mean. [The layout](partition.py)
 adds padding so that $P_u$ divides by $N_d$ and every parameter starts at an aligned
 address. Hence $P_u \ge \Psi_u$.
 
@@ -254,7 +260,7 @@ class Unit(ABC):
         """Start to exchange the gradients for their mean.
 
         Every rank takes part, also one whose step used none of these parameters. A rank
-        that stayed away would leave the others waiting forever.
+        that stayed away would leave the others waiting until their time limit.
         """
         if not self.trainable:
             return

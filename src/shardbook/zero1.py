@@ -4,20 +4,20 @@ r"""# Stage 1: the optimizer's state is split
 
 An optimizer such as AdamW stores two numbers for each parameter, and they are of use
 only to whoever updates that parameter. So each rank updates $1/N_d$ of a unit and stores
-the optimizer's state for that part alone. Without a policy, in FP32, a unit then takes
-so many bytes, with the gradients counted where they are largest, at the end of the
-backward pass:
+the optimizer's state for that part alone. The table counts the bytes of a unit in FP32,
+without a policy. Gradients are counted at the end of the backward pass, where they are
+largest:
 
 | | parameters | gradients | AdamW |
 |---|---|---|---|
 | stage 0 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u$ |
 | stage 1 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u / N_d$ |
 
-A training step with one format costs no more. [Stage 0](replicate.py) averaged the
-gradients in two halves: a reduce-scatter, which left each rank its piece of the mean,
+In FP32 a training step of stage 1 sends exactly as many bytes as one of stage 0. [Stage
+0](replicate.py) averaged the gradients in two halves: a reduce-scatter, which left each rank its piece of the mean,
 and an all-gather of the pieces. A rank that updates only its own part needs only its
 own piece, so the second half can be left out. Instead the updated *parameters* are
-gathered, and these are as many elements. Where [a policy](policy_bytes.py) lets
+gathered, as many elements as the mean would have been. Where [a policy](policy_bytes.py) lets
 gradients travel in fewer bytes than parameters, stage 1 sends more. So does a forward
 pass without a backward pass, as in an evaluation: it gathers the parameters, and in
 stage 0 it sends nothing.
@@ -102,8 +102,8 @@ class Zero1(Replicated):
             super().arrive()
             return
         # The backend exchanges on a stream of its own, and here the gather stream waits
-        # for that one. On gloo there are no streams, and this thread waits here until
-        # the bytes have arrived.
+        # for that one. On gloo and a CPU there are no streams, and this thread waits here
+        # until the bytes have arrived.
         with self.device.stream(self.gather_stream):
             for flat in self.shared:
                 assert flat.gathering is not None

@@ -15,7 +15,8 @@ pass has ended, while the next unit computes:
 The same bytes are sent, at another time. In a chain of units at most two have a whole
 vector of gradients at any moment: one whose gradients are being computed, and one whose
 gradients are on their way. A unit around the chain, which is used at both of its ends,
-keeps its vector during the whole pass. The exchange hides behind the computation.
+keeps its vector during the whole backward pass. The exchange hides behind the
+computation of the next unit, if that takes as long.
 
 A program that adds up the gradients of several micro-batches has a choice. It can
 exchange those of each micro-batch, and store only its pieces of the sum. Or it can keep

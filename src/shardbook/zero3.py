@@ -11,7 +11,7 @@ pass of its unit and in the backward pass. The rest of the time it need not be t
 | stage 2 | $4\,\Psi_u$ | $4\,\Psi_u / N_d$ | $8\,\Psi_u / N_d$ |
 | stage 3 | $4\,\Psi_u / N_d$ | $4\,\Psi_u / N_d$ | $8\,\Psi_u / N_d$ |
 
-So the unit's memory is taken before each use and given back after it. This time there
+So before each use the unit allocates `full`, and afterwards it frees it. This time there
 is a price: what was given back after the forward pass has to be gathered again for the
 backward pass. A rank sends
 
@@ -56,9 +56,11 @@ class Zero3(Zero2):
     def fetch(self) -> None:
         """Take the unit's memory, then gather.
 
-        It is taken on the compute stream, so that the allocator hands out a block only
-        after every earlier computation that read it. [The gather](zero1.py#Zero1.fetch)
-        waits for that stream, and so does not write into a block that is still read.
+        It is taken on the compute stream. The allocator hands out a block at once, even
+        if an earlier computation that is queued on that stream will still read it, and
+        relies on the order of the stream. [The gather](zero1.py#Zero1.fetch) writes from
+        another stream. It waits for the compute stream, and so does not write into a
+        block that is still read.
         """
         for flat in self.flats:
             resize(flat.full, flat.layout.padded)

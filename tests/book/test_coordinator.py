@@ -958,10 +958,36 @@ def gathered_ahead() -> None:
                 y = model(data(step, grad=True))
                 if y is not None:
                     y.sum().backward()
-            assert most[0] <= depth
-            assert limit is None or most[1] <= limit
+            assert most[0] <= depth, (most, depth, limit)
+            assert limit is None or most[1] <= limit, (most, depth, limit)
             if limit is None:
-                assert most[0] == min(depth, 3)
+                assert most[0] == min(depth, 3), (most, depth)
+
+
+def a_limit_of_exactly_one_unit() -> None:
+    """A unit that just fits is gathered ahead; with a byte less it is not."""
+    from shardbook import Prefetch, shard
+    from shardbook.schedule import conductor_of
+    from shardbook.unit import State
+
+    drivers = conductor_of(shard(Model(), units=Unit)).drivers
+    (size,) = {unit.nbytes for unit in drivers if unit.name != "the root"}
+    for limit, expected in ((size - 1, 0), (size, 1), (2 * size - 1, 1), (2 * size, 2)):
+        model = shard(Model(), units=Unit, prefetch=Prefetch(9, limit))
+        units, most = list(conductor_of(model).drivers), [0]
+
+        def look(*_: Any, units: list[Any] = units, most: list[int] = most) -> None:
+            most[0] = max(most[0], sum(unit.state is State.GATHERING for unit in units))
+
+        for unit in model.units:  # type: ignore[union-attr]
+            unit.linear.register_forward_pre_hook(look)
+        for step in range(2):
+            model(data(step, grad=True)).sum().backward()
+        assert most[0] == expected, (limit, most)
+
+
+def test_a_limit_of_exactly_one_unit_lets_one_unit_be_gathered_ahead() -> None:
+    ranks.run(2, a_limit_of_exactly_one_unit)
 
 
 def test_no_more_is_gathered_ahead_than_allowed_and_no_less_than_can_be() -> None:
@@ -1048,10 +1074,11 @@ def the_steady_state_comes_back(stage: int) -> None:
 
         model(data(0)).sum().backward()
         steady = between()
-        for _ in range(40):
+        # More passes than are remembered: with a limit that is never reached nothing would be tested.
+        for _ in range(70):
             model(data(0))
         assert between() == steady
-        assert len(chain.ended) <= 64 * len(chain.drivers)
+        assert len(chain.ended) == 64 * len(chain.drivers), len(chain.ended)
         handle = model.units[2].linear.register_forward_pre_hook(fail)  # type: ignore[index,union-attr]
         with pytest.raises(Failure):
             model(data(0))
