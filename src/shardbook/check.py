@@ -6,8 +6,8 @@ Every rank runs the same program, and each builds the model for itself. If one o
 reads another configuration, its vectors have other lengths. A collective does not
 detect that. With equal total sizes the values of two parameters swap places, and no
 error is raised; with unequal sizes the process aborts, or all ranks wait until the time
-limit of their process group. After the exchange it is too late to say which parameter it
-was.
+limit of their process group. After the exchange it is too late to say which parameter
+it was.
 
 So the ranks compare descriptions first. A description is small: about a hundred bytes a
 parameter, whatever its size. All ranks get all descriptions, and each draws the same

@@ -3,11 +3,12 @@ r"""# All-to-all instead of reduce-scatter
 > On gloo, and for 16-bit values everywhere, ranks send each other pieces, and each adds up its own.
 
 A [reduce-scatter](collectives.py#reduce_scatter_mean) leaves each rank its piece of the
-sum of all ranks' vectors. gloo offers one, but runs a whole all-reduce for it and throws
-most of the result away, so it sends $2\frac{N_d-1}{N_d}B$ bytes, twice as many as
-needed. An **all-to-all** sends what is needed: of its $N_d$ pieces each rank sends every
-other rank the one that rank owns. The sum is left to the receiver. That is welcome, since
-the receiver can add in rank order, and the result does not depend on chance.
+sum of all ranks' vectors. gloo offers one, but runs a whole all-reduce for it and
+throws most of the result away, so it sends $2\frac{N_d-1}{N_d}B$ bytes, twice as many
+as needed. An **all-to-all** sends what is needed: of its $N_d$ pieces each rank sends
+every other rank the one that rank owns. The sum is left to the receiver. That is
+welcome, since the receiver can add in rank order, and the result does not depend on
+chance.
 
 The receiver can also choose the dtype of the sum. NCCL's reduce-scatter adds in the
 dtype that travels, so with 16-bit gradients it would either add in 16 bits or need

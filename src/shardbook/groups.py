@@ -18,17 +18,17 @@ bytes and $R$ replicas a rank sends in a step
 
 $$2\,\frac{R-1}{R}\,\frac{B}{N_d}$$
 
-bytes to other machines. That is the price of the replicas; one copy over all ranks would
-instead send each gather over the slow links. The memory is a price, too: each machine
-stores a whole copy.
+bytes to other machines. That is the price of the replicas; one copy over all ranks
+would instead send each gather over the slow links. The memory is a price, too: each
+machine stores a whole copy.
 
-The mean takes three exchanges: a reduce-scatter along the row, then a reduce-scatter and
-an all-gather down the column. If a rank waited for each of them in turn, the last two
-would hide behind nothing. So [the conductor](schedule.py#Conductor.advance) starts each
-one when the next unit's gradients are ready, and the rank computes meanwhile.
+The mean takes three exchanges: a reduce-scatter along the row, then a reduce-scatter
+and an all-gather down the column. If a rank waited for each of them in turn, the last
+two would hide behind nothing. So [the conductor](schedule.py#Conductor.advance) starts
+each one when the next unit's gradients are ready, and the rank computes meanwhile.
 
-While one group reduces, another may gather. On NCCL that is safe only if all ranks carry
-out the exchanges of both groups in one order. So [the order](order.py) covers all
+While one group reduces, another may gather. On NCCL that is safe only if all ranks
+carry out the exchanges of both groups in one order. So [the order](order.py) covers all
 exchanges of a mesh and is the same on each of its ranks, and an exchange of one group
 [waits for that of the other](collectives.py#take_turn).
 

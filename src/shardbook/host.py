@@ -4,12 +4,12 @@ r"""# To the host and back
 
 The memory of the machine, the *host*, is often larger than that of a device, and what
 the device does not need now can wait there. The price is the time of the copies. The
-link between the two is far slower than the device's own memory, so a copy must not keep the device from
-computing.
+link between the two is far slower than the device's own memory, so a copy must not keep
+the device from computing.
 
 On CUDA the copies run on two streams of their own, beside the *compute stream*: one for
-each direction, since a link can carry both at the same time. Four things make that right,
-and each line below that waits belongs to one of them:
+each direction, since a link can carry both at the same time. Four things make that
+right, and each line below that waits belongs to one of them:
 
 | who reads or writes | may do so only after |
 |---|---|
@@ -20,8 +20,8 @@ and each line below that waits belongs to one of them:
 
 The host's side must be *pinned*, that is, at an address that cannot move. From other
 memory the driver copies by way of a buffer of its own, and the caller waits meanwhile.
-PyTorch's allocator of pinned memory rounds each block up to a power of two, so a vector of
-1.1 GiB takes 2 GiB of the host. [The plan](planner.py) counts 1.1 GiB.
+PyTorch's allocator of pinned memory rounds each block up to a power of two, so a vector
+of 1.1 GiB takes 2 GiB of the host. [The plan](planner.py) counts 1.1 GiB.
 
 Where the device is a CPU, there is no second memory. Both functions then make a real
 copy all the same: what is measured, counted and tested on a CPU has the same number of
@@ -84,7 +84,8 @@ def to_device(
     A narrower dtype is made on the host, so that its bytes alone are moved.
 
     :param values: any shape and dtype, on the CPU; leave it unchanged until the copy is
-        waited for. What may still be on its way to the host goes [back](#Crossing.back).
+        waited for. What may still be on its way to the host goes
+        [back](#Crossing.back).
     :param device: where the copy will be
     :param what: the name under which the ledger counts the bytes
     :param dtype: the dtype of the copy; values that are not floating-point keep theirs,
@@ -197,10 +198,10 @@ class Crossing:
 class Landing(torch.autograd.Function):
     """The wait for gradients on their way to the host, as a node of its own in the graph.
 
-    From parameters on the host its `forward` makes a *token*, a tensor whose value nobody
-    reads. What is computed on a device depends on the token in the graph. Autograd runs the nodes of each GPU in a
-    thread of the GPU's, and those of the host in the thread that called `backward`. So
-    the wait below holds up no computation.
+    From parameters on the host its `forward` makes a *token*, a tensor whose value
+    nobody reads. What is computed on a device depends on the token in the graph.
+    Autograd runs the nodes of each GPU in a thread of the GPU's, and those of the host
+    in the thread that called `backward`. So the wait below holds up no computation.
     """
 
     @classmethod

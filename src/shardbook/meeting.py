@@ -22,10 +22,10 @@ that it has already gone another way. Or the time limit is over. Several ranks m
 an end at the same moment, so `decided` is written only if it is empty, and every rank
 takes the value that is there.
 
-A rank that is only late disagrees with nobody. In the first step one rank may compile for
-minutes while the others are done. They wait as long as they would wait in an exchange,
-that is, for the time limit of their process group. If that is over, they raise an error
-that names the ranks that have not come.
+A rank that is only late disagrees with nobody. In the first step one rank may compile
+for minutes while the others are done. They wait as long as they would wait in an
+exchange, that is, for the time limit of their process group. If that is over, they
+raise an error that names the ranks that have not come.
 """
 
 # sidelit: hide
@@ -330,8 +330,8 @@ def limit_of(group: Any, otherwise: timedelta) -> timedelta:
 def until(condition: Callable[[], bool], limit: timedelta) -> bool:
     """Whether the condition came true in time.
 
-    The store can wait for a key, but not for a number. So it is asked again and again, in
-    pauses that grow with the time waited.
+    The store can wait for a key, but not for a number. So it is asked again and again,
+    in pauses that grow with the time waited.
     """
     end, pause = clock() + limit.total_seconds(), 50e-6
     while not condition():

@@ -2,18 +2,18 @@ r"""# A monitor beside the ranks that wait
 
 > Where a rank cannot look into the store while it waits, a thread does it instead.
 
-On gloo a rank waits for an exchange in its own thread, and [looks](order.py#Order.watch)
-into the store meanwhile. On NCCL the device waits, and the thread goes on. If another
-rank has left the common order, the exchange never ends. The thread would learn nothing
-until it waits for the device itself, and then it learns nothing at all: at the time limit
-of the process group the backend ends the process.
+On gloo a rank waits for an exchange in its own thread, and
+[looks](order.py#Order.watch) into the store meanwhile. On NCCL the device waits, and
+the thread goes on. If another rank has left the common order, the exchange never ends.
+The thread would learn nothing until it waits for the device itself, and then it learns
+nothing at all: at the time limit of the process group the backend ends the process.
 
 So on such backends each order has a thread of its own that looks into the store once a
 second. If it finds that the ranks disagree, it does two things. It writes the error to
 the log, so that the reason is there even if the process is ended. And it lets the
 program raise the same error at its next exchange, or before its optimizer steps. A
-program that is waiting for the device at that moment cannot be interrupted. Its log says
-why it will end.
+program that is waiting for the device at that moment cannot be interrupted. Its log
+says why it will end.
 """
 
 # sidelit: hide

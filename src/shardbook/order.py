@@ -25,11 +25,11 @@ rank that is about to do what it knows looks into its own memory and sends nothi
 Ranks may leave the known order, if all of them do. The rank that finds itself about to
 leave it opens another round. If all ranks come to that round with the same wish, the
 order has changed and they go on. If one is about to do something else, they all raise
-one error. And a rank that keeps to the known order does not come at all. It starts
-its exchange, waits for the others, looks into the store meanwhile, and finds the open
-round there. It then raises the same error. Only gloo lets a rank look while it
-waits. Elsewhere [a thread](monitor.py) looks: the error is in the log of each rank within
-some seconds, and the program raises it at its next exchange. If the program is already
+one error. And a rank that keeps to the known order does not come at all. It starts its
+exchange, waits for the others, looks into the store meanwhile, and finds the open round
+there. It then raises the same error. Only gloo lets a rank look while it waits.
+Elsewhere [a thread](monitor.py) looks: the error is in the log of each rank within some
+seconds, and the program raises it at its next exchange. If the program is already
 waiting for the device, the backend ends it at the time limit of the process group.
 
 Nothing wrong has been exchanged then. The exchange that was started has no partner, and

@@ -5,12 +5,12 @@ r"""# Large pages
 A unit's vectors are taken before each use and given back after it. To the operating
 system, memory that a program has just taken is a promise. Only when the program first
 writes to a *page*, usually 4 KiB, does the system stop it, look for a free page, clear
-it, and let it go on. A vector of 12.6 MB has 3,078 pages. If it is taken anew before each
-use, the first pass over it is stopped 3,078 times.
+it, and let it go on. A vector of 12.6 MB has 3,078 pages. If it is taken anew before
+each use, the first pass over it is stopped 3,078 times.
 
 Linux can also hand out *huge pages* of 2 MiB, and many distributions do so for memory
-whose owner asks for them. This chapter asks. Where the system does not offer large pages, on
-other systems and on other devices, the answer is no and nothing changes.
+whose owner asks for them. This chapter asks. Where the system does not offer large
+pages, on other systems and on other devices, the answer is no and nothing changes.
 """
 
 # sidelit: hide
@@ -31,8 +31,9 @@ def ask_for_large_pages(tensor: Tensor) -> None:
     """Ask for large pages under a tensor that was just taken and not yet written.
 
     It is a request, and no result depends on the answer. A large page is taken whole at
-    its first write, so up to 2 MiB are in use earlier than they would be. None is added:
-    a large page is given only where all of it belongs to the same piece of memory.
+    its first write, so up to 2 MiB are in use earlier than they would be. None is
+    added: a large page is given only where all of it belongs to the same piece of
+    memory.
     """
     storage = tensor.untyped_storage()
     # The storage of a tensor without memory says so, while the tensor itself may claim

@@ -25,10 +25,10 @@ their sum is a bound: a step takes at most that much, if one unit is gathered ah
 one tensor after the other (`foreach=False`). [The forecast](forecast.py) gives the exact peak, but of stage 3
 only, without a policy and without checkpoints.
 
-What the plan leaves out: temporaries inside one operation, buffers of the communication
-backend, and what an allocator adds. On CUDA the allocator of pinned memory rounds each block on the host up
-to a power of two, so what [offload](offload.py) keeps there may take up to twice the planned bytes. The figures
-for activations are those of a CPU. On a GPU attention saves other tensors.
+What the plan leaves out: temporaries inside one operation, buffers of the communication backend, and what an
+allocator adds. On CUDA the allocator of pinned memory rounds each block on the host up to a power of two, so
+what [offload](offload.py) keeps there may take up to twice the planned bytes. The figures for activations are
+those of a CPU. On a GPU attention saves other tensors.
 
 The tests run the library itself with 7.5 billion parameters on 64 ranks and with a trillion on 1024, on
 tensors that have shapes and no values. What is stored between steps and what is sent agree with the table

@@ -177,8 +177,8 @@ class Conductor:
         """Settle every unit that this backward pass has reached.
 
         When the call to `backward` returns, the optimizer may step, unless gradients
-        [are kept](accumulate.py). The order is that in which the pass reached the units,
-        which is the same on every rank.
+        [are kept](accumulate.py). The order is that in which the pass reached the
+        units, which is the same on every rank.
         """
         for driver in self.passes.pop(task):
             driver.close()

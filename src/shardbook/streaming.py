@@ -35,18 +35,18 @@ $$\max_k \left(P_k + P_{k \pm 1} + a_k\right) + \sum_k A_k$$
 
 and the gradients of one parameter and of one activation. If the link is slow, the
 gradients of a whole slice may be waiting to leave. That does not raise the sum: each
-gradient takes the place of the copy of its parameter, and slice $k-1$ is not brought until
-those of slice $k+1$ have left. With
-`offload_activations=True` the inputs [wait on the host](residual.py), and the sum goes
-away.
+gradient takes the place of the copy of its parameter, and slice $k-1$ is not brought
+until those of slice $k+1$ have left. With `offload_activations=True` the inputs [wait
+on the host](residual.py), and the sum goes away.
 
 **What it costs.** A step moves $2\,\Psi$ numbers to the device and $\Psi$ back, and
 computes each activation twice. The numbers move while the device computes, if the batch
 is large enough to keep it busy as long. The first slice of each pass and the last
-gradients have no computation beside them. Nor has the optimizer's step, which runs on the
-host. With a `param_dtype` the host also casts each slice before it moves, in the thread
-that queues the device's work. The device then has only what was queued before. So streaming serves fine-tuning with large
-batches, and inference with many sequences at a time.
+gradients have no computation beside them. Nor has the optimizer's step, which runs on
+the host. With a `param_dtype` the host also casts each slice before it moves, in the
+thread that queues the device's work. The device then has only what was queued before.
+So streaming serves fine-tuning with large batches, and inference with many sequences at
+a time.
 
 :notation $\Psi$: the number of parameters of the model
 :notation $k$: `number`, the number of a slice
@@ -86,10 +86,10 @@ def stream(
 ) -> nn.Sequential:
     """Let a chain of layers compute on a device that does not hold it.
 
-    Dropout, batch statistics and gradients are those of the plain model, bit for bit, if
-    the device computes as the host does. One case differs in the last bits: a parameter
-    that stands twice in a slice, when one backward pass goes through several forward
-    passes. Its gradients are then added in another order.
+    Dropout, batch statistics and gradients are those of the plain model, bit for bit,
+    if the device computes as the host does. One case differs in the last bits: a
+    parameter that stands twice in a slice, when one backward pass goes through several
+    forward passes. Its gradients are then added in another order.
 
     :param model: the chain, on the host; a list of layers becomes an `nn.Sequential`
     :param device: where the layers compute, and where the output will be
@@ -97,9 +97,9 @@ def stream(
         default each layer with parameters begins a slice
     :param offload_activations: whether the inputs of the slices wait on the host
     :param param_dtype: the floating-point dtype, of 16 bits or more, in which
-        floating-point parameters come to the device, and gradients leave it; on the host
-        both keep their own. Norms compute in it, too. Buffers keep their dtype, and a
-        batch norm on a CPU refuses to mix the two.
+        floating-point parameters come to the device, and gradients leave it; on the
+        host both keep their own. Norms compute in it, too. Buffers keep their dtype,
+        and a batch norm on a CPU refuses to mix the two.
     :returns: the model, whose calls now stream it
     :raises TypeError: the model is no plain chain, or the dtype no floating-point one
     :raises ValueError: it was streamed or sharded before, is not on the host, or the

@@ -19,8 +19,8 @@ or its optimizer on a third. Autograd runs each backward operation on the stream
 forward operation. So the hooks of this library may find another current stream at each
 call, and what they share, such as the vector that collects a unit's gradients, would be
 written on one and read on another without order. Therefore each of them first lets the
-current stream wait for the one that was current before. Where there is only one, nothing
-waits.
+current stream wait for the one that was current before. Where there is only one,
+nothing waits.
 
 **Several devices.** What a program calls the *current* stream is the stream of the
 current device, and that need not be the one on which a tensor lies. A wait there would
@@ -83,8 +83,8 @@ def compute_stream(device: torch.device) -> Any:
 def give_back(device: torch.device) -> None:
     """Call this after memory was given back to the allocator.
 
-    The allocator gives a block to the next user on the stream *from which it was taken*,
-    and that may be another than the one that has used it last.
+    The allocator gives a block to the next user on the stream *from which it was
+    taken*, and that may be another than the one that has used it last.
     """
     now = compute_stream(device)
     for other in users[device][:-1]:

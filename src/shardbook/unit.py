@@ -21,9 +21,9 @@ This chapter holds what the stages have in common: the states of a unit, the ste
 one to the next, and the exchange of the gradients. [The layer](layer.py) says when the
 steps are taken.
 
-The names in this part of the book, for one flat vector of a unit. In the example of [the
-layout](partition.py), two linear layers with 68 values on 2 ranks, `full` has 96 elements,
-`shard` has 48, and `parameters` on both ranks together have 68:
+The names in this part of the book, for one flat vector of a unit. In the example of
+[the layout](partition.py), two linear layers with 68 values on 2 ranks, `full` has 96
+elements, `shard` has 48, and `parameters` on both ranks together have 68:
 
 | name | elements | what it is |
 |---|---|---|
@@ -84,7 +84,8 @@ __all__ = ["State", "Unit"]
 
 class State(Enum):
     """What may be relied on in `full`. `gather` leads from `SHARDED` to `GATHERING`,
-    `wait` on to `WHOLE`, and `free` back, also in stages 0 to 2, where the memory stays.
+    `wait` on to `WHOLE`, and `free` back, also in stages 0 to 2, where the memory
+    stays.
     """
 
     SHARDED = "only what this rank keeps may be relied on"

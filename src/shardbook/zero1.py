@@ -3,10 +3,10 @@ r"""# Stage 1: the optimizer's state is split
 > Each rank trains its own part of the parameters, and gets the rest from the others.
 
 An optimizer such as AdamW stores two numbers for each parameter, and they are of use
-only to whoever updates that parameter. So each rank updates $1/N_d$ of a unit and stores
-the optimizer's state for that part alone. The table counts the bytes of a unit in FP32,
-without a policy. Gradients are counted at the end of the backward pass, where they are
-largest:
+only to whoever updates that parameter. So each rank updates $1/N_d$ of a unit and
+stores the optimizer's state for that part alone. The table counts the bytes of a unit
+in FP32, without a policy. Gradients are counted at the end of the backward pass, where
+they are largest:
 
 | | parameters | gradients | AdamW |
 |---|---|---|---|
@@ -14,13 +14,13 @@ largest:
 | stage 1 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u / N_d$ |
 
 In FP32 a training step of stage 1 sends exactly as many bytes as one of stage 0. [Stage
-0](replicate.py) averaged the gradients in two halves: a reduce-scatter, which left each rank its piece of the mean,
-and an all-gather of the pieces. A rank that updates only its own part needs only its
-own piece, so the second half can be left out. Instead the updated *parameters* are
-gathered, as many elements as the mean would have been. Where [a policy](policy_bytes.py) lets
-gradients travel in fewer bytes than parameters, stage 1 sends more. So does a forward
-pass without a backward pass, as in an evaluation: it gathers the parameters, and in
-stage 0 it sends nothing.
+0](replicate.py) averaged the gradients in two halves: a reduce-scatter, which left each
+rank its piece of the mean, and an all-gather of the pieces. A rank that updates only
+its own part needs only its own piece, so the second half can be left out. Instead the
+updated *parameters* are gathered, as many elements as the mean would have been. Where
+[a policy](policy_bytes.py) lets gradients travel in fewer bytes than parameters, stage
+1 sends more. So does a forward pass without a backward pass, as in an evaluation: it
+gathers the parameters, and in stage 0 it sends nothing.
 
 The optimizer need not know of it. The model's parameters, as it sees them, are this
 rank's slices.

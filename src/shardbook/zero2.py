@@ -20,8 +20,8 @@ computation of the next unit, if that takes as long.
 
 A program that adds up the gradients of several micro-batches has a choice. It can
 exchange those of each micro-batch, and store only its pieces of the sum. Or it can keep
-them whole under [`no_sync`](accumulate.py#no_sync) and exchange them once, and then this
-stage saves nothing.
+them whole under [`no_sync`](accumulate.py#no_sync) and exchange them once, and then
+this stage saves nothing.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of parameters of a unit

@@ -11,9 +11,9 @@ pass of its unit and in the backward pass. The rest of the time it need not be t
 | stage 2 | $4\,\Psi_u$ | $4\,\Psi_u / N_d$ | $8\,\Psi_u / N_d$ |
 | stage 3 | $4\,\Psi_u / N_d$ | $4\,\Psi_u / N_d$ | $8\,\Psi_u / N_d$ |
 
-So before each use the unit allocates `full`, and afterwards it frees it. This time there
-is a price: what was given back after the forward pass has to be gathered again for the
-backward pass. A rank sends
+So before each use the unit allocates `full`, and afterwards it frees it. This time
+there is a price: what was given back after the forward pass has to be gathered again
+for the backward pass. A rank sends
 
 $$3\,P_u\,\frac{N_d - 1}{N_d}$$
 
