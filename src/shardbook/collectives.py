@@ -175,17 +175,19 @@ def reduce_scatter_mean(
         return PendingReduce([], [flat], flat, world_size, dtype)
     sent = (world_size - 1) * flat.nbytes // world_size
     record("reduce-scatter", world_size, flat.nbytes, sent)
-    # gloo's own reduce-scatter sends twice as many bytes as [an exchange of the pieces](exchange.py). NCCL's
-    # sends what it should, but adds in the dtype it is given. In FP16, $40000 + 40000$ is infinite although
-    # the mean is not: the largest finite value is 65504. In BF16 each addition of a ring would round. An
-    # exchange of the pieces moves 16-bit values as they are and leaves the sum to us, which is in FP32.
+    # gloo's own reduce-scatter sends twice as many bytes as [an exchange of the pieces](exchange.py). That
+    # also moves 16-bit values as they are, and leaves the order of the sum to us.
     if _on_gloo(flat, group):
         works, rows = exchange(flat, group)
         return PendingReduce(works, rows, flat, world_size, dtype)
     take_turn(group)
+    # NCCL adds in the dtype it is given. In FP16, $40000 + 40000$ is infinite although the mean is not:
+    # the largest finite value is 65504. In BF16 each addition of a ring would round. To send FP32 instead
+    # would double the bytes. So 16-bit gradients are exchanged in pieces here, too, and added in FP32.
     if dtype.itemsize < 4:
         works, rows = exchange(flat, group)
-        return PendingReduce(under_way(group, works), rows, flat, world_size, dtype)
+        under_way(group, works)
+        return PendingReduce(works, rows, flat, world_size, dtype)
     result, works = flat.new_empty(flat.numel() // world_size), []
     if flat.numel():
         work = dist.reduce_scatter_single(result, flat, group=group, async_op=True)
