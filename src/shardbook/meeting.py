@@ -318,7 +318,7 @@ def limit_of(group: Any, otherwise: timedelta) -> timedelta:
     """How long the exchanges of a group may take. Only the backend's options say so. A
     backend without them has the limit of the store, which is that of the first group.
     """
-    own = dist.group.WORLD if group is None else group
+    own: Any = dist.group.WORLD if group is None else group
     for device in own._device_types:
         options = getattr(own._get_backend(device), "options", None)
         limit = getattr(options, "_timeout", None)
