@@ -38,9 +38,9 @@ has the loss, and under [loss scaling](loss_scaling.py) its gradient is infinite
 FP16. For such a loop set `output_dtype=torch.float32`.
 
 A module that [activation checkpointing](checkpointing.py) runs again has the rules
-again. A plain function has them if this book's `checkpoint` runs it.
-`torch.utils.checkpoint` does not know them: with `use_reentrant=True` it computes other
-gradients without a word, and otherwise it raises an error.
+again. A plain function has them if this book's `checkpoint` runs it, or
+`torch.utils.checkpoint` with [`use_reentrant=True`](reentrant_rules.py). With
+`use_reentrant=False` PyTorch's checkpoint raises an error for such a function.
 
 The price is memory: what such a function saves for the backward pass takes four bytes
 an element and not two. The parameters are few: of some $12\,d^2$ in a block of a
@@ -73,6 +73,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardbook.machinery import map_tensors
+from shardbook.reentrant_rules import carry_over
 
 __all__ = [
     "LOSSES",
@@ -145,6 +146,8 @@ class InFP32(TorchFunctionMode):
         chosen = kwargs.get("dtype") or kwargs.get("out") is not None
         if func not in self.functions or chosen:
             return func(*args, **kwargs)
+        if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            carry_over(rules_in_force())
         if func in WRITERS:
             result = write_back(func, args, kwargs)
         else:

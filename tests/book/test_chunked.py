@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import ranks
 from book.toys import Batch, assert_equal, optimizer_for, plain_gradients, reference_step, whole_gradients
+from shardbook.autocast import autocast
 from shardbook.chunked import ChunkedGPT, ChunkedHead, chunked_loss
 from shardbook.gpt import GPT, Config, Head, loss
 from shardbook.measure import Meter
@@ -100,14 +102,17 @@ def test_a_loss_that_is_divided_divides_its_gradients() -> None:
     assert apart(results(in_chunks(4), torch.float64, scale=1 / 3), exact) < 2**-48
 
 
-def test_autocast_leaves_the_dtype_of_the_matrix() -> None:
+@pytest.mark.parametrize("context", [torch.autocast, autocast])
+def test_autocast_leaves_the_dtype_of_the_matrix(context: Any) -> None:
     head, x_BTC, targets_BT = task()
-    with torch.autocast("cpu", torch.bfloat16):
+    with context("cpu", torch.bfloat16):
         low = chunked_loss(x_BTC.bfloat16(), head.score.weight, targets_BT, 3)
     assert low.dtype == torch.float32
     low.backward()
     assert x_BTC.grad is not None
     assert x_BTC.grad.dtype == torch.float32
+    exact = chunked_loss(x_BTC.bfloat16(), head.score.weight, targets_BT, 3)
+    assert low.item() == exact.item()
 
 
 def many_positions(dtype: torch.dtype, scale: float, chunks: int) -> tuple[dict[str, Tensor], ...]:
