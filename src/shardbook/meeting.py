@@ -184,7 +184,7 @@ class Meeting:
         end = clock() + self.limit.total_seconds()
         while True:
             with suppress(RuntimeError):
-                self.store.wait([key], min(self.glance, self.limit))
+                self.store.wait([key], self.glance)
             # If the store is gone, this raises again.
             if self.store.check([key]):
                 return True
