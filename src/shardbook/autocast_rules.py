@@ -32,8 +32,8 @@ GPUs they compare the dtypes of the results, on tensors that claim to lie on a G
 have no data. The values were never compared there.
 
 Some functions in C++ call products where [a function mode](casting.py) does not see
-them: `inner`, `tensordot`, `cov`, `matrix_power`, and recurrent layers other than
-`LSTM` on a CPU. They have no rule here, and `torch.autocast` casts these products.
+them: `inner`, `tensordot`, `cov`, `matrix_power`, and on a CPU recurrent layers. They
+have no rule here, and `torch.autocast` casts these products.
 
 In an evaluation on a CPU an `nn.TransformerEncoderLayer` is one function of C++, and
 `torch.autocast` casts everything that it gets. While a function mode is on, PyTorch
