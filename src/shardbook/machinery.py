@@ -23,11 +23,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
-from types import ModuleType
+from functools import cache
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -132,25 +133,37 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 MOST = 10_000
-_PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device}
+_PLAIN = {
+    *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device),
+    *(FunctionType, BuiltinFunctionType, type, ModuleType, torch.Size),
+}
 
 
-def inside(value: Any) -> list[Any]:
+def inside(value: Any) -> Iterable[Any]:
     """What a container or an object holds."""
-    if isinstance(value, nn.Module | type | ModuleType):
-        return []
-    found: list[Any] = []
+    kind = type(value)
+    if kind is dict:
+        return value.values()  # type: ignore[no-any-return]
+    if kind is tuple or kind is list:
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, (nn.Module, type, ModuleType)):
+        return ()
+    found = [getattr(value, name, None) for name in slots_of(kind)]  # type: ignore[arg-type]
     if isinstance(value, dict):
         found += value.values()
-    elif isinstance(value, list | tuple | set | frozenset | deque):
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
         found += value
-    if hasattr(value, "__dict__"):
-        found += vars(value).values()
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            found.append(getattr(value, name, None))
-    return found
+    return found + list(getattr(value, "__dict__", {}).values())
+
+
+@cache
+def slots_of(kind: type) -> tuple[str, ...]:
+    """The attributes that the objects of a class have without a dictionary."""
+    found: list[str] = []
+    for one in kind.__mro__:
+        slots = vars(one).get("__slots__", ())
+        found += (slots,) if isinstance(slots, str) else slots
+    return tuple(found)
 
 
 def is_freed(tensor: Tensor) -> bool:

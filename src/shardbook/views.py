@@ -60,7 +60,8 @@ def refuse_views(
     values: list[Any] = [exchanged]
     registered: list[Any] = []
     for part in parts(module, units):
-        values += [v for name, v in vars(part).items() if name not in _USUAL]
+        own = vars(part)
+        values += [own[name] for name in own.keys() - _USUAL]
         values += part._buffers.values()
         registered += part._parameters.values()
     kept = any(is_freed(tensor) for tensor in tensors_in(values))
@@ -85,8 +86,9 @@ def parts(
 def place(module: nn.Module, units: Set[nn.Module], whole: Set[int]) -> str:
     """Where a view is kept, for a message."""
     for part in parts(module, units):
-        own = {name: v for name, v in vars(part).items() if name not in _USUAL}
-        for name, value in {**own, **part._buffers, **part._parameters}.items():
+        everything = {**vars(part), **part._buffers, **part._parameters}
+        for name in sorted(everything.keys() - _USUAL):
+            value = everything[name]
             if id(value) in whole or any(map(is_freed, tensors_in(value))):
                 return f"in the attribute {name!r} of a {type(part).__name__}"
     return "in its arguments or in an object that it returns"
