@@ -25,6 +25,7 @@ from shardbook import checkpoint as book_checkpoint
 from shardbook.host import to_device, to_host
 from shardbook.lean import step_in_backward
 from shardbook.offload import move_out
+from shardbook.optimizer_state import optimizer_state_dict
 from shardbook.precise import full_precision
 from shardbook.streaming import stream
 from shardbook.streams import compute_stream, give_back, streams
@@ -277,6 +278,7 @@ def saved(stage: int) -> None:
     training = Training(stage)
     for _ in range(STEPS):
         training.step()
+        optimizer_state_dict(training.model, training.optimizer)
         training.model.load_state_dict(training.model.state_dict())
 
 
@@ -489,8 +491,9 @@ def waits_in_the_book() -> dict[str, set[str]]:
             # The first makes the host wait, for backends that have no streams. The second keeps gradients
             # from piling up on a device, and test_streaming.py counts them. The third keeps NCCL's kernels
             # from blocking each other, and test_collectives.py looks for it. test_handover.py looks for the
-            # last one, which needs a recomputation on several streams.
-            unseen = ("arrived", "let_leave", "take_turn", "hand_over")
+            # fourth, which needs a recomputation on several streams. The last two wait for other processes
+            # and for the end of a thread.
+            unseen = ("arrived", "let_leave", "take_turn", "hand_over", "wait_for", "monitor")
             if not isinstance(function, ast.FunctionDef) or function.name in unseen:
                 continue
             for node in ast.walk(function):
