@@ -56,7 +56,7 @@ class Ready:
         Without the wait it could read memory that nothing was written to yet. Without
         the second line the allocator could give the memory away while it is read.
         """
-        if queued(tensor) and tensor.device in self.moments:
+        if self.moments and queued(tensor) and tensor.device in self.moments:
             stream, done = self.moments[tensor.device]
             module = torch.get_device_module(tensor.device)
             current = module.current_stream(tensor.device)
