@@ -44,7 +44,9 @@ class Ready:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.moments: dict[torch.device, tuple[Any, Any]] = {}
         for tensor in tensors:
-            if queued(tensor) and tensor.device not in self.moments:
+            if tensor.is_cpu or not queued(tensor):
+                continue
+            if tensor.device not in self.moments:
                 module = torch.get_device_module(tensor.device)
                 stream, done = module.current_stream(tensor.device), module.Event()
                 done.record(stream)

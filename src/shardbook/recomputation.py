@@ -133,7 +133,7 @@ class Collector:
 
     def filled(self) -> list[Tensor]:
         """The tensors that the placeholders hold."""
-        held = (ref() for ref in self.placeholders)
+        held = [ref() for ref in self.placeholders]
         return [one.value for one in held if one and one.value is not None]
 
     def until_enough(self, run: Callable[[], Any]) -> None:

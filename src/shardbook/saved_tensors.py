@@ -223,23 +223,21 @@ class Region:
         tensors of all placeholders are recomputed.
         """
         with self.lock:
-            group = group_in_force()
-            if group is not self.group:
-                # What was recomputed for another group may be that of other weights.
+            # What was recomputed for another group may be that of other weights.
+            if self.group is not None and self.group is not group_in_force():
                 self.empty()
             if placeholder.value is None:
-                self.recompute(group)
+                self.recompute()
             value = placeholder.take()
             # Outside a backward pass a program reads one attribute of a node, such as
             # `grad_fn._saved_self`. The others would stay until somebody reads them.
-            if group is None and not in_backward():
+            if self.group is None and not in_backward():
                 self.empty()
-            return self.ready.hand_over(value)
+            return self.ready.hand_over(value) if self.ready.moments else value
 
-    def recompute(self, group: Any) -> None:
+    def recompute(self) -> None:
         """Run the function again, and fill the placeholders.
 
-        :param group: [the block](torch_settings.py) whose backward passes share them
         :raises CheckpointError: if the two runs differ
         """
         self.parameters.refuse_changes()
@@ -255,8 +253,8 @@ class Region:
         except BaseException:
             self.empty()
             raise
-        self.group, self.ready = group, Ready(collector.filled())
-        if group is None and in_backward():
+        self.group, self.ready = group_in_force(), Ready(collector.filled())
+        if self.group is None and in_backward():
             # What this backward pass does not take would stay until the next one, and
             # the weights may have changed by then. The engine holds its callbacks until
             # it has finished, so the callback must not hold the region.
