@@ -295,7 +295,10 @@ def under_a_policy() -> None:
     for policy in (Policy(**half), Policy(**half, reduce_dtype=torch.float32), Policy(**half, offload=True)):
         found = []
         for stage in STAGES:
-            model, scaler = shard(chain(), stage=stage, policy=policy), ShardedGradScaler(2.0**24, 2.0, 0.25)
+            model, scaler = (
+                shard(chain(), stage=stage, policy=policy),
+                ShardedGradScaler("cpu", 2.0**24, 2.0, 0.25),
+            )
             optimizer, scales = optimizer_for("adamw", model.parameters()), []
             for step in range(8):
                 scaler.scale(error(model, batch(dist.get_rank(), step))).backward()
