@@ -266,6 +266,16 @@ class Late(Rule):
         return g / g.norm() if state["step"] >= 10 else g
 
 
+class WhenItGrows(Rule):
+    """Looks at a norm only if it is far above the one before."""
+
+    def change(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        norm = g.norm()
+        grown = norm > 5 * state.get("norm", norm)
+        state["norm"] = norm
+        return g / norm if grown else g
+
+
 SHAPES = {"matrix": (4, 5), "vector": (7,), "number": (), "kernel": (2, 3, 1, 2)}
 
 
@@ -357,7 +367,7 @@ def test_random_numbers_are_set_back() -> None:
     "kind",
     [
         *[AdamP, SGDP, Cautious, Mars, ClippedByRMS, Trusting, Centralized, DecaysMatrices],
-        *[LargestFirst, Blocks, Clips, Estimates, Late, T.Adafactor],
+        *[LargestFirst, Blocks, Clips, Estimates, Late, WhenItGrows, T.Adafactor],
     ],
 )
 def test_a_rule_that_needs_more_than_one_element_is_refused(kind: Any) -> None:
@@ -393,6 +403,10 @@ def test_wrapped_optimizers_are_tried_together() -> None:
         assert (said_of(optimizer) != "") == refused
         assert optimizer.taken == 0
         assert not optimizer.base.state
+    # The one that is wrapped may have attributes of its own.
+    named = WithArguments(parameters_of("matrix", "vector"), 0.1, name="mine", factors=[2.0])
+    assert said_of(Ahead(named)) == ""
+    assert named.steps == 0
     sharp = Sharp(parameters_of("matrix"), T.SGD, lr=0.1)
     assert said_of(sharp, closure=True).startswith("Sharp would train the slices")
 
@@ -408,6 +422,10 @@ def test_an_optimizer_that_needs_a_closure_and_gets_none_cannot_be_tried() -> No
 def test_a_rate_of_zero_hides_nothing() -> None:
     assert said_of(Trusting(parameters_of("matrix"), lr=0.0)) != ""
     assert said_of(Trusting(parameters_of("matrix"), lr=torch.tensor(0.0))) != ""  # type: ignore[arg-type]
+
+
+def test_a_very_small_rate_hides_nothing() -> None:
+    assert said_of(Trusting(parameters_of("matrix"), lr=1e-14)) != ""
 
 
 def test_a_scheduler_and_hooks_do_not_count_the_trial() -> None:
