@@ -8,7 +8,8 @@ Each module of this package is a chapter.
 ranks send each other](collectives.py), [how it is counted](ledger.py), [how parameters
 become one vector](partition.py).
 
-**ZeRO**: [what a unit does](unit.py), [how its vector is split](flat.py), [how its
+**ZeRO**: [what a unit does](unit.py), [how its vector is split](flat.py), [what a
+slice may be used for](access.py), [how its
 gradients are collected](gradients.py); the stages [0](replicate.py), [1](zero1.py),
 [2](zero2.py) and [3](zero3.py); [when a unit acts](layer.py), [where its parameters
 stand](sites.py), [how units take turns](schedule.py), [what comes next](prefetch.py);
@@ -21,7 +22,8 @@ it](groups.py), [micro-batches](accumulate.py), [unequal numbers of
 batches](uneven.py), [clipping](clip.py), [what an optimizer
 may do](guard.py), [which parameters no unit owns](unowned.py), [which rules train
 slices](optimizer_trial.py), tried on [a copy](optimizer_copy.py), [steps inside the
-backward pass](lean.py), [how the result is saved](state.py), [and the optimizer's
+backward pass](lean.py), [what is not supported](unsupported.py), [how the result is
+saved](state.py), [and the optimizer's
 state](optimizer_state.py), [what waits on the host](offload.py).
 
 **Activation checkpointing**: [one door](checkpointing.py) to [two](reentrant.py)

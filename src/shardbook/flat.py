@@ -20,7 +20,7 @@ emptied, and [the stage](replicate.py) decides how much of it a rank keeps.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,13 +33,20 @@ from shardbook.partition import Layout, flatten, shares_storage, views
 
 __all__ = [
     "Flat",
+    "as_plain",
+    "flat_of",
     "has_gradient_hook",
     "is_sharded",
+    "is_whole_form",
     "owner_of",
     "resize",
     "version_of",
 ]
 # sidelit: show
+
+# In such a block [the guard of slices](access.py) is not asked: what is done with them is
+# the library's own work. PyTorch documents the name beside `__torch_function__`.
+as_plain = torch._C.DisableTorchFunctionSubclass
 
 
 class Flat:
@@ -56,12 +63,16 @@ class Flat:
         # Whether the modules compute with the whole parameters now, and how often an
         # optimizer has stepped or values were loaded.
         self.in_use, self.changes = False, 0
+        # Whether an optimizer's step has taken [the guard](access.py) off the slices.
+        self.plain = False
         # How often each of the whole parameters had been written to when that began or
         # ended, and whether some were in between.
         self.writes: list[int] = []
         self.written = False
-        # [The order](order.py) of the unit's exchanges, for whoever knows only parameters.
+        # [The order](order.py) of the unit's exchanges and [its hooks](layer.py), for
+        # whoever knows only parameters.
         self.order: Any = None
+        self.driver: Callable[[], Any] = lambda: None
         # For this moment the unit exists twice, in the model and in `full`. A model is
         # sharded unit by unit, so no more than one unit ever does.
         self.device = self.parameters[0].device
@@ -153,7 +164,8 @@ class Flat:
         agree. It does not see the writes of a fused optimizer. So each step of an
         optimizer is counted, too.
         """
-        return self.changes + sum(p._version for p in self.parameters)
+        with as_plain():
+            return self.changes + sum(p._version for p in self.parameters)
 
     def use(self, whole: bool) -> None:
         """The modules begin or end to compute with the whole parameters."""
@@ -223,6 +235,17 @@ def owner_of(parameter: Tensor) -> Flat | None:
     return owner
 
 
+def flat_of(parameter: Tensor) -> Flat | None:
+    """The vector of one of the model's own parameters, or of its whole form."""
+    whole_in: Flat | None = getattr(parameter, _WHOLE_IN, lambda: None)()
+    return whole_in or owner_of(parameter)
+
+
+def is_whole_form(parameter: Tensor) -> bool:
+    """Whether this is what a unit computes with, and not one of the model's own."""
+    return hasattr(parameter, _WHOLE_IN)
+
+
 def version_of(value: Tensor) -> int:
     """A number that grows whenever somebody changes a tensor's values.
 
@@ -253,8 +276,8 @@ def refuse_gradient(name: str, gradient: Tensor) -> None:
     """
     raise RuntimeError(
         f"{name} was used outside of its unit's forward pass, so its gradient is not "
-        "averaged; call model(x) and not model.forward(x), and write a penalty on the "
-        "weights as the optimizer's weight_decay"
+        "averaged; call model(x) and not model.forward(x), and read parameters "
+        'elsewhere, as in a penalty on the weights, inside of "with whole(model):"'
     )
 
 

@@ -27,7 +27,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from shardbook.flat import resize
+from shardbook.flat import as_plain, resize
 from shardbook.groups import Groups, Mean
 from shardbook.machinery import machinery
 from shardbook.masters import FlatWithMasters
@@ -192,7 +192,8 @@ class FlatWithGradients(FlatWithMasters):
         assert self.sending is not None
         resize(self.sending, 0)
         self.reducing = self.sending = None
-        self.accumulate(mean.to(self.layout.dtype))
+        with as_plain():
+            self.accumulate(mean.to(self.layout.dtype))
 
     def accumulate(self, mean: Tensor) -> None:
         """Add the mean to the gradients of the model's parameters.

@@ -82,8 +82,8 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         if flat.in_use:
             raise RuntimeError(
                 f"{flat.layout.slots[0].names[0]} is in the middle of a forward or "
-                "backward pass that did not end; call the model once more before the "
-                "optimizer steps"
+                "backward pass that did not end, or of a block of whole(model); call the "
+                "model once more, or leave the block, before the optimizer steps"
             )
         refuse_waiting(flat)
         flat.changes += 1

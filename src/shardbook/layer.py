@@ -49,6 +49,7 @@ from shardbook.machinery import (
 )
 from shardbook.schedule import Conductor
 from shardbook.unit import Unit
+from shardbook.unsupported import refuse_transforms
 from shardbook.views import refuse_views
 
 __all__ = ["Hooks"]
@@ -122,6 +123,8 @@ class Hooks:
             part.register_forward_hook(after, always_call=True)
         for part in {module, *(site.module for site in unit.sites)}:
             refuse_copies_of(part)
+        for flat in unit.flats:
+            flat.driver = weakref.ref(self)
 
     def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Gather, and plant the hooks that will announce the end of this module's
@@ -135,6 +138,7 @@ class Hooks:
         Each thread numbers its nodes by itself. An input that another thread has made
         may have a higher number than the module's nodes, and then says nothing.
         """
+        refuse_transforms(self.unit.name)
         # An interrupt from the keyboard runs no hooks, so its use is still listed.
         if self.uses and calls_under_way(*self.parts) < 2:
             while self.uses:

@@ -63,6 +63,7 @@ from shardbook.replicate import Replicated
 from shardbook.sites import Site, parts_of, sites_by_unit
 from shardbook.state import keep_state_dict_whole
 from shardbook.unit import Unit
+from shardbook.unsupported import refuse_methods
 from shardbook.wrappers import refuse_wrappers, wrapped
 from shardbook.zero1 import Zero1
 from shardbook.zero2 import Zero2
@@ -187,6 +188,7 @@ def shard(
     if synchronize:
         copy_buffers(model, groups)
     enforce(policy, model)
+    refuse_methods(model)
     return model
 
 
@@ -278,6 +280,11 @@ def objections(
     if units and len(sites) == 1:
         return (
             f"units={units!r} selects no module; name a class that the model contains"
+        )
+    if torch.is_inference_mode_enabled():
+        return (
+            "torch.inference_mode() is on, and parameters made in it cannot be trained; "
+            "call shard outside of it"
         )
     here = [site for unit in sites.values() for site in unit]
     for site in here:

@@ -29,6 +29,7 @@ from shardbook.order import Order
 from shardbook.schedule import Conductor
 from shardbook.unit import State, Unit
 from shardbook.unowned import refuse_unowned_in
+from shardbook.unsupported import refuse_transforms
 from shardbook.wrappers import refuse_call_by_wrapper
 
 __all__ = ["Chain", "Prefetch", "Route"]
@@ -78,6 +79,7 @@ class Chain(Conductor):
         refuse_call_by_wrapper(model)
         self.recover()
         self.running, self.inside, self.grad = True, 0, torch.is_grad_enabled()
+        refuse_transforms("this model")
         # What one process trains alone is trained as it should be.
         if self.grad and self.order.meeting is not None:
             refuse_unowned_in(model)

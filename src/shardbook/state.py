@@ -48,9 +48,17 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
     :param module: the module that drives the unit
     """
 
+    def refuse_in_block() -> None:
+        if unit.held:
+            raise RuntimeError(
+                f"{unit.name} is whole for a block; leave whole(model) before "
+                "state_dict() or load_state_dict()"
+            )
+
     # A backward pass that failed may have left the unit whole, with the values from
     # before the last step. So it is gathered afresh.
     def gather(*_: Any) -> None:
+        refuse_in_block()
         unit.free()
         unit.switch(True)
         unit.expire()
@@ -99,6 +107,7 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
     # A part of the unit has no shard of its own, so it cannot gather by itself. Asked
     # directly, it would save slices.
     def refuse(part: nn.Module, *_: Any) -> None:
+        refuse_in_block()
         if unit.state is not State.WHOLE:
             raise RuntimeError(
                 f"a {type(part).__name__} inside {unit.name} has no state_dict of its "

@@ -66,8 +66,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from shardbook.access import guard_again, guard_slices
 from shardbook.collectives import world
-from shardbook.flat import Flat
+from shardbook.flat import Flat, as_plain
 from shardbook.gradients import FlatWithGradients
 from shardbook.groups import Groups
 from shardbook.guard import register_guard
@@ -123,6 +124,8 @@ class Unit(ABC):
         self.groups, self.order = groups, order
         # `precise`: are [the masters themselves](masters.py) to be computed with?
         self.state, self.shown, self.precise = State.SHARDED, False, False
+        # How many blocks [keep the unit whole](whole.py) now.
+        self.held = 0
         self.rank, world_size = world(groups.shards)
         # A unit can hold several flat vectors. A frozen parameter needs no gradient and
         # a 16-bit parameter needs half the bytes, so [the layout](partition.py#plan)
@@ -138,6 +141,7 @@ class Unit(ABC):
                 groups.copy_from_first(flat.full)
             self.keep(flat)
             flat.order = order
+            guard_slices(flat, name)
         # The unit's exchanges run on [two streams](streams.py) of their own.
         self.device = torch.get_device_module(self.flats[0].device)
         self.gather_stream, self.reduce_stream = streams(self.flats[0].device)
@@ -208,7 +212,9 @@ class Unit(ABC):
         for site in self.sites:
             site.check(self.name)
         for flat in self.flats:
-            flat.check(self.name)
+            guard_again(flat)
+            with as_plain():
+                flat.check(self.name)
         self.fetch()
         self.state = State.GATHERING
 
@@ -240,6 +246,8 @@ class Unit(ABC):
         In every stage the modules get the model's own parameters back. So an optimizer
         that asks the model for its parameters gets those that it can train.
         """
+        if self.held:
+            return
         self.show(False)
         if self.state is State.SHARDED:
             return

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from shardbook.flat import is_sharded
+from shardbook.flat import flat_of, is_sharded
 
 __all__ = ["refuse_unowned_in", "refuse_unowned_of"]
 # sidelit: show
@@ -65,7 +65,7 @@ def refuse_unowned_in(model: nn.Module) -> None:
         parameter
         for module in model.modules()
         for parameter in module._parameters.values()
-        if parameter is not None and not is_sharded(parameter)
+        if parameter is not None and flat_of(parameter) is None
     )
 
 
