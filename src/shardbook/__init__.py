@@ -8,23 +8,22 @@ Each module of this package is a chapter.
 ranks send each other](collectives.py), [how it is counted](ledger.py), [how parameters
 become one vector](partition.py).
 
-**ZeRO**: [what a unit does](unit.py), [how its vector is split](flat.py), [what a
-slice may be used for](access.py), [how its
-gradients are collected](gradients.py); the stages [0](replicate.py), [1](zero1.py),
-[2](zero2.py) and [3](zero3.py); [when a unit acts](layer.py), [where its parameters
-stand](sites.py), [how units take turns](schedule.py), [what comes next](prefetch.py);
-how the ranks make sure that they hold the [same model](check.py) and keep the [same
-order](order.py), and [where they ask each other](meeting.py); [who has
-left](leaving.py); [how units form a model](model.py), [no second
-wrapper](wrappers.py), [how it gets its first values](construct.py)
-and [whether they are the constructor's](written.py), [which ranks share
-it](groups.py), [micro-batches](accumulate.py), [unequal numbers of
-batches](uneven.py), [clipping](clip.py), [what an optimizer
-may do](guard.py), [which parameters no unit owns](unowned.py), [which rules train
+**ZeRO**: [what a unit does](unit.py), [how its vector is split](flat.py), [what a slice
+may be used for](access.py), [how its gradients are collected](gradients.py); the stages
+[0](replicate.py), [1](zero1.py), [2](zero2.py) and [3](zero3.py); [when a unit
+acts](layer.py), [where its parameters stand](sites.py), [how units take
+turns](schedule.py), [what comes next](prefetch.py); how the ranks make sure that they
+hold the [same model](check.py) and keep the [same order](order.py), and [where they ask
+each other](meeting.py); [who has left](leaving.py); [how units form a model](model.py),
+[no second wrapper](wrappers.py), [how it gets its first values](construct.py) and
+[whether they are the constructor's](written.py), [which ranks share it](groups.py),
+[micro-batches](accumulate.py), [unequal numbers of batches](uneven.py),
+[clipping](clip.py), [whole parameters in a block](whole.py), [what an optimizer may
+do](guard.py), [which parameters no unit owns](unowned.py), [which rules train
 slices](optimizer_trial.py), tried on [a copy](optimizer_copy.py), [steps inside the
 backward pass](lean.py), [what is not supported](unsupported.py), [how the result is
-saved](state.py), [and the optimizer's
-state](optimizer_state.py), [what waits on the host](offload.py).
+saved](state.py), [and the optimizer's state](optimizer_state.py), [what waits on the
+host](offload.py).
 
 **Activation checkpointing**: [one door](checkpointing.py) to [two](reentrant.py)
 [variants](saved_tensors.py), [the same random numbers](rng.py) and [the same
@@ -72,6 +71,7 @@ from shardbook.sharded_scaler import ShardedGradScaler
 from shardbook.state import rank0_only
 from shardbook.streaming import stream
 from shardbook.uneven import join
+from shardbook.whole import whole
 
 __all__ = [
     "CheckpointError",
@@ -97,5 +97,6 @@ __all__ = [
     "shard",
     "step_in_backward",
     "stream",
+    "whole",
 ]
 __version__ = "0.1.0"

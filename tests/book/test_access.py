@@ -8,7 +8,8 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +17,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import ranks
+from book.test_transformers import library
+from book.toys import assert_equal, plain_gradients, reference_step, whole_gradients
 
 Block = Callable[[nn.Module], AbstractContextManager[None]]
 
@@ -283,6 +287,276 @@ def test_slices(function: Callable[[], None]) -> None:
     ranks.run(2, function)
 
 
+def as_clip_does(model: Pair, x: Tensor, block: Block) -> Tensor:
+    left, right = model(x)
+    with block(model):
+        loss: Tensor = (model.logit_scale.exp() * left @ right.T).square().mean()
+    return loss
+
+
+def backward_in_the_block(model: Pair, x: Tensor, block: Block) -> Tensor:
+    with block(model):
+        left, right = model(x)
+        loss: Tensor = (model.logit_scale.exp() * left @ right.T).square().mean()
+        loss.backward()
+        loss = loss.detach()
+    return loss
+
+
+def another_method(model: Pair, x: Tensor, block: Block) -> Tensor:
+    with block(model.left):
+        y = model.left.features(x)
+    return y.square().mean() + model(y)[1].square().mean()
+
+
+def modules_by_themselves(model: Pair, x: Tensor, block: Block) -> Tensor:
+    with block(model):
+        y = model.right.norm(model.left.inner(x).relu())
+    return (model(x)[0] * y).sum()
+
+
+def a_penalty(model: Pair, x: Tensor, block: Block) -> Tensor:
+    loss = sum(y.square().mean() for y in model(x))
+    with block(model):
+        loss = loss + sum(p.square().sum() for p in model.parameters())
+    assert isinstance(loss, Tensor)
+    return loss
+
+
+def a_sum_that_saves_nothing(model: Pair, x: Tensor, block: Block) -> Tensor:
+    with block(model):
+        loss = model.left.inner.weight.sum() - 2 * model.right.norm.bias.sum()
+    return loss + model.left(x).square().mean()
+
+
+def a_vector_of_parameters(model: Pair, x: Tensor, block: Block) -> Tensor:
+    with block(model):
+        vector = nn.utils.parameters_to_vector(model.parameters())
+        loss = sum(y.square().mean() for y in model(x)) + vector.norm()
+    assert isinstance(loss, Tensor)
+    return loss
+
+
+def blocks_in_blocks(model: Pair, x: Tensor, block: Block) -> Tensor:
+    with block(model):
+        y = model.left.features(x)
+        with block(model.left):
+            y = model.left.features(y) + model.left(y)
+        y = model.left.features(y)
+    with block(model.right), block(model.left):
+        y = model.left.features(model.right.features(y))
+    return y.square().mean() * 100
+
+
+def a_weight_of_another_module(model: Pair, x: Tensor, block: Block) -> Tensor:
+    with block(model):
+        y = F.linear(x, model.left.inner.weight @ model.right.inner.weight)
+    left, right = model(y)
+    with block(model):
+        z = F.linear(left * right, model.right.inner.weight)
+    return z.square().mean()
+
+
+def in_the_models_own_forward(model: Pair, x: Tensor, block: Block) -> Tensor:
+    model.inside = block
+    left, right = model(x)
+    model.inside = None
+    return (left * right).square().mean()
+
+
+def in_a_checkpoint(model: Pair, x: Tensor, block: Block) -> Tensor:
+    def features(x: Tensor) -> Tensor:
+        with block(model.left):
+            y: Tensor = model.left.features(x) * model.left.norm.weight
+        return y
+
+    y = checkpoint(features, x.requires_grad_(), use_reentrant=False)
+    left, right = model(y)
+    loss: Tensor = (left * right).mean()
+    return loss
+
+
+def a_unit_after_its_method(model: Pair, x: Tensor, block: Block) -> Tensor:
+    with block(model):
+        left = model.left(model.left.features(x))
+    loss: Tensor = (left * model.right(model.left(x))).square().mean()
+    return loss
+
+
+PROGRAMS = [
+    in_the_models_own_forward,
+    in_a_checkpoint,
+    a_unit_after_its_method,
+    as_clip_does,
+    backward_in_the_block,
+    another_method,
+    modules_by_themselves,
+    a_penalty,
+    a_sum_that_saves_nothing,
+    a_vector_of_parameters,
+    blocks_in_blocks,
+    a_weight_of_another_module,
+]
+
+
+def step_of(program: Callable[..., Tensor], model: Pair, x: Tensor, block: Block) -> float:
+    loss = program(model, x, block)
+    if loss.requires_grad:
+        loss.backward()
+    return loss.item()
+
+
+def trains_as_plain(stage: int) -> None:
+    """Losses and gradients of each program equal those of the plain model bit for bit, over two steps."""
+    from shardbook import shard, whole
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model = shard(pair(), stage=stage, units=Tower)
+    plain = pair()
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in (model, plain)]
+    for step, program in enumerate(2 * PROGRAMS):
+        what = (stage, program.__name__, step)
+        losses = []
+        gradients: list[list[Tensor | None]] = []
+        for other in range(world_size):
+            plain.zero_grad()
+            losses.append(step_of(program, plain, data(other, step), lambda _: nullcontext()))
+            gradients.append([p.grad for p in plain.parameters()])
+        for parameter, *found in zip(plain.parameters(), *gradients, strict=True):
+            parts = [torch.zeros_like(parameter) if g is None else g for g in found]
+            parameter.grad = sum(parts[1:], parts[0]) / world_size if parameter.requires_grad else None
+        loss = step_of(program, model, data(rank, step), whole)
+        assert loss == losses[rank], (*what, loss, losses[rank])
+        found_gradients = whole_gradients(model)
+        expected = plain_gradients(plain)
+        assert list(found_gradients) == list(expected)
+        wrong = [name for name in expected if not torch.equal(found_gradients[name], expected[name])]
+        assert not wrong, (*what, wrong)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    if stage == 3:
+        sizes = [flat.full.untyped_storage().nbytes() for unit in units_of(model) for flat in unit.flats]
+        assert not any(sizes), f"memory that is not given back: {sizes}"
+
+
+def units_of(model: nn.Module) -> list[Any]:
+    from shardbook.schedule import conductor_of
+
+    return list(conductor_of(model).drivers)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_what_is_computed_in_a_block_trains_as_the_plain_model(stage: int) -> None:
+    ranks.run(2, trains_as_plain, stage)
+
+
+def reads_in_a_block(stage: int) -> None:
+    """In the block the values are those of the plain model; after it everything is as before."""
+    from shardbook import Policy, full_precision, shard, whole
+    from shardbook.access import Slice
+
+    plain, x = pair(), data(dist.get_rank())
+    model = shard(pair(), stage=stage, units=Tower)
+    own = list(model.parameters())
+    kinds = [type(p) for p in own]
+    expected = plain.state_dict()
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), whole(model):
+            assert_equal(dict(model.named_parameters()), dict(plain.named_parameters()))  # type: ignore[arg-type]
+            assert torch.equal(model.left.features(x), plain.left.features(x))
+            assert model.logit_scale.item() == plain.logit_scale.item()
+        with torch.no_grad(), whole(model.left):
+            assert model.left.inner.weight.shape == (6, 6)
+            assert (type(model.right.inner.weight) is Slice) == (stage > 0)
+        assert all(a is b for a, b in zip(own, model.parameters(), strict=True))
+        assert [type(p) for p in own] == kinds
+
+    # Whatever leaves the block by an error, inside of two blocks.
+    with refused("inside", kind=KeyError), whole(model), whole(model.left):
+        raise KeyError("inside")
+    with whole(model), whole(model.left):
+        pass
+    in_use = [unit.name for unit in units_of(model) if unit.held or unit.shown]
+    assert not in_use, f"units that stay in use: {in_use}"
+    assert_equal(model.state_dict(), expected)
+
+    # What belongs outside of the block.
+    optimizer = torch.optim.SGD(own, lr=0.1)
+    sum(part.square().sum() for part in model(x)).backward()
+    with whole(model):
+        with refused("leave the block"):
+            optimizer.step()
+        with refused("leave whole(model)"):
+            model.state_dict()
+        with refused("leave whole(model)"):
+            model.left.inner.state_dict()
+        with refused("leave whole(model)"):
+            model.load_state_dict(expected)
+        with refused("is in use"), full_precision(model):
+            pass
+        in_block = list(model.parameters())
+    with refused("made in whole(model)"):
+        torch.optim.SGD(in_block, lr=0.1).step()
+    with whole(model):
+        loss = model.left.inner.weight.square().sum()
+    optimizer.step()
+    with refused("call backward before the optimizer steps"):
+        loss.backward()
+    model.zero_grad()
+    model.load_state_dict(expected)
+
+    # A write lasts only where each rank stores the whole parameter.
+    if stage:
+        with refused("has written", "left"), whole(model), torch.no_grad():
+            model.left.inner.weight.zero_()
+    else:
+        with whole(model), torch.no_grad():
+            model.left.inner.weight.zero_()
+        assert not model.state_dict()["left.inner.weight"].any()
+
+    # The dtype is that in which the model computes, and the masters' in full precision.
+    model = shard(pair(), stage=stage, units=Tower, policy=Policy(param_dtype=torch.bfloat16))
+    with whole(model):
+        assert model.left.inner.weight.dtype is torch.bfloat16
+        assert torch.equal(model.left.inner.weight, expected["left.inner.weight"].bfloat16())
+    with full_precision(model), whole(model):
+        assert torch.equal(model.left.inner.weight, expected["left.inner.weight"])
+
+    for value, kind, words in ((plain, ValueError, "not sharded"), (3, TypeError, "int")):
+        with refused(words, kind=kind), whole(value):  # type: ignore[arg-type]
+            pass
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_reads_in_a_block(stage: int) -> None:
+    ranks.run(2, reads_in_a_block, stage)
+
+
+def blocks_of_one_rank() -> None:
+    """One process alone has all slices whole, but in one dimension, so it needs the block as well."""
+    trains_as_plain(3)
+    reads_in_a_block(3)
+
+
+def test_a_block_of_one_rank() -> None:
+    ranks.run(1, blocks_of_one_rank)
+
+
+def only_one_rank_enters() -> None:
+    """A block that the other rank does not enter ends in the sentence of both."""
+    from shardbook import Disagreement, shard, whole
+
+    model, x = shard(pair(), units=Tower), data(0)
+    sum(part.square().sum() for part in model(x)).backward()
+    with refused("rank 0", "rank 1", kind=Disagreement):
+        if dist.get_rank():
+            model(x)
+        else:
+            with whole(model):
+                pass
+
+
 class Merging(nn.Linear):
     """Has the methods of other libraries that no sharded model can follow."""
 
@@ -316,6 +590,9 @@ def unsupported() -> None:
             torch.export.export(small, (x,))
         with refused("is sharded", "exported"):
             torch.fx.experimental.proxy_tensor.make_fx(small)(x)
+        others = {name: torch.zeros_like(p) for name, p in small.named_parameters()}
+        with refused("was replaced", "weight"):
+            torch.func.functional_call(small, others, x)
         with refused("resize_token_embeddings", "before shard"):
             small.resize_token_embeddings(9)
         with refused("merge_adapter", "state_dict"):
@@ -328,6 +605,73 @@ def unsupported() -> None:
             shard(pair(), stage=stage, units=Tower)
 
 
-@pytest.mark.parametrize("function", [unsupported])
+@pytest.mark.parametrize("function", [only_one_rank_enters, unsupported])
 def test_refused(function: Callable[[], None]) -> None:
     ranks.run(2, function)
+
+
+def clip() -> Any:
+    from transformers import CLIPConfig, CLIPModel
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 20, "max_position_embeddings": 8, "eos_token_id": 19, "bos_token_id": 0}
+    vision = {**sizes, "image_size": 8, "patch_size": 4}
+    torch.manual_seed(0)
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=12))
+
+
+def contrastive(model: Any, tokens: Tensor, images: Tensor, block: Block) -> Tensor:
+    """The loss of CLIP as programs write it that keep the features of many ranks."""
+    with block(model):
+        text = F.normalize(model.get_text_features(input_ids=tokens).pooler_output, dim=-1)
+        image = F.normalize(model.get_image_features(pixel_values=images).pooler_output, dim=-1)
+        logits = model.logit_scale.exp() * text @ image.T
+        labels = torch.arange(len(tokens))
+        return F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)
+
+
+def other_libraries() -> None:
+    """A CLIP of the transformers library trains as the plain one, and peft's adapters stay apart."""
+    library()
+    import peft
+    from peft.tuners.lora import Linear as Adapted
+    from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+
+    from shardbook import shard, whole
+
+    generators = [torch.Generator().manual_seed(rank) for rank in range(dist.get_world_size())]
+    inputs = [
+        (torch.randint(1, 19, (3, 6), generator=g), torch.randn(3, 3, 8, 8, generator=g)) for g in generators
+    ]
+    mine = inputs[dist.get_rank()]
+    for stage in (1, 3):
+        plain, model = clip(), shard(clip(), stage=stage, units=CLIPEncoderLayer)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (plain, model)]
+        with refused("logit_scale", "whole(model)"):
+            contrastive(model, *mine, lambda _: nullcontext())
+        for step in range(2):
+            losses: list[Any] = [
+                partial(contrastive, plain, *each, lambda _: nullcontext()) for each in inputs
+            ]
+            expected = reference_step(plain, [losses])
+            loss = contrastive(model, *mine, whole)
+            assert loss.item() == expected[dist.get_rank()], (stage, step)
+            loss.backward()
+            assert_equal(whole_gradients(model), plain_gradients(plain))
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with refused("resize_token_embeddings", "before shard"):
+        shard(clip().text_model, units=CLIPEncoderLayer).resize_token_embeddings(30)
+    for stage in (0, 3):
+        config = peft.LoraConfig(target_modules=["inner"], init_lora_weights=False)
+        adapted = shard(peft.get_peft_model(pair(), config), stage=stage, units=Adapted)
+        with refused("merge_adapter", "state_dict"):
+            adapted.merge_adapter()
+        with refused("merge_and_unload", "state_dict"):
+            adapted.merge_and_unload()
+
+
+def test_other_libraries() -> None:
+    ranks.run(2, other_libraries)
