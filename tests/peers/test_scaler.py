@@ -6,7 +6,6 @@ import math
 import pickle
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,14 +136,10 @@ def test_a_scaled_loss_has_torchs_dtype() -> None:
             assert torch.equal(*losses)
 
 
-def test_the_page_names_all_that_torchs_scaler_has() -> None:
-    page = (Path(__file__).parents[2] / "site" / "pages" / "api.md").read_text("utf-8")
-    section = page.partition("## Coming from torch.amp.GradScaler")[2].partition("\n## ")[0]
+def test_it_has_all_that_torchs_scaler_has() -> None:
     public = {name for name in dir(torch.amp.GradScaler) if not name.startswith("_")}
     assert len(public) == 14
-    for name in public:
-        assert f"`{name}" in section, name
-        assert hasattr(GradScaler, name), name
+    assert public <= set(dir(GradScaler))
 
 
 # --- misuse ---
