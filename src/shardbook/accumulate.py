@@ -9,13 +9,18 @@ That sends as many gradients for each micro-batch as for a whole step. The alter
 is to add up on each rank first, and to exchange once:
 
 ```python
+count = len(micro_batches)
 for inputs, targets in micro_batches[:-1]:
     with no_sync(model):
-        loss_fn(model(inputs), targets).backward()
+        (loss_fn(model(inputs), targets) / count).backward()
 inputs, targets = micro_batches[-1]
-loss_fn(model(inputs), targets).backward()
+(loss_fn(model(inputs), targets) / count).backward()
 optimizer.step()
 ```
+
+Each loss is divided by the number of micro-batches. Most losses are means over their
+batch, so the gradients of 4 micro-batches add up to 4 times the gradient of the whole
+batch. If the micro-batches differ in size, each loss is weighted by its share instead.
 
 Gradients that are not exchanged are whole: $4\,\Psi_u$ bytes for a unit instead of
 $4\,\Psi_u/N_d$. That is so under a [16-bit policy](policy.py), too: what waits is added
@@ -58,8 +63,8 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     program, [`zero_grad`](gradients.py#FlatWithGradients.hold) drops what has been
     added up. Either all ranks enter the block or none.
 
-    :param model: a model that was sharded
-    :raises ValueError: if the model is not sharded
+    :param model: a model that was sharded, as a whole: its units exchange together
+    :raises ValueError: if the model is not sharded, or is only a part of what was
     """
     conductor = conductor_of(model)
     flats = [flat for unit in conductor.drivers for flat in unit.trainable]

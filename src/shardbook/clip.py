@@ -114,7 +114,7 @@ def gradient_norm(model: nn.Module, order: float) -> Tensor:
     combine = torch.max if math.isinf(order) else torch.sum
     exponent = 1.0 if math.isinf(order) else order
     # A slice can be empty, and an empty vector has no largest element.
-    found = [gradient for gradient in gradients(model) if gradient.numel()]
+    found = [gradient for gradient in gradients(model, once=True) if gradient.numel()]
     units = list(conductor_of(model).drivers)
     if not units:
         return torch.zeros((), dtype=torch.float64)
@@ -151,8 +151,13 @@ def dtype_of_all(model: nn.Module) -> torch.dtype:
     return reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
 
-def gradients(model: nn.Module) -> Iterator[Tensor]:
-    """This rank's parts of all gradients that there are."""
+def gradients(model: nn.Module, *, once: bool = False) -> Iterator[Tensor]:
+    """This rank's parts of all gradients that there are.
+
+    :param once: leave out what the first rank has, too. In stages 1 and 2 a parameter
+        that [is trained only later](freezing.py) is whole on every rank, and so is its
+        gradient.
+    """
     units = conductor_of(model).drivers
     if steps_in_backward(model):
         raise RuntimeError(
@@ -168,6 +173,8 @@ def gradients(model: nn.Module) -> Iterator[Tensor]:
     for unit in units:
         for flat in unit.trainable:
             refuse_waiting(flat)
+            if once and unit.stage and unit.rank and not flat.sliced:
+                continue
             for parameter in flat.parameters:
                 if parameter.grad is not None:
                     yield parameter.grad

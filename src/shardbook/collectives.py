@@ -63,6 +63,7 @@ __all__ = [
     "PendingReduce",
     "all_gather",
     "all_reduce",
+    "all_reduce_max",
     "broadcast",
     "ledger",
     "reduce_scatter_mean",
@@ -282,6 +283,32 @@ def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
     record("all-reduce", world_size, tensor.nbytes, sent)
     if tensor.numel():
         dist.all_reduce(tensor, group=group)
+
+
+def all_reduce_max(
+    tensor: Tensor, *, group: ProcessGroup | None = None
+) -> PendingGather:
+    """All-reduce of the largest values, started and not waited for. It serves for a few numbers on which all
+    ranks have to act alike, such as [whether anybody has used a parameter](unused.py).
+
+    >>> rank, world_size = world()
+    >>> used = torch.tensor([rank, 0])
+    >>> all_reduce_max(used).wait()
+    >>> used
+    tensor([1, 0])
+
+    :param tensor: replaced by the largest value of any rank, element by element, by the time that `wait()`
+        returns; contiguous, without NaN, since some backends lose a NaN here.
+    :returns: a handle. Each rank sends what it sends [in an all-reduce](#all_reduce).
+    """
+    rank, world_size = world(group)
+    if world_size == 1 or not tensor.numel():
+        return PendingGather([])
+    unit = tensor.element_size() if _on_gloo(tensor, group) else None
+    sent = all_reduce_bytes(rank, world_size, tensor.nbytes, unit)
+    record("all-reduce", world_size, tensor.nbytes, sent)
+    largest: Any = dist.ReduceOp.MAX
+    return PendingGather([dist.all_reduce(tensor, largest, group=group, async_op=True)])
 
 
 def world(group: ProcessGroup | None = None) -> tuple[int, int]:

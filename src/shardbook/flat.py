@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.collectives import PendingGather
+from shardbook.freezing import trainable
 from shardbook.pages import ask_for_large_pages
 from shardbook.partition import Layout, flatten, shares_storage, views
 
@@ -50,7 +51,8 @@ as_plain = torch._C.DisableTorchFunctionSubclass
 
 
 class Flat:
-    """One flat vector of a unit: parameters of one dtype, all trainable or all frozen.
+    """One flat vector of a unit: parameters of one dtype, all trainable or all frozen
+    when the model is sharded.
 
     It starts whole. [`keep_whole`](#Flat.keep_whole) or
     [`keep_part`](#Flat.keep_part) then says what stays.
@@ -136,10 +138,11 @@ class Flat:
             parameter.data = kept
             setattr(parameter, _OWNER, weakref.ref(self))
         # Autograd must bring its gradients to `whole`, where they are collected.
-        if self.layout.trainable:
+        if self.learns:
             for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
                 refuse = partial(refuse_gradient, slot.names[0])
-                parameter.register_hook(refuse)
+                with trainable(parameter):
+                    parameter.register_hook(refuse)
 
     def cut(self, kept: Tensor) -> list[Tensor]:
         """The parts of a vector laid out like `shard` that belong to the model's parameters."""
@@ -150,6 +153,11 @@ class Flat:
         self.changes += 1
         if not shares_storage(self.shard, self.full):
             self.shard.copy_(self.full[self.place_of_shard])
+
+    @property
+    def learns(self) -> bool:
+        """Whether its parameters can be trained, [now or later](freezing.py)."""
+        return self.layout.dtype.is_floating_point
 
     @property
     def waits(self) -> bool:
@@ -195,8 +203,8 @@ class Flat:
 
         `model.half()` or `model.to(device)` replaces the data of every parameter. The
         optimizer would then train the replacement, and the other ranks would go on
-        receiving the old values. A parameter that is frozen later still lies in a
-        vector that collects gradients. And a gradient hook would never be called.
+        receiving the old values. A complex parameter that is trained later has no mean
+        here. And a gradient hook would never be called.
 
         :raises RuntimeError: naming the parameter and what to do
         """
@@ -206,10 +214,10 @@ class Flat:
                     f"{slot.names[0]} in unit {unit} has left its shard; "
                     "convert or move the model before sharding"
                 )
-            if parameter.requires_grad != self.layout.trainable:
+            if parameter.requires_grad and not self.learns:
                 raise RuntimeError(
-                    f"requires_grad of {slot.names[0]} in unit {unit} has changed; "
-                    "freeze parameters before sharding"
+                    f"{slot.names[0]} in unit {unit} is complex and cannot be trained; "
+                    "store its real and imaginary parts instead"
                 )
             if has_gradient_hook(parameter):
                 raise RuntimeError(

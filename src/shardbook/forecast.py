@@ -7,14 +7,15 @@ and [the training script](train.py) prints them beside what it has counted.
 
 - **Bytes sent** in a step. In stage 3 each unit crosses the network three times for each micro-batch:
   gathered for the forward pass, gathered for the backward pass, reduced afterwards. In the other stages it
-  does so twice. Each time a rank sends $(N_d-1)/N_d$ of the padded vector, at 4 bytes an element.
+  does so twice. Each time a rank sends $(N_d-1)/N_d$ of the padded vector, at 4 bytes an element. To
+  [compare which parameters were used](unused.py) takes $n$ numbers more, one for each parameter tensor.
 - **Steady bytes**, stored between two steps. AdamW keeps two moments, so in stage 3 there are 12 bytes for
   each parameter of the shard. The rest is small: padding, AdamW's step counters, and the text.
 - **Peak bytes**, the most that is stored at any moment of a step. Activations and the units in flight count
   here.
 
-$$\text{sent}_3 = 3 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d} \qquad
-\text{sent}_{0,1,2} = 2 \cdot 4 \sum_u P_u\,\frac{N_d-1}{N_d}$$
+$$\text{sent}_3 = 4\,\Bigl(3 \sum_u P_u + 2n\Bigr)\,\frac{N_d-1}{N_d} \qquad
+\text{sent}_{0,1,2} = 4\,\Bigl(2 \sum_u P_u + 2n\Bigr)\,\frac{N_d-1}{N_d}$$
 
 The first two are exact for any FP32 model without frozen parameters whose units each run once in a forward
 pass, if each micro-batch exchanges its gradients. [A policy](policy_bytes.py) sets other bytes an element,
@@ -26,6 +27,7 @@ what an allocator adds to round a size up.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $P_u$: `padded`, the elements of unit $u$ with its padding
+:notation $n$: `numbers`, one for each parameter tensor, in stage 0 two more, as a multiple of $2N_d$
 :notation $S_u$: `shard_numel`, a rank's part of them, $P_u / N_d$
 :notation $L$: `config.layers`, the number of blocks
 :notation $d$: `config.width`, the number of values that stand for one position

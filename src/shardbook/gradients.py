@@ -13,7 +13,7 @@ for it.
 |---|---|---|---|
 | a gradient is finished | takes it | | |
 | `send` | given up | holds the gradients, in the dtype in which they travel | |
-| `receive` | | given up | the mean is added |
+| `receive` | | given up | the mean is added, unless [nobody has used the parameter](unused.py) |
 
 :notation $P_u$: `padded`, the length of the vector with its padding
 """
@@ -22,12 +22,14 @@ for it.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Container
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from shardbook.flat import as_plain, resize
+from shardbook.freezing import trainable
 from shardbook.groups import Groups, Mean
 from shardbook.machinery import machinery
 from shardbook.masters import FlatWithMasters
@@ -54,6 +56,12 @@ class FlatWithGradients(FlatWithMasters):
         self.reducing: Mean | None = None
         # The parameters whose gradients `grad_full` has taken.
         self.arrived: set[int] = set()
+        # Whether the next exchange includes this vector. Which parameters this rank has
+        # used in the exchanges since [the ranks compared that](unused.py), and the
+        # parts of the mean for those that it has not.
+        self.due = False
+        self.used: set[int] = set()
+        self.unsure: dict[int, list[Tensor]] = {}
         # Whether gradients wait for a later exchange, and what is shown for them.
         self.holds = False
         self.held: dict[int, tuple[Tensor, int, bool]] = {}
@@ -67,10 +75,35 @@ class FlatWithGradients(FlatWithMasters):
         # gradient would die with that node, and then no gradient would ever arrive. The
         # garbage collector does not see hooks: if one referred to this vector, the two
         # would keep each other, and with them the shards.
-        if self.layout.trainable:
-            for index, whole in enumerate(self.whole):
-                collect = partial(FlatWithGradients.collect, weakref.proxy(self), index)
-                whole.register_post_accumulate_grad_hook(collect)
+        for index in range(len(self.whole)):
+            collect = partial(FlatWithGradients.collect, weakref.proxy(self), index)
+            self.after_gradient(index, collect)
+
+    def after_gradient(self, index: int, act: Callable[[Tensor], None]) -> None:
+        """Call `act` each time autograd has finished the gradient of a whole parameter,
+        also if that [is trained only later](freezing.py).
+        """
+        if self.learns:
+            with trainable(self.whole[index]):
+                self.whole[index].register_post_accumulate_grad_hook(act)
+
+    def use(self, whole: bool) -> None:
+        """The modules begin or end to compute with the whole parameters, of which those
+        [require gradients](freezing.py) that do so in the model now.
+        """
+        super().use(whole)
+        if not whole or not self.learns or self.precise:
+            return
+        with as_plain():
+            for own, one in zip(self.parameters, self.whole, strict=True):
+                if one.requires_grad is not own.requires_grad:
+                    one.requires_grad_(own.requires_grad)
+
+    @property
+    def trains(self) -> bool:
+        """Whether any of the parameters requires a gradient now."""
+        with as_plain():
+            return any(parameter.requires_grad for parameter in self.parameters)
 
     @property
     def waits(self) -> bool:
@@ -105,7 +138,9 @@ class FlatWithGradients(FlatWithMasters):
         first one copies, the others add. A sparse gradient, as embeddings can have, is
         spread out, since the flat vector has a place for every element.
         """
-        assert whole.grad is not None
+        # PyTorch calls this also for a parameter that was frozen after the forward pass.
+        if whole.grad is None:
+            return
         # Another branch of the model may collect on another stream.
         compute_stream(self.device)
         place, gradient = self.place(index), whole.grad.to_dense()
@@ -150,7 +185,6 @@ class FlatWithGradients(FlatWithMasters):
         """
         self.gradients()
         for index in range(len(self.whole)):
-            self.unhold(index)
             if index not in self.arrived:
                 self.place(index).zero_()
 
@@ -166,8 +200,17 @@ class FlatWithGradients(FlatWithMasters):
         away would otherwise add to the vector that is being sent, and the sum would
         reach some ranks and not others.
         """
+        self.note_use()
         self.fill_missing_gradients()
         self.sending, self.grad_full = self.gradients().to(self.sends_in), None
+        self.arrived.clear()
+
+    def note_use(self) -> None:
+        """Note which parameters this rank has used, before their gradients are sent."""
+        for index in list(self.held):
+            self.unhold(index)
+        if self.waits:
+            self.used |= self.arrived
 
     def reduce(self, groups: Groups) -> None:
         """Start the exchange of what is to be sent."""
@@ -201,18 +244,41 @@ class FlatWithGradients(FlatWithMasters):
         To assign instead would keep only the last micro-batch. A user who called
         `zero_grad` has set the gradient to `None`, and then the mean itself becomes the
         gradient, without a copy.
+
+        If this rank has not used a parameter, its part of the mean waits until it is
+        known whether [another rank has](unused.py). The means of later exchanges then
+        wait behind it, so that all ranks add them in the same order.
         """
-        for parameter, part in zip(self.parameters, self.cut(mean), strict=True):
-            if parameter.grad is None:
-                parameter.grad = part
+        for index, part in enumerate(self.cut(mean)):
+            if index in self.unsure or index not in self.used:
+                self.unsure.setdefault(index, []).append(part)
             else:
-                parameter.grad += part
+                self.add(index, part)
+
+    def add(self, index: int, part: Tensor) -> None:
+        """Add a part of the mean to the gradient of parameter `index`."""
+        parameter = self.parameters[index]
+        if parameter.grad is None:
+            parameter.grad = part
+        else:
+            parameter.grad += part
+
+    def decide(self, used: Container[int]) -> None:
+        """Add the parts that have waited for parameters that some rank has used, and
+        drop the others, so that these keep the gradient that they had, often `None`.
+        """
+        with as_plain():
+            for index, parts in self.unsure.items():
+                for part in parts if index in used else ():
+                    self.add(index, part)
+        self.unsure, self.used, self.due = {}, set(), False
 
     def add_zero(self) -> None:
-        """Give each parameter without a gradient the gradient zero."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+        """Give each trainable parameter without a gradient the gradient zero."""
+        with as_plain():
+            for parameter in self.parameters:
+                if parameter.grad is None and parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
 
     def forget(self) -> None:
         """Drop the gradients of a backward pass that failed.
@@ -222,5 +288,6 @@ class FlatWithGradients(FlatWithMasters):
         if self.reducing is not None:
             self.reducing.abandon()
         self.reducing = self.sending = self.grad_full = None
+        self.decide(())
         for index in list(self.held):
             self.unhold(index)

@@ -113,8 +113,9 @@ class Hooks:
         # gradients](gradients.py#FlatWithGradients) do.
         self.due = False
         arrive = partial(Hooks.arrive, weakref.proxy(self))
-        for whole in (whole for flat in unit.trainable for whole in flat.whole):
-            whole.register_post_accumulate_grad_hook(arrive)
+        for flat in unit.trainable:
+            for index in range(len(flat.whole)):
+                flat.after_gradient(index, arrive)
         self.parts = (module, *parts)
         for part in self.parts:
             part.register_forward_pre_hook(before, with_kwargs=True, prepend=True)

@@ -109,7 +109,10 @@ class Meeting:
             # This rank was interrupted and may have been counted. If it came to the
             # same round again, the others would take it for two ranks.
             name = type(error).__name__
-            self.verdict = f"{mine}, but did not wait for the other ranks ({name})"
+            self.verdict = (
+                f"{mine}, but did not wait for the other ranks ({name}); "
+                "start the program again on every rank"
+            )
             with suppress(RuntimeError):
                 self.publish(self.verdict)
             raise
@@ -295,7 +298,7 @@ class Wish(NamedTuple):
 
 
 AGREED = "agreed"
-RULE = "every rank has to run the same units in the same order"
+RULE = "every rank has to run the same units in the same order, with the same requires_grad"
 UNEVEN = "give every rank as many batches, or loop over shardbook.join(batches)"
 FAREWELL = timedelta(seconds=3)
 WORD = 32
@@ -311,7 +314,9 @@ def rule(*steps: Step | None) -> str:
     begun = [step for step in steps if step is not None and step.number == 0]
     if any(step.action == "leave" for step in begun):
         return UNEVEN
-    return f"{RULE}; {UNEVEN}" if len({step.kind for step in begun}) > 1 else RULE
+    # What a kind says of [parameters frozen since](freezing.py) makes it no other kind.
+    kinds = {step.kind.rpartition(") ")[2] for step in begun}
+    return f"{RULE}; {UNEVEN}" if len(kinds) > 1 else RULE
 
 
 def limit_of(group: Any, otherwise: timedelta) -> timedelta:

@@ -93,6 +93,7 @@ def shard(
     synchronize: bool = True,
     device: torch.device | str | None = None,
     init: Init | None = None,
+    unused: str = "none",
 ) -> M:
     """Shard a model over the ranks and return it.
 
@@ -126,6 +127,8 @@ def shard(
         on it, else a GPU
     :param init: gives one module of such a model its values; `None` means each module's
         own `reset_parameters`
+    :param unused: the gradient of a parameter that [no rank has used](unused.py) in a
+        step: `"none"` leaves it as it was, often `None`, and `"zero"` makes it zero
     :returns: the same object
     :raises ValueError: on every rank, if ranks disagree about the model or it cannot be
         sharded; and for an unknown stage, a `DeviceMesh` of more than two dimensions, a
@@ -140,6 +143,8 @@ def shard(
         raise ValueError(f"stage={stage!r} is not a stage; choose 0, 1, 2 or 3")
     if not isinstance(model, nn.Module):
         raise TypeError(f"pass the model itself, not a {type(model).__name__}")
+    if unused not in ("none", "zero"):
+        raise ValueError(f"unused={unused!r} is not a choice; choose 'none' or 'zero'")
     policy = Policy() if policy is None else policy
     if not isinstance(policy, Policy):
         raise TypeError(
@@ -160,12 +165,14 @@ def shard(
     agree(
         [*parameters, *buffers],
         groups.everyone,
-        settings=f"stage={stage}, {policy}, {prefetch}, device={construction.device.type}",
+        settings=f"stage={stage}, {policy}, {prefetch}, unused={unused!r}, "
+        f"device={construction.device.type}",
         objection=wrapped(model) or objections(sites, units, construction),
     )
     # One unit after the other is made real, copied, cut, and freed. So the peak of
     # construction is what the model was before, all parts that are kept, and one unit.
     chain = Chain(Order(groups.everyone, device=construction.device), prefetch)
+    chain.unused_get_zero = unused == "zero"
     made = {
         name: STAGES[stage](
             called(name),

@@ -42,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -124,6 +124,15 @@ class Order:
         """
         if self.meeting is not None and self.meeting.verdict is not None:
             raise Disagreement(self.meeting.verdict)
+
+    def refuse(self, sentence: str) -> NoReturn:
+        """Stop for something that every rank has found out by itself.
+
+        :raises Disagreement: with this sentence, and again in each later call
+        """
+        if self.meeting is not None:
+            self.meeting.verdict = sentence
+        raise Disagreement(sentence)
 
     def end(self) -> None:
         """Call this when a backward pass is over, before an optimizer can step.

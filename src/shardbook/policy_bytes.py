@@ -117,11 +117,19 @@ def kinds_of(layout: Layout, stage: int, policy: Policy) -> Kinds:
 
 
 def total(layouts: Iterable[Layout], stage: int, policy: Policy) -> Kinds:
-    """The bytes of all vectors of a model.
+    """The bytes of all vectors of a model, and of [the comparison](unused.py) of what was
+    used, which takes 4 bytes for each parameter tensor and is an all-reduce.
 
     :param layouts: of its trainable vectors
     """
-    return sum((kinds_of(layout, stage, policy) for layout in layouts), Kinds())
+    layouts = list(layouts)
+    numbers = sum(len(layout.slots) for layout in layouts) + 2 * (stage == 0)
+    size = max((layout.world_size for layout in layouts), default=1)
+    compared = 4 * (numbers + -numbers % (2 * size))
+    return sum(
+        (kinds_of(layout, stage, policy) for layout in layouts),
+        Kinds(sent=2 * (size - 1) * compared // size),
+    )
 
 
 def layouts_with(

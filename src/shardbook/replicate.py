@@ -6,6 +6,11 @@ Every rank holds the whole model and computes with its own data. After the backw
 the ranks average their gradients, and since all of them then take the same step, their
 models stay equal.
 
+In the other stages all ranks run the same units in the same order, because each gather
+needs all of them. In stage 0 nothing is gathered. So each rank may drop layers of its
+own, and at the end of the backward pass the ranks [compare which units any of them has
+used](unused.py).
+
 Nothing is saved. With AdamW in FP32 a rank stores 16 bytes for each parameter: 4 for
 the parameter, 4 for its gradient, and 8 for the two moments of the optimizer. With 64
 ranks all of it is stored 64 times. The next chapters take one term after the other

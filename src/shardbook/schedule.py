@@ -30,10 +30,13 @@ import torch
 from torch import nn
 
 from shardbook.demand import take_interrupted_away
+from shardbook.flat import is_sharded
+from shardbook.freezing import changed_since_sharding
 from shardbook.guard import refuse_copies_of
 from shardbook.machinery import in_backward, machinery
 from shardbook.order import Order
 from shardbook.unit import State, Unit
+from shardbook.unused import Usage
 
 __all__ = ["Conductor", "Driver", "conductor_of"]
 # sidelit: show
@@ -65,8 +68,10 @@ class Conductor:
         # that wait for a later one. Dictionaries, because their order is kept.
         self.late: dict[Unit, None] = {}
         self.kept: dict[Unit, None] = {}
-        # The units that have exchanged gradients in this backward pass.
-        self.exchanged: set[Unit] = set()
+        # The units that have exchanged gradients in this backward pass, in order.
+        self.exchanged: dict[Unit, None] = {}
+        # Whether parameters that [no rank has used](unused.py) get the gradient zero.
+        self.unused_get_zero = False
         # The version of each unit's parameters when a forward pass last asked for it.
         self.versions: dict[Unit, int | None] = {}
 
@@ -126,7 +131,8 @@ class Conductor:
 
     def backward_begins(self) -> None:
         """The first unit of a backward pass has been reached."""
-        self.order.begin("backward" if self.syncing else "accumulating backward")
+        kind = "backward" if self.syncing else "accumulating backward"
+        self.order.begin(changed_since_sharding(self.drivers) + kind)
         self.exchanged.clear()
 
     def reduce(self, unit: Unit) -> None:
@@ -134,6 +140,7 @@ class Conductor:
 
         [Stages 0 and 1](replicate.py) exchange at the end of the backward pass.
         """
+        unit.expect_gradients()
         if not self.syncing:
             self.kept[unit] = None
         elif unit.reduces_early:
@@ -150,9 +157,12 @@ class Conductor:
         self.advance()
         if unit in Conductor.going_on:
             self.complete()
+        # What acts on a mean as soon as it arrives cannot wait for the end of the pass.
+        if unit.after_reduce and unit.usage is None:
+            unit.usage = Usage([unit], self)
         unit.reduce()
         Conductor.in_flight = unit
-        self.exchanged.add(unit)
+        self.exchanged[unit] = None
         self.kept.pop(unit, None)
 
     def advance(self) -> None:
@@ -195,19 +205,21 @@ class Conductor:
     def settle(self) -> None:
         """Exchange what is still due at the end of a backward pass.
 
-        A unit that only an earlier micro-batch has used is due, too. A unit that no
-        rank has used gets the gradient zero, as a single unused parameter does.
+        A unit that only an earlier micro-batch has used is due, too. Then the ranks
+        know [which parameters nobody has used](unused.py).
         """
         if not self.syncing:
             return
-        for unit in [*self.late, *self.kept]:
-            if unit not in self.exchanged:
-                self.exchange(unit)
+        usage = Usage.at_the_end(self)
+        for unit in usage.late:
+            self.exchange(unit)
         self.late.clear()
         self.complete()
-        for unit in self.drivers:
-            if unit not in self.exchanged:
-                unit.add_zero()
+        usage.settle()
+        if self.unused_get_zero:
+            for unit in self.drivers:
+                if unit not in self.exchanged:
+                    unit.add_zero()
 
     def release(self) -> None:
         """Free units that were prefetched and then not used."""
@@ -228,6 +240,7 @@ class Conductor:
         take_interrupted_away()
         for unit, driver in self.drivers.items():
             unit.free()
+            unit.usage = None
             if self.passes:
                 for flat in unit.trainable:
                     flat.forget()
@@ -261,7 +274,8 @@ _CONDUCTOR = "_shardbook_conductor"
 def conductor_of(model: nn.Module) -> Conductor:
     """Who conducts the units of a sharded model.
 
-    :raises ValueError: if the model is not sharded, or its parts were sharded apart
+    :raises ValueError: if the model is not sharded, is only a part of what was, or its
+        parts were sharded apart
     :raises TypeError: if it is no module
     """
     if not isinstance(model, nn.Module):
@@ -269,6 +283,10 @@ def conductor_of(model: nn.Module) -> Conductor:
     found = [vars(module).get(_CONDUCTOR) for module in model.modules()]
     conductors = [one for one in found if isinstance(one, Conductor)]
     name = type(model).__name__
+    if not conductors and any(map(is_sharded, model.parameters())):
+        raise ValueError(
+            f"this {name} is a part of a sharded model; pass the model that shard returned"
+        )
     if not conductors:
         raise ValueError(f"this {name} is not sharded; call shard(model) first")
     if len(conductors) > 1:

@@ -55,18 +55,15 @@ gradients of the others become 0.
 # sidelit: hide
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shardbook.collectives import world
+from shardbook.collectives import all_reduce_max
 from shardbook.flat import Flat, owner_of
 from shardbook.guard import refuse_waiting
 from shardbook.lean import refuse_late
-from shardbook.ledger import all_reduce_bytes, record
 from shardbook.loss_scaling import GradScaler
 from shardbook.order import Order
 from shardbook.unscaling import divide_and_check
@@ -162,11 +159,6 @@ def take_largest(flag: Tensor, order: Order, flat: Flat) -> None:
     # A rank that does not unscale must not leave the others waiting.
     order.begin("unscaling")
     order.before("compare", "the overflow flags", flat.layout.slots[0].names[0])
-    rank, world_size = world(order.group)
-    unit = flag.element_size() if order.blocks else None
-    sent = all_reduce_bytes(rank, world_size, flag.nbytes, unit)
-    record("all-reduce", world_size, flag.nbytes, sent)
-    largest: Any = dist.ReduceOp.MAX
-    work = dist.all_reduce(flag, largest, group=order.group, async_op=True)
-    order.watch([work])
-    work.wait()
+    largest = all_reduce_max(flag, group=order.group)
+    order.watch(largest.works)
+    largest.wait()

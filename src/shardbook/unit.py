@@ -45,7 +45,8 @@ $$\mathrm{mean}_r = \frac{1}{N_d} \sum_{k=0}^{N_d-1} \mathrm{grad\_full}_k[\,rS_
 
 Where a mesh holds several copies of the model, the mean over one copy is averaged [over
 the copies](groups.py#Groups.mean) afterwards. In stage 0 every rank has all parts and
-gets the whole mean. [The layout](partition.py)
+gets the whole mean. A parameter that no rank has used in a step [keeps the gradient
+`None`](unused.py). [The layout](partition.py)
 adds padding so that $P_u$ divides by $N_d$ and every parameter starts at an aligned
 address. Hence $P_u \ge \Psi_u$.
 
@@ -145,6 +146,9 @@ class Unit(ABC):
         # The unit's exchanges run on [two streams](streams.py) of their own.
         self.device = torch.get_device_module(self.flats[0].device)
         self.gather_stream, self.reduce_stream = streams(self.flats[0].device)
+        # Which parameters [any rank has used](unused.py), if that is needed as soon as
+        # the mean gradients have arrived.
+        self.usage: Any = None
         # What to do each time the mean gradients have arrived.
         self.after_reduce: list[Callable[[Unit], None]] = []
         register_guard()
@@ -184,8 +188,20 @@ class Unit(ABC):
 
     @property
     def trainable(self) -> tuple[FlatWithGradients, ...]:
-        """The flat vectors of trainable parameters; only they ever have a gradient."""
-        return tuple(flat for flat in self.flats if flat.layout.trainable)
+        """The flat vectors whose parameters can be trained, [now or
+        later](freezing.py); only they ever have a gradient.
+        """
+        return tuple(flat for flat in self.flats if flat.learns)
+
+    @property
+    def due(self) -> tuple[FlatWithGradients, ...]:
+        """The flat vectors whose gradients are to be exchanged next."""
+        return tuple(flat for flat in self.trainable if flat.due)
+
+    def expect_gradients(self) -> None:
+        """The unit's part of a backward pass is over: what it has trained is due."""
+        for flat in self.trainable:
+            flat.due = flat.due or flat.trains
 
     @property
     def version(self) -> int:
@@ -269,20 +285,23 @@ class Unit(ABC):
         """Start to exchange the gradients for their mean.
 
         Every rank takes part, also one whose step used none of these parameters. A rank
-        that stayed away would leave the others waiting until their time limit.
+        that stayed away would leave the others waiting until their time limit. A vector
+        of which all parameters are frozen is not exchanged.
         """
-        if not self.trainable:
+        if not self.due:
             return
-        if any(flat.reducing is not None for flat in self.trainable):
+        if any(flat.reducing is not None for flat in self.due):
             raise RuntimeError(f"{self.name} is being reduced; finish that first")
-        self.order.before("reduce", self.name, self.sites[0].name)
-        for flat in self.trainable:
+        # In stage 0 the ranks have [compared what they are about to send](unused.py).
+        if self.stage:
+            self.order.before("reduce", self.name, self.sites[0].name)
+        for flat in self.due:
             flat.send()
         # The gradients were written on the compute stream. Without this line the other
         # ranks receive a vector that is half written.
         self.reduce_stream.wait_stream(self.compute_stream())
         with self.device.stream(self.reduce_stream):
-            for flat in self.trainable:
+            for flat in self.due:
                 flat.reduce(self.groups)
 
     def finish_reduce(self) -> None:
@@ -324,12 +343,17 @@ class Unit(ABC):
         give_back(self.flats[0].device)
         if any(flat.reducing for flat, _ in due):
             return True
+        if self.usage is not None:
+            self.usage.settle([self])
+            self.usage = None
         for act in self.after_reduce if due else ():
             act(self)
         return False
 
     def add_zero(self) -> None:
-        """No rank has used the unit in this step: the mean of nothing is zero."""
+        """No rank has used the unit in this step, and [`unused="zero"`](unused.py) was
+        chosen: the mean of nothing is zero.
+        """
         for flat in self.trainable:
             flat.add_zero()
         for act in self.after_reduce:

@@ -62,7 +62,7 @@ class Zero1(Replicated):
         masters, and `full` holds copies.
 
         A frozen parameter has no optimizer state that could be split. It stays whole
-        and is never exchanged.
+        and is not exchanged, unless it [is trained later](freezing.py).
         """
         if flat.layout.trainable:
             flat.keep_part(self.rank, apart=False)
@@ -126,5 +126,9 @@ class Zero1(Replicated):
         self.fresh = False
 
     def kept_mean(self, flat: FlatWithGradients, piece: Tensor) -> Tensor:
-        """The first half of the all-reduce is enough."""
-        return piece
+        """The first half of the all-reduce is enough.
+
+        A vector that was frozen when the model was sharded is kept whole. If it is
+        [trained later](freezing.py), every rank needs its whole mean.
+        """
+        return piece if flat.sliced else super().kept_mean(flat, piece)

@@ -23,6 +23,7 @@ from book.reference import (
     backwards,
     ordered_mean,
     toy_loss,
+    zeros_where_unused,
 )
 from book.toys import batch, error, optimizer_for
 
@@ -80,7 +81,10 @@ def fill_masters(
         values.append(list(found))
         columns = world_size // rows
         for index, master in enumerate(masters):
-            sent = [one[index].to(wire or trainable[index].dtype) for one in sums]
+            mine = zeros_where_unused([one[index] for one in sums], trainable[index])
+            if not mine:
+                continue
+            sent = [one.to(wire or trainable[index].dtype) for one in mine]
             means = [ordered_mean(sent[row * columns : (row + 1) * columns]) for row in range(rows)]
             mean = ordered_mean(means).to(master.dtype)
             master.grad = mean if master.grad is None else master.grad + mean

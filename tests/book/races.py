@@ -66,7 +66,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardbook import host, offload, streams
+from shardbook import host, offload, streams, unused
 
 FACTORY = re.compile("^new_|_like$")  # these ask a tensor for its shape, not for its values
 COMPUTE = 0  # the number of the stream that is current when nobody chose another
@@ -245,7 +245,7 @@ class Recorder(TorchDispatchMode):
         change(patch.object(torch.UntypedStorage, "resize_", _resize))
         change(patch.object(Tensor, "record_stream", _record_stream))
         change(patch.object(Tensor, "is_cpu", property(_is_cpu)))
-        for module in (host, offload):
+        for module in (host, offload, unused):
             change(patch.object(module, "host_memory", self.on_host(host.host_memory)))
         for name in (
             "all_gather_single",

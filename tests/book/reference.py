@@ -40,7 +40,11 @@ def fill_gradients(
         values.append(list(found))
         columns = len(sums) // rows
         for index, parameter in enumerate(trainable):
-            wire = [one[index].to(dtype or parameter.dtype) for one in sums]
+            mine = zeros_where_unused([one[index] for one in sums], parameter)
+            # What no rank has used keeps the gradient that it had.
+            if not mine:
+                continue
+            wire = [one.to(dtype or parameter.dtype) for one in mine]
             means = [ordered_mean(wire[row * columns : (row + 1) * columns]) for row in range(rows)]
             mean = ordered_mean(means).to(parameter.dtype)
             total = totals[index]
@@ -52,9 +56,9 @@ def fill_gradients(
 
 def add_up(
     model: nn.Module, trainable: Sequence[nn.Parameter], losses: Losses, dtype: torch.dtype | None
-) -> tuple[list[Tensor], list[float]]:
+) -> tuple[list[Tensor | None], list[float]]:
     """One rank's gradients, summed over its micro-batches in the wider of two dtypes and at least in FP32,
-    and its losses.
+    `None` for what it has not used, and its losses.
     """
     values: list[float] = []
     sums: list[Tensor | None] = [None] * len(trainable)
@@ -70,7 +74,14 @@ def add_up(
                 gradient, before = parameter.grad.to(wide, copy=True), sums[index]
                 sums[index] = gradient if before is None else before + gradient
     model.zero_grad()
-    return [torch.zeros_like(p) if s is None else s for p, s in zip(trainable, sums, strict=True)], values
+    return sums, values
+
+
+def zeros_where_unused(gradients: Sequence[Tensor | None], parameter: Tensor) -> list[Tensor]:
+    """All ranks' gradients of a parameter: zero where a rank has not used it, none at all if no rank has."""
+    if all(gradient is None for gradient in gradients):
+        return []
+    return [torch.zeros_like(parameter) if gradient is None else gradient for gradient in gradients]
 
 
 def ordered_mean(tensors: Sequence[Tensor]) -> Tensor:
@@ -155,10 +166,16 @@ def assert_train_alike(
 
 
 def assert_same_gradients(sharded: nn.Module, plain: nn.Module) -> None:
-    """Bit for bit; collective."""
+    """Bit for bit, and missing for the same parameters; collective."""
+    assert without_gradient(sharded) == without_gradient(plain)
     expected = plain_gradients(plain)
     found = whole_gradients(sharded)
     assert_equal({name: found[name] for name in found if name in expected}, expected)
+
+
+def without_gradient(model: nn.Module) -> list[str]:
+    """The parameters whose gradient is `None`."""
+    return [name for name, parameter in model.named_parameters() if parameter.grad is None]
 
 
 def assert_same_values(sharded: nn.Module, plain: nn.Module) -> None:
@@ -169,6 +186,21 @@ def assert_same_values(sharded: nn.Module, plain: nn.Module) -> None:
 def storages(tensors: Any) -> int:
     """The bytes of all storages under some tensors, each counted once."""
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def compared_bytes(model: nn.Module) -> int:
+    """What a rank sends to find out which parameters any rank has used."""
+    from shardbook.schedule import conductor_of
+
+    conductor = conductor_of(model)
+    size = dist.get_world_size(conductor.order.group)
+    units = list(conductor.drivers)
+    everything = units[0].stage == 0
+    numbers = 2 * everything + sum(
+        len(flat.layout.slots) for unit in units for flat in unit.flats if everything or flat.layout.trainable
+    )
+    padded = -(-numbers // (2 * size)) * 2 * size
+    return 2 * (size - 1) * 4 * padded // size
 
 
 def padded_bytes(model: nn.Module, *, trainable: bool | None = None) -> int:

@@ -1,5 +1,5 @@
-"""Gradients: added up over micro-batches, exchanged in a chosen dtype, zero where nothing was used, and
-never there for what is frozen.
+"""Gradients: added up over micro-batches, exchanged in a chosen dtype, and never there for what is unused or
+frozen.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from book.reference import (
     assert_same_values,
     assert_train_alike,
     backwards,
+    compared_bytes,
     fill_gradients,
     padded_bytes,
     storages,
@@ -120,7 +121,6 @@ def compare_optional(use: Callable[[int, int], bool], micro: int, units: Any) ->
         model = shard(Optional(), stage=stage, units=units, prefetch=0)
         backwards(model, range(micro), loss)
         assert_same_gradients(model, plain)
-        assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def a_unit_that_only_the_first_micro_batch_uses() -> None:
@@ -205,6 +205,23 @@ def zero_grad_in_a_no_sync_step() -> None:
             model.zero_grad()
             with no_sync(model):
                 error(model, batch(rank, number)).backward()
+        model.zero_grad()
+        error(model, batch(rank, 2)).backward()
+        assert_same_gradients(model, plain)
+
+
+def zero_grad_after_a_nested_no_sync() -> None:
+    """The inner block ends inside of the outer one, and what waits can still be dropped."""
+    from shardbook import no_sync, shard
+
+    plain, rank = chain(), dist.get_rank()
+    fill_gradients(plain, [all_losses(plain, [2])])
+    for stage in STAGES:
+        model = shard(chain(), stage=stage)
+        with no_sync(model):
+            with no_sync(model):
+                error(model, batch(rank, 0)).backward()
+            error(model, batch(rank, 1)).backward()
         model.zero_grad()
         error(model, batch(rank, 2)).backward()
         assert_same_gradients(model, plain)
@@ -311,6 +328,7 @@ CASES = [
     a_unit_that_returns_its_input_on_one_rank,
     zero_grad_drops_what_waits,
     zero_grad_in_a_no_sync_step,
+    zero_grad_after_a_nested_no_sync,
 ]
 
 
@@ -362,6 +380,27 @@ def test_no_sync_of_a_plain_model_is_refused() -> None:
     assert not_sharded() == "this Linear is not sharded; call shard(model) first"
 
 
+def only_a_part() -> list[str]:
+    """What takes a model says of one of its units, and of a module inside of a unit, to pass the model."""
+    from shardbook import clip_grad_norm_, full_precision, no_sync, shard
+
+    model: Any = shard(chain())
+    said = []
+    for enter in (lambda: no_sync(model[1]), lambda: full_precision(model[1][0])):
+        with pytest.raises(ValueError) as caught, enter():  # noqa: PT011
+            pass
+        said.append(str(caught.value))
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        clip_grad_norm_(model[1], 1.0)
+    return [*said, str(caught.value)]
+
+
+def test_a_part_of_a_sharded_model_is_refused() -> None:
+    says = "this {} is a part of a sharded model; pass the model that shard returned"
+    parts = ("Sequential", "Linear", "Sequential")
+    assert ranks.run(1, only_a_part) == [[says.format(part) for part in parts]]
+
+
 def sent_for_micro_batches() -> list[dict[str, Any]]:
     from shardbook import shard
     from shardbook.collectives import ledger
@@ -376,6 +415,7 @@ def sent_for_micro_batches() -> list[dict[str, Any]]:
             model = shard(plain, stage=stage)
             sizes = {kind: padded_bytes(model, trainable=kind) for kind in (True, False)}
             found.append({"stage": stage, "trainable": sizes[True], "frozen": sizes[False]})
+            found[-1]["compared"] = compared_bytes(model)
             for once in (True, False):
                 with ledger() as book:
                     backwards(model, range(MICRO), once=once)
@@ -397,8 +437,10 @@ def test_bytes_of_a_step_with_several_micro_batches() -> None:
                 2: (trainable, k * trainable),
                 3: (2 * k * (trainable + frozen),) * 2,
             }[step["stage"]]
-            assert step["once"] == {"all-gather": gathered[0], "reduce-scatter": trainable}
-            assert step["each"] == {"all-gather": gathered[1], "reduce-scatter": k * trainable}
+            one = {"reduce-scatter": trainable, "all-reduce": step["compared"]}
+            assert step["once"] == {"all-gather": gathered[0], **one}
+            each = {name: k * nbytes for name, nbytes in one.items()}
+            assert step["each"] == {"all-gather": gathered[1], **each}
 
 
 def low_rank(seed: int = 0) -> nn.Module:
@@ -483,7 +525,9 @@ def a_dtype_on_the_wire() -> list[dict[str, Any]]:
                 assert all(parameter.grad.dtype is dtype for parameter in model.parameters())
                 assert_same_gradients(model, plain)
                 elements = padded_bytes(model) // dtype.itemsize
-                found.append((stage, elements, (wire or dtype).itemsize, dtype.itemsize, book.sent))
+                sent = book.sent
+                assert sent.pop("all-reduce") == compared_bytes(model)
+                found.append((stage, elements, (wire or dtype).itemsize, dtype.itemsize, sent))
     return found
 
 

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 from book.live import LiveStorages
+from book.reference import without_gradient
 
 WIDTH = 6
 # Stage, and how many units are gathered ahead. Only stage 3 gathers in the backward pass, too.
@@ -56,9 +57,9 @@ class Run:
             parameter.grad = None
         for one in passes:
             one()
-        mine = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        mine = [p.grad for p in trained]
         for parameter, old, mean in zip(trained, before, mean_in_rank_order(mine), strict=True):
-            parameter.grad = mean if old is None else old + mean
+            parameter.grad = old if mean is None else mean if old is None else old + mean
 
     def undo(self, *losses: Tensor, **options: Any) -> None:
         """One backward pass of some losses together."""
@@ -70,10 +71,16 @@ class Run:
         self.optimizer.zero_grad()
 
 
-def mean_in_rank_order(mine: list[Tensor]) -> list[Tensor]:
+def mean_in_rank_order(mine: list[Tensor | None]) -> list[Tensor | None]:
+    """`None` for what no rank has used; a rank that has not used it counts as zero."""
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    return [sum(parts[1:], start=parts[0]) / len(parts) for parts in zip(*everyone, strict=True)]
+    means: list[Tensor | None] = []
+    for parts in zip(*everyone, strict=True):
+        found = [part for part in parts if part is not None]
+        filled = [torch.zeros_like(found[0]) if part is None else part for part in parts] if found else []
+        means.append(sum(filled[1:], start=filled[0]) / len(parts) if filled else None)
+    return means
 
 
 def data(step: int, number: int = 0, *, grad: bool = False) -> Tensor:
@@ -118,9 +125,7 @@ def train(
         expected, found = program(plain, step), program(sharded, step)
         for one, other in zip(expected, found, strict=True):
             assert torch.equal(one, other), f"step {step}: a result differs"
-        for parameter in plain.model.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+        assert without_gradient(sharded.model) == without_gradient(plain.model), f"step {step}"
         assert_clean(sharded.model)
         plain.step()
         sharded.step()
@@ -1118,6 +1123,7 @@ def every_sequence(stage: int, length: int) -> None:
                 if operation == "hide":
                     unit.show(False)
                 elif operation != "backward":
+                    unit.expect_gradients()
                     getattr(unit, operation)()
                 elif state == "WHOLE":
                     # Without the layer's hooks, which would exchange and free by themselves.
@@ -1147,6 +1153,7 @@ def every_sequence(stage: int, length: int) -> None:
                 assert all(map(torch.equal, flat.whole, expected)), operations
         unit.finish_reduce()
         unit.free()
+        flat.decide(range(len(flat.parameters)))
         for parameter in flat.parameters:
             gradient = torch.zeros(()) if parameter.grad is None else parameter.grad
             assert (gradient == mean + (sent or 0)).all(), operations

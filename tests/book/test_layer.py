@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ranks
+from book.reference import without_gradient
 from book.toys import (
     VOCABULARY,
     assert_equal,
@@ -43,6 +44,7 @@ def compare(
     plain, sharded = build(), shard(build(), units=units)
     reference_step(plain, [[partial(loss, plain, rank) for rank in range(dist.get_world_size())]])
     backward(loss(sharded, dist.get_rank()))
+    assert without_gradient(sharded) == without_gradient(plain)
     assert_equal(whole_gradients(sharded), plain_gradients(plain))
     assert_all_sharded(sharded)
     return sharded
@@ -443,9 +445,15 @@ def test_a_second_derivative_is_refused_in_one_sentence() -> None:
 def changes_after_sharding() -> list[str]:
     from shardbook import shard
 
+    def rotate(model: Any) -> None:
+        model[4].rotation.requires_grad_()
+
     said = []
-    for change in (nn.Module.double, lambda model: model[4].bias.requires_grad_(False)):
-        model = shard(chain())
+    for change in (nn.Module.double, rotate):
+        plain = chain()
+        rotation = nn.Parameter(torch.ones(3, dtype=torch.complex64), requires_grad=False)
+        plain[4].register_parameter("rotation", rotation)
+        model = shard(plain)
         change(model)
         with pytest.raises(RuntimeError) as caught:
             error(model, batch(0, 0))
@@ -454,7 +462,8 @@ def changes_after_sharding() -> list[str]:
 
 
 def test_a_change_behind_the_shards_back_is_refused_with_the_parameters_name() -> None:
-    for converted, frozen in ranks.run(1, changes_after_sharding):
+    for converted, complex_ in ranks.run(1, changes_after_sharding):
         assert "0.weight in unit 0 has left its shard" in converted
         assert "convert or move the model before sharding" in converted
-        assert "freeze parameters before sharding" in frozen
+        assert "4.rotation in unit 4 is complex and cannot be trained" in complex_
+        assert "store its real and imaginary parts instead" in complex_

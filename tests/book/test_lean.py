@@ -76,10 +76,10 @@ def detour_error(model: nn.Module, rank: int, skip: bool) -> torch.Tensor:
     return value
 
 
-def a_skipped_unit_gets_the_gradient_zero() -> None:
+def a_skipped_unit_is_not_stepped(stage: int) -> None:
     # That the order changes is told, and is what is wanted here.
     warnings.filterwarnings("ignore", "the units run in another order")
-    plain, model = Detour(), shard(Detour(), units=nn.Linear)
+    plain, model = Detour(), shard(Detour(), units=nn.Linear, stage=stage)
     step_in_backward(model, partial(optimizer_for, "adamw"))
     optimizer = optimizer_for("adamw", plain.parameters())
     for skip in (False, True, True):
@@ -90,8 +90,9 @@ def a_skipped_unit_gets_the_gradient_zero() -> None:
     assert_equal(dict(model.state_dict()), dict(plain.state_dict()))
 
 
-def test_a_unit_that_no_rank_uses_is_stepped_with_the_gradient_zero() -> None:
-    ranks.run(2, a_skipped_unit_gets_the_gradient_zero)
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_unit_that_no_rank_uses_is_not_stepped(stage: int) -> None:
+    ranks.run(2, a_skipped_unit_is_not_stepped, stage)
 
 
 def both(model: nn.Module, rank: int, parts: list[int]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ranks
 from book.masters import assert_masters_train_alike, low_copy
-from book.reference import STAGES
+from book.reference import STAGES, compared_bytes
 from book.toys import assert_equal, batch, chain, error, optimizer_for
 from shardbook.measure import Meter
 from shardbook.policy import Policy
@@ -77,7 +77,9 @@ def sent_by(options: dict[str, Any]) -> list[tuple[dict[str, int], dict[str, int
         computed = sum(layout.padded * layout.computes_in.itemsize for layout in layouts)
         travel = sum(layout.padded * policy.sends_in(layout.computes_in).itemsize for layout in layouts)
         assert book.moved == {}
-        found.append((book.sent, {"computed": computed, "travel": travel}))
+        sent = book.sent
+        assert sent.pop("all-reduce") == compared_bytes(model)
+        found.append((sent, {"computed": computed, "travel": travel}))
     return found
 
 
@@ -100,7 +102,10 @@ def halved() -> tuple[dict[str, int], dict[str, int]]:
         model = shard(aligned(), policy=policy)
         with ledger() as book:
             model(torch.ones(2, 64)).sum().backward()
-        books.append(book.sent)
+        sent = book.sent
+        # One number for each parameter tensor has no format of its own.
+        assert sent.pop("all-reduce") == compared_bytes(model)
+        books.append(sent)
     return books[0], books[1]
 
 

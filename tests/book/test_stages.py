@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import ranks
@@ -20,6 +21,7 @@ from book.reference import (
     assert_same_gradients,
     assert_same_values,
     assert_train_alike,
+    compared_bytes,
     fill_gradients,
     padded_bytes,
     storages,
@@ -229,7 +231,7 @@ def sent_in_a_step() -> list[dict[str, Any]]:
                 error(model, batch(dist.get_rank(), step)).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        found.append({"sent": book.sent, "padded": padded_bytes(model)})
+        found.append({"sent": book.sent, "padded": padded_bytes(model), "compared": compared_bytes(model)})
     return found
 
 
@@ -239,7 +241,8 @@ def test_a_step_sends_two_vectors_in_stages_0_to_2_and_three_in_stage_3(world_si
         for stage, step in zip(STAGES, found, strict=True):
             vector = step["padded"] * (world_size - 1) // world_size
             gathers = 2 if stage == 3 else 1
-            assert step["sent"] == {"reduce-scatter": vector, "all-gather": gathers * vector}
+            expected = {"reduce-scatter": vector, "all-gather": gathers * vector}
+            assert step["sent"] == {**expected, "all-reduce": step["compared"]}
 
 
 def sent_in_an_evaluation() -> list[float]:
@@ -332,3 +335,39 @@ def test_in_mid_backward_stage_2_has_sent_the_gradients_that_stage_1_still_keeps
             # One vector on its way with what has arrived of it, and the mean pieces of those before.
             assert two[done] - two[0] <= done * UNIT // 2 + 2 * UNIT + activations
         assert one[-1] - one[0] > two[-1] - two[0]
+
+
+EXCHANGES = ("all_gather_single", "reduce_scatter_single", "all_to_all_single", "all_reduce", "broadcast")
+
+
+def exchanges_of_one(rows: int) -> list[str]:
+    """The exchanges that a step asks of a group of one rank: alone, or one copy of the model on each rank."""
+    from shardbook import clip_grad_norm_, shard
+
+    called: list[str] = []
+
+    def counted(name: str, exchange: Any) -> Any:
+        def call(*args: Any, group: Any = None, **options: Any) -> Any:
+            called.extend([name] * (dist.get_world_size(group) == 1))
+            return exchange(*args, group=group, **options)
+
+        return call
+
+    for name in EXCHANGES:
+        setattr(dist, name, counted(name, getattr(dist, name)))
+    for stage in STAGES:
+        mesh = init_device_mesh("cpu", (rows, 1)) if rows > 1 else None
+        model = shard(chain(), stage=stage, mesh=mesh)
+        optimizer = optimizer_for("adamw", model.parameters())
+        for step in range(2):
+            error(model, batch(dist.get_rank(), step)).backward()
+            clip_grad_norm_(model, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        model.state_dict()
+    return called
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_group_of_one_rank_exchanges_nothing(rows: int) -> None:
+    assert ranks.run(rows, exchanges_of_one, rows) == [[]] * rows

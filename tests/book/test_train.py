@@ -83,7 +83,7 @@ def test_below_stage_3_only_the_peak_has_no_forecast(tmp_path: Path) -> None:
     assert figures["stage"] == 1
     assert figures["peak_forecast"] == [None, None]
     check_figures({**figures, "peak_forecast": figures["peak"]}, ranks=2)
-    assert "8 ΣP (N-1)/N" in run.stdout
+    assert "(8 ΣP + 8 n) (N-1)/N" in run.stdout
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("peak bytes per rank")]
     assert line.split() == ["peak", "bytes", "per", "rank", f"{max(figures['peak']):,}"]
 

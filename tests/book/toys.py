@@ -47,27 +47,31 @@ def optimizer_for(kind: str, parameters: Any) -> torch.optim.Optimizer:
 def reference_step(
     model: nn.Module, losses_by_round: Sequence[Sequence[Callable[[], Tensor]]]
 ) -> list[float]:
-    """Fill `.grad` of a plain model with the mean over ranks, summed in rank order; return all losses.
+    """Fill `.grad` of a plain model with the mean over ranks, summed in rank order; return all losses. What
+    no rank has used keeps the gradient `None`.
 
     Each round holds one loss for each rank and is averaged by itself; the rounds are added up. So a round
     is what the ranks do between two reductions.
     """
     values: list[float] = []
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    means: list[Tensor] = []
+    means: list[Tensor | None] = [None] * len(trainable)
     for losses in losses_by_round:
-        gradients = []
+        gradients: list[list[Tensor | None]] = []
         for compute in losses:
             model.zero_grad()
             loss = compute()
             loss.backward()
             values.append(loss.item())
-            gradients.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in trainable])
-        sums = gradients[0]
-        for others in gradients[1:]:
-            sums = [total + other for total, other in zip(sums, others, strict=True)]
-        round_means = [total / len(losses) for total in sums]
-        means = [a + b for a, b in zip(means, round_means, strict=True)] if means else round_means
+            gradients.append([None if p.grad is None else p.grad.clone() for p in trainable])
+        for index, of_ranks in enumerate(zip(*gradients, strict=True)):
+            if all(gradient is None for gradient in of_ranks):
+                continue
+            zero = torch.zeros_like(trainable[index])
+            first, *others = [zero if gradient is None else gradient for gradient in of_ranks]
+            mean = sum(others, start=first) / len(losses)
+            before = means[index]
+            means[index] = mean if before is None else before + mean
     for parameter, mean in zip(trainable, means, strict=True):
         parameter.grad = mean
     return values

@@ -1,0 +1,249 @@
+"""A parameter that no rank has used in a step keeps the gradient `None`, and optimizers pass it by."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import ranks
+from book.reference import (
+    STAGES,
+    all_losses,
+    assert_same_gradients,
+    assert_same_values,
+    compared_bytes,
+    fill_gradients,
+    without_gradient,
+)
+
+# Which experts a rank uses in a step: the last one idles at first, then one rank uses it, then nobody again.
+CHOICES = [[(0,), (0, 1)], [(0, 1), (0, 2)], [(1,), (1,)], [(0,), (2,)]]
+Choices = list[list[tuple[int, ...]]]
+
+
+class Experts(nn.Module):
+    """A mixture whose experts are chosen by whoever calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.entrance = nn.Linear(4, 4)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor, chosen: tuple[int, ...]) -> Tensor:
+        x = self.entrance(x)
+        return x + sum((self.experts[number](x) for number in chosen), start=torch.zeros(()))
+
+
+def choose(choices: Choices, model: nn.Module, rank: int, number: int) -> Tensor:
+    generator = torch.Generator().manual_seed(10 * number + rank)
+    chosen = choices[number % len(choices)]
+    y: Tensor = model(torch.randn(3, 4, generator=generator), chosen[rank % len(chosen)])
+    return y.square().mean()
+
+
+def decaying(model: nn.Module) -> torch.optim.Optimizer:
+    """Weight decay shrinks whatever has a gradient, and momentum moves it on."""
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+def train(
+    model: nn.Module,
+    choices: Choices = CHOICES,
+    *,
+    micro: int = 1,
+    rows: int = 1,
+    set_to_none: bool = True,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = decaying,
+) -> None:
+    """Train a sharded model beside a plain one, and compare gradients and values after each step."""
+    from shardbook import no_sync
+
+    plain = Experts()
+    loss = partial(choose, choices)
+    optimizers = [optimizer(each) for each in (plain, model)]
+    for step in range(len(choices)):
+        numbers = range(step, step + micro)
+        before = [parameter.grad for parameter in plain.parameters()]
+        fill_gradients(plain, [all_losses(plain, numbers, loss)], rows=rows)
+        if not set_to_none and step:
+            for parameter, old in zip(plain.parameters(), before, strict=True):
+                parameter.grad = old if parameter.grad is None else parameter.grad
+        for number in numbers:
+            with no_sync(model) if number != numbers[-1] else nullcontext():
+                loss(model, dist.get_rank(), number).backward()
+        assert_same_gradients(model, plain)
+        for each in optimizers:
+            each.step()
+            each.zero_grad(set_to_none=set_to_none)
+        assert_same_values(model, plain)
+
+
+def in_every_stage() -> None:
+    from shardbook import Policy, shard
+
+    for stage in STAGES:
+        for policy in (None, Policy(reduce_dtype=torch.float64), Policy(offload=True)):
+            train(shard(Experts(), stage=stage, units=(), policy=policy))
+        train(shard(Experts(), stage=stage, units=()), micro=2)
+        train(shard(Experts(), stage=stage, units=()), set_to_none=False)
+
+
+def test_an_idle_expert_is_not_moved_by_decay_or_momentum() -> None:
+    ranks.run(2, in_every_stage)
+
+
+def layers_dropped_by_each_rank() -> None:
+    """In stage 0 the ranks may run different units, in any order."""
+    from shardbook import shard
+
+    for micro in (1, 2):
+        train(shard(Experts(), stage=0, units=nn.Linear), micro=micro)
+    draw = torch.Generator().manual_seed(0)
+    drawn = [
+        [tuple(torch.randperm(3, generator=draw)[: int(torch.randint(4, (), generator=draw))].tolist())] * 2
+        for _ in range(4)
+    ]
+    for step in drawn:
+        step[1] = step[1][::-1]
+    train(shard(Experts(), stage=0, units=nn.Linear), drawn)
+
+
+def test_in_stage_0_each_rank_drops_layers_of_its_own() -> None:
+    ranks.run(2, layers_dropped_by_each_rank)
+
+
+def on_a_mesh() -> None:
+    from shardbook import shard
+
+    choices = [[(0,), (0,), (0,), (0, 2)], [(0, 1), (0,), (0,), (0,)], [(0,)] * 4]
+    for stage in STAGES:
+        mesh = init_device_mesh("cpu", (2, 2))
+        train(shard(Experts(), stage=stage, units=(), mesh=mesh), choices, rows=2 if stage else 1)
+
+
+def test_one_use_in_any_copy_of_the_model_is_a_use() -> None:
+    ranks.run(4, on_a_mesh)
+
+
+def stepping_in_backward() -> None:
+    from shardbook import shard, step_in_backward
+
+    for stage in STAGES:
+        for units in ((), nn.Linear) if stage == 0 else ((),):
+            plain, model = Experts(), shard(Experts(), stage=stage, units=units)
+            step_in_backward(model, lambda parameters: torch.optim.AdamW(parameters, lr=0.1))
+            optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
+            for step in range(len(CHOICES)):
+                loss = partial(choose, CHOICES)
+                fill_gradients(plain, [all_losses(plain, [step], loss)])
+                optimizer.step()
+                loss(model, dist.get_rank(), step).backward()
+                assert_same_values(model, plain)
+
+
+def test_what_steps_in_the_backward_pass_leaves_idle_experts_alone() -> None:
+    ranks.run(2, stepping_in_backward)
+
+
+def zero_on_request() -> None:
+    from shardbook import shard
+
+    for stage in STAGES:
+        warnings.filterwarnings("ignore", "the units run in another order")
+        for units in ((), nn.Linear):
+            model = shard(Experts(), stage=stage, units=units, unused="zero")
+            model.experts[1].requires_grad_(False)  # type: ignore[union-attr,operator]
+            choose([[(0,)]], model, 0, 0).backward()
+            assert without_gradient(model) == ["experts.1.weight", "experts.1.bias"]
+            unused = [parameter.grad for parameter in model.experts[2].parameters()]  # type: ignore[union-attr,operator]
+            assert all(gradient is not None and not gradient.any() for gradient in unused)
+    with pytest.raises(ValueError, match="unused='never' is not a choice; choose 'none' or 'zero'"):
+        shard(Experts(), unused="never")
+
+
+def test_unused_zero_gives_them_the_gradient_zero() -> None:
+    ranks.run(2, zero_on_request)
+
+
+def reads(stage: int) -> tuple[list[int], bool]:
+    """How often the host reads the answer in a step, and whether the bytes are those of the formula."""
+    from shardbook import shard
+    from shardbook.collectives import ledger
+    from shardbook.unused import Usage
+
+    found, read = [0], Usage.read
+
+    def counted(usage: Usage) -> list[int]:
+        found[-1] += 1
+        return read(usage)
+
+    Usage.read = counted  # type: ignore[method-assign]
+    model = shard(Experts(), stage=stage, units=())
+    for chosen in ((0, 1, 2), (0, 1)):
+        with ledger() as book:
+            choose([[chosen]], model, 0, 0).backward()
+        found.append(0)
+    return found[:-1], book.sent["all-reduce"] == compared_bytes(model)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_rank_that_has_used_everything_does_not_read_what_others_have(stage: int) -> None:
+    for (all_used, some_unused), as_computed in ranks.run(2, reads, stage):
+        assert as_computed
+        assert (all_used > 0) is (stage == 0)
+        assert some_unused > 0
+
+
+def left_out_step() -> list[str]:
+    from shardbook import Disagreement, shard
+
+    model = shard(Experts(), stage=0, units=nn.Linear)
+    optimizer = decaying(model)
+    choose([[(0,)]], model, 0, 0).backward()
+    if dist.get_rank() == 0:
+        optimizer.step()
+    said = []
+    for _ in range(2):
+        with pytest.raises(Disagreement) as caught:
+            choose([[(0,)]], model, 0, 0).backward()
+        said.append(str(caught.value))
+    return said
+
+
+def test_in_stage_0_a_rank_that_leaves_out_a_step_is_named() -> None:
+    sentence = (
+        "rank 1 has changed entrance.weight in 0 steps or loads, rank 0 in 1, so their parameters differ; "
+        "call optimizer.step() and load_state_dict() equally often on every rank"
+    )
+    assert ranks.run(2, left_out_step) == [[sentence] * 2] * 2
+
+
+def idle_under_a_scaler() -> None:
+    """Clipping and unscaling pass an idle expert by."""
+    from shardbook import ShardedGradScaler, clip_grad_norm_, shard
+
+    for stage in STAGES:
+        plain, model = Experts(), shard(Experts(), stage=stage, units=())
+        loss = partial(choose, [[(0,), (1,)]])
+        fill_gradients(plain, [all_losses(plain, [0], loss)])
+        optimizer, scaler = decaying(model), ShardedGradScaler(init_scale=4.0)
+        scaler.scale(loss(model, dist.get_rank(), 0)).backward()
+        scaler.unscale_(optimizer)
+        assert_same_gradients(model, plain)
+        expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+        torch.testing.assert_close(clip_grad_norm_(model, 0.1).float(), expected)
+        scaler.step(optimizer)
+        assert without_gradient(model) == ["experts.2.weight", "experts.2.bias"]
+
+
+def test_scaler_and_clipping_pass_idle_experts_by() -> None:
+    ranks.run(2, idle_under_a_scaler)
