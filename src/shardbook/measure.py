@@ -5,7 +5,8 @@ r"""# Counting what is stored
 Memory is easy to misjudge. Of the allocator's figures `memory_reserved` contains what it keeps for later, and
 `memory_allocated` does not. The system's figures contain the interpreter. All of them miss which tensor it
 was. This meter counts *storages*, the blocks of memory under the tensors. Two views of one storage count
-once. A storage that was shrunk to nothing counts nothing, such as [a unit's vector](flat.py) between its uses.
+once. A storage that was shrunk to nothing, such as [a unit's vector](flat.py) between its uses, counts
+nothing.
 
 ```python
 with Meter() as meter:
