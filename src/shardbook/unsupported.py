@@ -38,7 +38,7 @@ METHODS = {
 
 
 def refuse_methods(model: nn.Module) -> None:
-    """Let [these methods](#METHODS) of a model and of its parts end in one sentence."""
+    """Let such methods of a model and of its parts end in one sentence."""
     for module in model.modules():
         for name, instead in METHODS.items():
             if hasattr(type(module), name):
