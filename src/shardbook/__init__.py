@@ -9,14 +9,17 @@ ranks send each other](collectives.py), [how it is counted](ledger.py), [how par
 become one vector](partition.py).
 
 **ZeRO**: [what a unit does](unit.py), [how its vector is split](flat.py), [what a slice
-may be used for](access.py), [how its gradients are collected](gradients.py); the stages
+may be used for](access.py), [how its gradients are collected](gradients.py), [which of
+them nobody used](unused.py), [what may be frozen later](freezing.py); the stages
 [0](replicate.py), [1](zero1.py), [2](zero2.py) and [3](zero3.py); [when a unit
-acts](layer.py), [where its parameters stand](sites.py), [how units take
+acts](layer.py), also [for what a program keeps of its forward pass](demand.py), except
+[views of weights](views.py), [where its parameters stand](sites.py), [how units take
 turns](schedule.py), [what comes next](prefetch.py); how the ranks make sure that they
 hold the [same model](check.py) and keep the [same order](order.py), and [where they ask
-each other](meeting.py); [who has left](leaving.py); [how units form a model](model.py),
-[no second wrapper](wrappers.py), [how it gets its first values](construct.py) and
-[whether they are the constructor's](written.py), [which ranks share it](groups.py),
+each other](meeting.py) and [who looks while a device computes](monitor.py); [who has
+left](leaving.py); [how units form a model](model.py), [no second wrapper](wrappers.py),
+[how it gets its first values](construct.py) and [whether they are the
+constructor's](written.py), [which ranks share it](groups.py),
 [micro-batches](accumulate.py), [unequal numbers of batches](uneven.py),
 [clipping](clip.py), [whole parameters in a block](whole.py), [what an optimizer may
 do](guard.py), [which parameters no unit owns](unowned.py), [which rules train

@@ -356,8 +356,13 @@ def guard_again(flat: Flat) -> None:
 
 
 def set_class(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:
-    """Let a parameter be of another class. It remains the same object."""
-    parameter.__class__ = kind
+    """Let a parameter be of another class. It remains the same object.
+
+    A parameter of any other class keeps it, because that class may hold what its tensor
+    needs. PyTorch's fake tensors, which have no values, are of that kind.
+    """
+    if type(parameter) in (nn.Parameter, Slice):
+        parameter.__class__ = kind
 
 
 def steps_under_way() -> int:

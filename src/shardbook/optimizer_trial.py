@@ -43,6 +43,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+# A program may watch or replace each operation, for instance to plan a step with tensors
+# that have no values. The trial needs values, and is no part of the program.
+from torch.utils._python_dispatch import _disable_current_modes
+
 from shardbook.optimizer_copy import StandIns, copied, no_hooks
 from shardbook.rng import capture
 
@@ -77,7 +81,8 @@ def refuse_unless_elementwise(
     """
     groups = groups_to_try(optimizer, kinds)
     name = type(optimizer).__name__
-    with capture(*{kind.device for kind in kinds.values()}).restored(), no_hooks():
+    devices = {kind.device for kind in kinds.values()}
+    with capture(*devices).restored(), no_hooks(), _disable_current_modes():
         try:
             trial = try_out(optimizer, groups, closure)
         except Exception as error:
