@@ -123,7 +123,8 @@ def refuse_unfit(
             )
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if id(parameter) in slots
+            # Integers never get a gradient, so no optimizer moves them.
+            if id(parameter) in slots and parameter.is_floating_point()
         }
         refuse_unless_elementwise(optimizer, kinds, closure=closure)
     _passed[optimizer] = options, optimizer.state

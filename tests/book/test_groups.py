@@ -190,7 +190,9 @@ def test_an_exchange_between_copies_has_the_time_of_a_unit_and_keeps_the_common_
         for unit in units
     }
     assert all(other == first for other in others), (first, others)
-    assert sorted(first) == sorted(["end ", *(step for three in steps.values() for step in three)]), first
+    assert sorted(first) == sorted(
+        ["end ", "compare the used parameters", *(step for three in steps.values() for step in three)]
+    ), first
     for unit in units[:-2]:
         reduced, averaged, gathered = [first.index(step) for step in steps[unit]]
         # A unit that is reduced right after a step has computed its gradients before it.
