@@ -10,8 +10,9 @@ The processes are forked from a server that imported torch and the book once and
 `spawn` would import both again in every rank, and a plain `fork` hangs once the parent has run a backward
 pass. Every call starts fresh processes, so no test sees what another left behind.
 
-What goes wrong is told whole: the traceback of every rank, the rank that failed first at the head; a rank
-that died, with its exit code; a rank that hangs, with the stacks of its threads. Nothing is left running.
+What goes wrong is told whole: the traceback of every rank, with what an assert compared, and the rank that
+failed first at the head; a rank that died, with its exit code; a rank that hangs, with the stacks of its
+threads. Nothing is left running.
 """
 
 from __future__ import annotations
@@ -37,7 +38,16 @@ from typing import Any
 
 # Every optimizer imports torch._dynamo, which takes seconds: once in the server, not once in each rank. The
 # book takes more of a rank's time than all else that a small test does.
-PRELOAD = ["pytest", "hypothesis", "torch", "torch.distributed", "torch._dynamo", "shardbook", "ranks"]
+PRELOAD = [
+    "rank_asserts",
+    "pytest",
+    "hypothesis",
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "shardbook",
+    "ranks",
+]
 GRACE_S = 10.0  # what the other ranks get, after one has failed, to fail as well and say where
 
 _context = multiprocessing.get_context("forkserver")
@@ -96,7 +106,9 @@ class _Task:
     def function(self) -> Callable[..., Any]:
         # pytest may load a test file under a name that no import path leads to. Load the file under it, too.
         if self.module not in sys.modules:
-            spec = importlib.util.spec_from_file_location(self.module, self.file)
+            from rank_asserts import hook
+
+            spec = importlib.util.spec_from_file_location(self.module, self.file, loader=hook)
             assert spec is not None
             assert spec.loader is not None
             sys.modules[self.module] = module = importlib.util.module_from_spec(spec)

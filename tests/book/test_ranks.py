@@ -37,6 +37,11 @@ def all_fail() -> None:
     raise Complaint(f"rank {dist.get_rank()} complains")
 
 
+def asserts() -> None:
+    gradients = {"weight": [1, 2, 3], "bias": [dist.get_rank()]}
+    assert gradients == {"weight": [1, 2, 4], "bias": [0]}
+
+
 def one_fails() -> None:
     if dist.get_rank() == 1:
         raise Complaint("only rank 1 complains")
@@ -98,6 +103,14 @@ def test_every_traceback_is_shown() -> None:
     assert "rank 0 complains" in message
     assert "rank 1 complains" in message
     assert message.count("in all_fail") == 2
+
+
+def test_an_assert_in_a_rank_says_what_differed() -> None:
+    with pytest.raises(ranks.RanksFailed) as failure:
+        ranks.run(2, asserts)
+    first, second = str(failure.value).split("--- rank 1")
+    assert "{'weight': [1, 2, 3]} != {'weight': [1, 2, 4]}" in first
+    assert "{'bias': [1]} != {'bias': [0]}" in first + second
 
 
 def test_the_first_failure_stands_first() -> None:
