@@ -20,7 +20,16 @@ from torch.utils.checkpoint import checkpoint
 import ranks
 import shardbook
 from book.races import Recorder, Stream, Trace, Wait, device, races, recording
-from shardbook import Policy, ShardedGradScaler, clip_grad_norm_, clip_grad_value_, no_sync, residual, shard
+from shardbook import (
+    Policy,
+    ShardedGradScaler,
+    clip_grad_norm_,
+    clip_grad_value_,
+    no_sync,
+    residual,
+    shard,
+    whole,
+)
 from shardbook import checkpoint as book_checkpoint
 from shardbook.host import to_device, to_host
 from shardbook.lean import step_in_backward
@@ -234,6 +243,17 @@ def evaluated(stage: int) -> None:
             training.loss()
 
 
+def gathered(stage: int) -> None:
+    """A loss reads parameters of several units between their passes."""
+    training = Training(stage)
+    for _ in range(STEPS):
+        loss = training.loss()
+        with whole(training.model):
+            loss = loss + sum(parameter.square().sum() for parameter in training.model.parameters())
+        loss.backward()
+        training.update()
+
+
 def rerouted(stage: int) -> None:
     """A unit is gathered ahead and then does not run; another one runs twice."""
     training = Training(stage)
@@ -421,6 +441,7 @@ MODES: list[Mode] = [
     built,
     stepped,
     evaluated,
+    gathered,
     checkpointed,
     rerouted,
     scattered,
