@@ -55,11 +55,11 @@ class Logged:
 
 
 def log_exchanges() -> None:
-    import shardbook.gradients
+    import shardbook.groups
     import shardbook.zero1
 
     numbers: dict[int, int] = {}
-    all_gather, reduce = shardbook.zero1.all_gather, shardbook.gradients.reduce_scatter_mean
+    all_gather, reduce = shardbook.zero1.all_gather, shardbook.groups.reduce_scatter_mean
 
     def logged_gather(full: Tensor, shard: Tensor, **options: Any) -> Logged:
         number = numbers.setdefault(id(full), len(numbers))
@@ -71,7 +71,7 @@ def log_exchanges() -> None:
         return reduce(full, **options)
 
     shardbook.zero1.all_gather = logged_gather  # type: ignore[assignment]
-    shardbook.gradients.reduce_scatter_mean = logged_reduce
+    shardbook.groups.reduce_scatter_mean = logged_reduce
 
 
 def order_of_a_step(depth: int, passes: int) -> list[tuple[str, int]]:

@@ -454,7 +454,7 @@ def test_gradients_leave_while_the_slice_before_runs_again(monkeypatch: pytest.M
     def sent(values: Tensor, what: str) -> Crossing:
         name = next(names[values.nbytes])
         told.append(f"{name} leaves")
-        return Crossing(to_host(values, what).copy, Told(name))
+        return Crossing(to_host(values, what).copy, Told(name), torch.device(CPU))
 
     for number, block in enumerate(model):
         block.register_forward_pre_hook(lambda *_, number=number: told.append(f"{number} runs"))
