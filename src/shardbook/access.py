@@ -36,10 +36,10 @@ A program that means the slice writes `parameter.detach()`, which gives a plain 
 # sidelit: hide
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
+from traceback import walk_stack
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -367,11 +367,7 @@ def set_class(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:
 
 def steps_under_way() -> int:
     """How many steps of optimizers have begun and not ended, by the stack of calls."""
-    frame, steps = sys._getframe(1), 0
-    while frame is not None:
-        steps += frame.f_code is _STEP
-        frame = frame.f_back  # type: ignore[assignment]
-    return steps
+    return sum(frame.f_code is _STEP for frame, _ in walk_stack(None))
 
 
 # The function that PyTorch puts around each optimizer's `step` and that runs the hooks.
