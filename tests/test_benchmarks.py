@@ -18,6 +18,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks.__main__ import alone, compare, sent, stored  # noqa: E402
 from benchmarks.contender import CONTENDERS, CORE, LEVERS, Training, config_of  # noqa: E402
+from benchmarks.guards import GUARDS, measure, table  # noqa: E402
 from benchmarks.launch import Run, Size  # noqa: E402
 from benchmarks.steady import steady  # noqa: E402
 
@@ -117,3 +118,14 @@ def test_every_byte_between_two_steps_has_a_name(name: str, world_size: int) -> 
     # The shape was chosen so that nothing divides evenly.
     assert sum(each["alignment"] for each in found) > 0
     assert sum(each["padding"] for each in found) > 0
+
+
+def test_every_guard_is_timed() -> None:
+    found = measure(SMALL)
+    assert list(found["guards"]) == list(GUARDS)
+    idle = [guard for guard, (calls, _) in found["guards"].items() if calls == 0]
+    # The rule is tried before the first step only.
+    assert idle == ["an optimizer's rule needs the whole"]
+    assert found["trial"] > 0
+    *rows, _, _, _ = table(found).splitlines()
+    assert [row.split("  ")[0] for row in rows] == ["what a guard notices", *GUARDS, "all of them"]

@@ -1,0 +1,210 @@
+"""Say what each guard of the book costs in a step of the benchmark's GPT.
+
+A guard is code that changes no number of a right program: it notices what would go wrong. Two ranks train in
+stage 3, and every function of a guard is timed by itself, without the guards that it calls. The clock itself
+takes time, which is measured first and subtracted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import os
+import pkgutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from benchmarks.__main__ import describe, positive
+from benchmarks.contender import CORE, Training
+from benchmarks.launch import ROOT, Size, free_port
+
+import shardbook
+
+# What a guard notices, and its functions in the modules of the book.
+GUARDS: dict[str, list[str]] = {
+    "a tensor saved for the backward pass lies in freed weights": [
+        *("demand.set_pair", "demand.take_away", "demand.take_interrupted_away"),
+        *("demand.Pair.pack", "demand.Pair.unpack"),
+    ],
+    "a module keeps a view of weights that are freed": ["views.refuse_views"],
+    "a slice is read as if it were the parameter": [
+        *(
+            "access.Guarded.__torch_function__",
+            "access.unguard",
+            "access.guard_stepped",
+            "access.guard_again",
+        ),
+    ],
+    "a parameter belongs to no unit": ["unowned.refuse_unowned_in", "unowned.refuse_unowned_of"],
+    "an optimizer's step does not fit, or comes at a wrong time": ["guard.before_step"],
+    "an optimizer's rule needs the whole": ["optimizer_trial.refuse_unless_elementwise"],
+    "no rank has used a parameter (the exchange included)": [
+        *("unused.Usage.at_the_end", "unused.Usage.send", "unused.Usage.arrive", "unused.Usage.settle"),
+    ],
+    "requires_grad has changed": ["freezing.changed_since_sharding"],
+    "a parameter was replaced, converted or moved": ["sites.Site.check", "flat.Flat.check"],
+    "a whole parameter was written to": ["flat.Flat.refuse_writes"],
+    "another wrapper or a transformation calls the model": [
+        *("wrappers.refuse_call_by_wrapper", "unsupported.refuse_transforms"),
+    ],
+    "the ranks are about to do different things": ["order.Order.before", "order.Order.begin"],
+}
+
+
+class Clock:
+    """The seconds of each guard, without those of the guards that it calls."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(GUARDS, 0.0)
+        self.calls = dict.fromkeys(GUARDS, 0)
+        # For each call under way, the seconds of the guards that it has called.
+        self.within: list[float] = []
+
+    def around(self, guard: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function under the clock."""
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self.within.append(0.0)
+            started = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                took = time.perf_counter() - started
+                self.seconds[guard] += took - self.within.pop()
+                self.calls[guard] += 1
+                if self.within:
+                    self.within[-1] += took
+
+        return timed
+
+
+def install(clock: Clock) -> None:
+    """Put every guard under the clock, in each module that has its name."""
+    modules = [importlib.import_module(f"shardbook.{found.name}") for found in modules_of_the_book()]
+    for guard, functions in GUARDS.items():
+        for path in functions:
+            file, *owners, name = path.split(".")
+            owner = functools.reduce(getattr, owners, importlib.import_module(f"shardbook.{file}"))
+            found = vars(owner)[name]
+            if isinstance(found, classmethod):
+                setattr(owner, name, classmethod(clock.around(guard, found.__func__)))
+                continue
+            timed = clock.around(guard, found)
+            for place in [owner, *modules]:
+                if vars(place).get(name) is found:
+                    setattr(place, name, timed)
+
+
+def modules_of_the_book() -> Iterable[pkgutil.ModuleInfo]:
+    """All modules but those that run a program when they are imported."""
+    return (found for found in pkgutil.iter_modules(shardbook.__path__) if found.name != "__main__")
+
+
+def clock_alone() -> float:
+    """The seconds that the clock adds to a call."""
+    clock = Clock()
+    timed = clock.around(next(iter(GUARDS)), lambda: None)
+    for _ in range(100_000):
+        timed()
+    return sum(clock.seconds.values()) / 100_000
+
+
+def rank(size: Size) -> None:
+    """Train as one rank, and let rank 0 print the costs as a line of JSON."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    clock, each = Clock(), clock_alone()
+    install(clock)
+    training = Training(CORE["shardbook"], size)
+    first = Step(clock, training)
+    for _ in range(size.warm_up):
+        training.step()
+    steps = [Step(clock, training) for _ in range(size.steps)]
+    if dist.get_rank() == 0:
+        found = {
+            "step": statistics.median(step.took for step in steps),
+            "trial": first.seconds["an optimizer's rule needs the whole"],
+            "guards": {guard: costs(guard, steps, each) for guard in GUARDS},
+        }
+        print(json.dumps(found), flush=True)
+    dist.barrier()
+    # torch may keep the backend's threads running; to take the interpreter down around them can abort.
+    os._exit(0)
+
+
+class Step:
+    """The seconds of a step, and those and the calls of each guard in it."""
+
+    def __init__(self, clock: Clock, training: Training) -> None:
+        self.seconds = clock.seconds = dict.fromkeys(GUARDS, 0.0)
+        self.calls = clock.calls = dict.fromkeys(GUARDS, 0)
+        started = time.perf_counter()
+        training.step()
+        self.took = time.perf_counter() - started
+
+
+def costs(guard: str, steps: list[Step], each: float) -> tuple[float, float]:
+    """A guard's calls and seconds in a step: medians. The clock itself takes `each` seconds a call."""
+    seconds = statistics.median(step.seconds[guard] - each * step.calls[guard] for step in steps)
+    return statistics.median(step.calls[guard] for step in steps), max(seconds, 0.0)
+
+
+def measure(size: Size) -> dict[str, Any]:
+    """Run two ranks, and read what rank 0 has printed."""
+    settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    settings |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "benchmarks.guards", "--rank", json.dumps(asdict(size))]
+    ranks = [
+        subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **settings, "RANK": str(number)}, stdout=subprocess.PIPE
+        )
+        for number in range(2)
+    ]
+    said = [process.communicate()[0] for process in ranks]
+    if any(process.returncode for process in ranks):
+        sys.exit("a rank failed; its message stands above")
+    found: dict[str, Any] = json.loads(said[0].splitlines()[-1])
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """The cost of each guard, and of all together."""
+    width = max(map(len, GUARDS))
+    lines = [f"{'what a guard notices':<{width}}{'calls':>8}{'ms a step':>11}{'of a step':>11}"]
+    total = 0.0
+    for guard, (calls, seconds) in found["guards"].items():
+        total += seconds
+        share = 100 * seconds / found["step"]
+        lines.append(f"{guard:<{width}}{calls:>8.0f}{1000 * seconds:>11.3f}{share:>10.3f} %")
+    share = 100 * total / found["step"]
+    lines.append(f"{'all of them':<{width}}{'':>8}{1000 * total:>11.3f}{share:>10.3f} %")
+    lines += ["", f"a step takes {found['step']:.3f} s"]
+    lines += [f"before the first one the optimizer's rule is tried, in {1000 * found['trial']:.1f} ms"]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.guards", description=__doc__)
+    parser.add_argument("--steps", type=positive, default=20, metavar="N", help="timed steps")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.rank:
+        rank(Size(**json.loads(options.rank)))
+    size = replace(Size(), steps=options.steps)
+    print(describe(size), flush=True)
+    print(table(measure(size)))
+
+
+if __name__ == "__main__":
+    main()
