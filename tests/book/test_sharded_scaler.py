@@ -334,7 +334,9 @@ def sent_by_a_step() -> list[dict[str, int]]:
             for optimizer in optimizers:
                 scaler.step(optimizer)
             scaler.update()
-        assert [(call.collective, call.payload) for call in book.calls] == [("all-reduce", 4)] * 3
+        # A rank that is alone has nobody to ask.
+        asked = 3 * (dist.get_world_size() > 1)
+        assert [(call.collective, call.payload) for call in book.calls] == [("all-reduce", 4)] * asked
         found.append(book.sent)
     return found
 
@@ -342,7 +344,7 @@ def sent_by_a_step() -> list[dict[str, int]]:
 @pytest.mark.parametrize(("world_size", "sent"), [(1, [0]), (2, [4, 4]), (4, [4, 4, 8, 8])])
 def test_one_number_for_each_optimizer(world_size: int, sent: list[int]) -> None:
     for bytes_, found in zip(sent, ranks.run(world_size, sent_by_a_step), strict=True):
-        assert found == [{"all-reduce": 3 * bytes_}] * len(STAGES)
+        assert found == [{"all-reduce": 3 * bytes_} if bytes_ else {}] * len(STAGES)
 
 
 def rounds_of_a_step() -> list[int]:

@@ -247,3 +247,24 @@ def idle_under_a_scaler() -> None:
 
 def test_scaler_and_clipping_pass_idle_experts_by() -> None:
     ranks.run(2, idle_under_a_scaler)
+
+
+def two_means_in_one_pass() -> float:
+    """The gradient of a parameter that this rank has used in the second of two exchanges only."""
+    from shardbook import shard
+    from shardbook.schedule import conductor_of
+
+    model = shard(nn.Linear(1, 1, bias=False), stage=0)
+    (flat,) = next(iter(conductor_of(model).drivers)).flats
+    model.weight.grad = torch.full((1, 1), 1e8)
+    for value, used in ((1.0, False), (-1e8, True)):
+        if used:
+            flat.used.add(0)
+        flat.accumulate(torch.full((flat.layout.padded,), value))
+    flat.decide([0])
+    return float(model.weight.grad.item())
+
+
+def test_means_are_added_in_the_order_of_their_exchanges_whoever_has_used_the_parameter() -> None:
+    assert (1e8 + 1 - 1e8, torch.tensor(1e8).add(1).sub(1e8).item()) == (1.0, 0.0)
+    assert ranks.run(1, two_means_in_one_pass) == [0.0]
