@@ -3,7 +3,7 @@
 #
 #   PYTHON=python3.12     the Python that makes the environments
 #   PIP_ARGS="…"          more arguments for pip, such as an index with CPU builds of torch
-#   ARGS="…"              arguments for the tests (pytest) or the benchmarks
+#   ARGS="…"              arguments for the tests (pytest), the mutants or the benchmarks
 #   JOBS=2                how many processes share the tests
 
 PYTHON ?= python3
@@ -16,7 +16,7 @@ ALL := .venv
 PINS := pyproject.toml constraints.txt tools/environment.py
 
 .DEFAULT_GOAL := help
-.PHONY: help site serve test lint bench clean
+.PHONY: help site serve test mutants lint bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,9 @@ serve: $(SITE)/.ready ## show the site on this machine and rebuild it on every s
 test: $(ALL)/.ready ## prove it: every test but those that need a GPU
 	@$(ALL)/bin/python tools/chromium.py
 	@$(ALL)/bin/python -m pytest -n $(JOBS) $(ARGS)
+
+mutants: $(ALL)/.ready ## break the training core in small ways: does a test fail each time?
+	@$(ALL)/bin/python tools/mutants.py $(ARGS)
 
 lint: $(ALL)/.ready ## check style, types, sources and translations
 	@$(ALL)/bin/ruff check .
