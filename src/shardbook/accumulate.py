@@ -61,7 +61,9 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     The next backward pass outside of the block adds its own and exchanges the sum. An
     optimizer that steps before is [refused](guard.py#before_step). As in an unsharded
     program, [`zero_grad`](gradients.py#FlatWithGradients.hold) drops what has been
-    added up. Either all ranks enter the block or none.
+    added up. Any other change of a gradient before that exchange [is
+    refused](waiting.py) by it, with a RuntimeError on every rank. Either all ranks enter
+    the block or none.
 
     :param model: a model that was sharded, as a whole: its units exchange together
     :raises ValueError: if the model is not sharded, or is only a part of what was

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.collectives import all_gather, world
-from shardbook.flat import is_sharded
+from shardbook.flat import flat_of
 from shardbook.guard import refuse_waiting
 from shardbook.lean import steps_in_backward
 from shardbook.schedule import conductor_of
@@ -165,7 +165,7 @@ def gradients(model: nn.Module, *, once: bool = False) -> Iterator[Tensor]:
             "use an optimizer that steps afterwards"
         )
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and not is_sharded(parameter):
+        if parameter.requires_grad and flat_of(parameter) is None:
             raise ValueError(
                 f"{name} is not sharded, so its gradient is not the mean over the ranks; "
                 "shard the whole model"

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.flat import as_plain, resize
-from shardbook.freezing import trainable
+from shardbook.freezing import carry_over, trainable
 from shardbook.groups import Groups, Mean
 from shardbook.machinery import machinery
 from shardbook.masters import FlatWithMasters
@@ -37,6 +37,7 @@ from shardbook.pages import ask_for_large_pages
 from shardbook.partition import Layout
 from shardbook.policy import Policy
 from shardbook.streams import compute_stream
+from shardbook.waiting import Found, Watch
 
 __all__ = ["FlatWithGradients"]
 # sidelit: show
@@ -62,9 +63,11 @@ class FlatWithGradients(FlatWithMasters):
         self.due = False
         self.used: set[int] = set()
         self.unsure: dict[int, list[Tensor]] = {}
-        # Whether gradients wait for a later exchange, and what is shown for them.
+        # Whether gradients wait for a later exchange, [who watches](waiting.py) what is
+        # shown for them, and which of them were changed.
         self.holds = False
-        self.held: dict[int, tuple[Tensor, int, bool]] = {}
+        self.held: dict[int, Watch] = {}
+        self.changed: set[int] = set()
 
     def take(self, place: slice, *, apart: bool) -> None:
         """Lay the whole parameters over `full`, and hook each of them, so that its
@@ -89,15 +92,12 @@ class FlatWithGradients(FlatWithMasters):
 
     def use(self, whole: bool) -> None:
         """The modules begin or end to compute with the whole parameters, of which those
-        [require gradients](freezing.py) that do so in the model now.
+        [require gradients](freezing.py#carry_over) that do so in the model now.
         """
         super().use(whole)
-        if not whole or not self.learns or self.precise:
-            return
-        with as_plain():
-            for own, one in zip(self.parameters, self.whole, strict=True):
-                if one.requires_grad is not own.requires_grad:
-                    one.requires_grad_(own.requires_grad)
+        if self.learns and not self.precise:
+            with as_plain():
+                carry_over(self.parameters, self.whole, to_whole=whole)
 
     @property
     def trains(self) -> bool:
@@ -157,25 +157,22 @@ class FlatWithGradients(FlatWithMasters):
     def hold(self, index: int) -> None:
         """Let `zero_grad` reach a gradient that waits for a later exchange.
 
-        `zero_grad` knows only the model's own parameters. So a parameter without a
-        gradient shows a zero that takes no memory. If what is shown has been removed or
-        overwritten by the time of the next gradient, the one that waits is dropped.
+        `zero_grad` knows only the model's own parameters. So [what these
+        show](waiting.py#Watch) is watched. If it has been removed or set to zero by the
+        time of the next gradient, the part that waits is dropped.
         """
-        parameter = self.parameters[index]
-        zero = parameter.new_zeros(()).expand_as(parameter)
-        shown = parameter.grad = zero if parameter.grad is None else parameter.grad
-        self.held[index] = shown, shown._version, shown is zero
+        self.held[index] = Watch(self.parameters[index])
 
     def unhold(self, index: int) -> None:
-        """Stop showing a gradient, and drop what waits if `zero_grad` has been called."""
+        """Stop watching, and drop what waits if `zero_grad` has been called."""
         if index not in self.held:
             return
-        parameter = self.parameters[index]
-        shown, version, stands_in = self.held.pop(index)
-        if parameter.grad is None or shown._version != version:
+        found = self.held.pop(index).end(self.parameters[index])
+        if found is Found.CHANGED:
+            self.changed.add(index)
+        elif found is Found.DROPPED:
             self.arrived.discard(index)
-        if stands_in and parameter.grad is shown:
-            parameter.grad = None
+            self.changed.discard(index)
 
     def fill_missing_gradients(self) -> None:
         """A parameter that the step did not use on this rank has the gradient zero here.
@@ -259,7 +256,9 @@ class FlatWithGradients(FlatWithMasters):
         """Add a part of the mean to the gradient of parameter `index`."""
         parameter = self.parameters[index]
         if parameter.grad is None:
-            parameter.grad = part
+            # PyTorch counts the writes to all views of the mean together. `.data` gives
+            # each gradient [a count of its own](waiting.py).
+            parameter.grad = part.data
         else:
             parameter.grad += part
 
@@ -291,3 +290,4 @@ class FlatWithGradients(FlatWithMasters):
         self.decide(())
         for index in list(self.held):
             self.unhold(index)
+        self.changed.clear()

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardbook.flat import Flat, owner_of
+from shardbook.interrupted import refuse_interrupted
 from shardbook.optimizer_trial import Kind, options_of, refuse_unless_elementwise
 from shardbook.partition import Slot
 from shardbook.streams import compute_stream
@@ -79,12 +80,6 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         flat.order.check()
         # The optimizer may run on a stream of its own, after all that this library did.
         compute_stream(flat.device)
-        if flat.in_use:
-            raise RuntimeError(
-                f"{flat.layout.slots[0].names[0]} is in the middle of a forward or "
-                "backward pass that did not end, or of a block of whole(model); call the "
-                "model once more, or leave the block, before the optimizer steps"
-            )
         refuse_waiting(flat)
         flat.changes += 1
 
@@ -180,7 +175,10 @@ def refuse_lost_split(optimizer: torch.optim.Optimizer, slots: dict[int, Slot]) 
 
 
 def refuse_waiting(flat: Flat) -> None:
-    """Stop whoever would use gradients of which [a part still waits](accumulate.py)."""
+    """Stop whoever would use gradients of which [a part still waits](accumulate.py), or
+    after [a pass that did not end](interrupted.py).
+    """
+    refuse_interrupted(flat)
     if flat.waits:
         raise RuntimeError(
             f"the gradient of {flat.layout.slots[0].names[0]} has not been averaged "

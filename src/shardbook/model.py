@@ -55,6 +55,7 @@ from shardbook.check import agree, unfit
 from shardbook.construct import Construction, Init
 from shardbook.flat import is_sharded
 from shardbook.groups import Groups, groups_of
+from shardbook.interrupted import let_zero_grad_reach
 from shardbook.layer import Hooks
 from shardbook.order import Order
 from shardbook.policy import Policy
@@ -192,6 +193,7 @@ def shard(
         keep_state_dict_whole(made[name], modules[name])
     chain.attach(model)
     refuse_wrappers(model)
+    let_zero_grad_reach(model, made.values())
     if synchronize:
         copy_buffers(model, groups)
     enforce(policy, model)

@@ -23,7 +23,6 @@ the same order, and the exchanges meet. [The order](order.py) makes sure of that
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -33,6 +32,7 @@ from shardbook.demand import take_interrupted_away
 from shardbook.flat import is_sharded
 from shardbook.freezing import changed_since_sharding
 from shardbook.guard import refuse_copies_of
+from shardbook.interrupted import Ending, only_failed
 from shardbook.machinery import in_backward, machinery
 from shardbook.order import Order
 from shardbook.unit import State, Unit
@@ -62,12 +62,16 @@ class Conductor:
         # be more than one, because activation checkpointing runs a backward pass inside
         # another.
         self.passes: dict[int, list[Driver]] = {}
+        # Those of them that [have failed](interrupted.py).
+        self.failed: set[int] = set()
         # Whether gradients are exchanged, or kept to be added to.
         self.syncing = True
         # The units whose exchange is due at the end of the backward pass, and those
         # that wait for a later one. Dictionaries, because their order is kept.
         self.late: dict[Unit, None] = {}
         self.kept: dict[Unit, None] = {}
+        # Whether any have waited since the ranks [compared](unused.py) what they used.
+        self.waited = False
         # The units that have exchanged gradients in this backward pass, in order.
         self.exchanged: dict[Unit, None] = {}
         # Whether parameters that [no rank has used](unused.py) get the gradient zero.
@@ -112,6 +116,8 @@ class Conductor:
             younger nodes [have ended](layer.py#Hooks.older)
         """
         task = torch._C._current_graph_task_id()
+        if only_failed(self):
+            self.forget()
         for other in self.passes.get(task, ()):
             if other is not driver:
                 other.older(number)
@@ -119,8 +125,8 @@ class Conductor:
             self.backward_begins()
         if task not in self.passes:
             self.passes[task] = []
-            callback: Callable[[], None] = partial(self.backward_ended, task)
-            torch.autograd.Variable._execution_engine.queue_callback(callback)
+            ending: Callable[[], None] = Ending(self, task)
+            torch.autograd.Variable._execution_engine.queue_callback(ending)
         if driver not in self.passes[task]:
             self.passes[task].append(driver)
 
@@ -142,7 +148,7 @@ class Conductor:
         """
         unit.expect_gradients()
         if not self.syncing:
-            self.kept[unit] = None
+            self.kept[unit], self.waited = None, True
         elif unit.reduces_early:
             self.exchange(unit)
         else:
@@ -188,19 +194,22 @@ class Conductor:
 
         When the call to `backward` returns, the optimizer may step, unless gradients
         [are kept](accumulate.py). The order is that in which the pass reached the
-        units, which is the same on every rank.
+        units, which is the same on every rank. A pass in which this raises an error
+        [has failed](interrupted.py).
         """
-        for driver in self.passes.pop(task):
+        for driver in self.passes[task]:
             driver.close()
-        if not self.passes:
+        outermost = len(self.passes) == 1
+        if outermost:
             self.settle()
         self.complete()
         self.release()
         # This is the stream of the caller, on which gradients are used next.
         for unit in self.drivers:
             unit.compute_stream()
-        if not self.passes:
+        if outermost:
             self.order.end()
+        del self.passes[task]
 
     def settle(self) -> None:
         """Exchange what is still due at the end of a backward pass.
@@ -216,6 +225,7 @@ class Conductor:
         self.late.clear()
         self.complete()
         usage.settle()
+        self.waited = False
         if self.unused_get_zero:
             for unit in self.drivers:
                 if unit not in self.exchanged:
@@ -238,18 +248,28 @@ class Conductor:
         if in_backward():
             return
         take_interrupted_away()
-        for unit, driver in self.drivers.items():
+        for unit in self.drivers:
             unit.free()
             unit.usage = None
-            if self.passes:
-                for flat in unit.trainable:
-                    flat.forget()
-                driver.expected, driver.in_backward, driver.owes = 0, None, False
-            self.expire(unit)
         if self.passes:
-            self.kept.clear()
-        self.passes.clear()
+            self.forget()
+        for unit in self.drivers:
+            self.expire(unit)
         self.late.clear()
+        Conductor.in_flight, Conductor.going_on = None, []
+
+    def forget(self) -> None:
+        """Drop what backward passes that failed have collected."""
+        for unit, driver in self.drivers.items():
+            unit.usage = None
+            for flat in unit.trainable:
+                flat.forget()
+            driver.expected, driver.in_backward, driver.owes = 0, None, False
+        self.kept.clear()
+        self.late.clear()
+        self.passes.clear()
+        self.failed.clear()
+        self.waited = False
         Conductor.in_flight, Conductor.going_on = None, []
 
     def expire(self, unit: Unit) -> None:

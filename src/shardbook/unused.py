@@ -50,6 +50,7 @@ from shardbook.gradients import FlatWithGradients
 from shardbook.host import host_memory
 from shardbook.order import Order
 from shardbook.unit import Unit
+from shardbook.waiting import CHANGED, refuse_changed
 
 __all__ = ["Usage"]
 
@@ -66,7 +67,7 @@ class Usage:
 
     def __init__(self, units: Sequence[Unit], conductor: Any) -> None:
         self.units, self.order = units, conductor.order
-        self.zero = conductor.unused_get_zero
+        self.zero, self.waited = conductor.unused_get_zero, conductor.waited
         # In stage 0 a rank may have used a unit that another has skipped, so there the
         # ranks compare everything. In the other stages they have used the same units.
         self.everything = bool(units) and units[0].stage == 0
@@ -118,9 +119,7 @@ class Usage:
             numbers = []
         for flat in self.starts:
             flat.note_use()
-            unused = DUE if flat.due else NOT_DUE
-            count = len(flat.parameters)
-            numbers += [USED if i in flat.used else unused for i in range(count)]
+            numbers += [number_of(flat, i) for i in range(len(flat.parameters))]
         # With equal pieces every rank sends the same number of bytes.
         numbers += [0] * (-len(numbers) % (2 * world(self.order.group)[1]))
         # One process alone, also if it plays the others, has the answer already.
@@ -166,6 +165,12 @@ class Usage:
         start = self.starts[flat]
         return self.read()[start : start + len(flat.parameters)]
 
+    def refuse_changes(self) -> None:
+        """Refuse [what was changed while it waited](waiting.py), on any rank."""
+        for flat in self.starts:
+            names = (slot.names[0] for slot in flat.layout.slots)
+            refuse_changed(names, self.numbers_of(flat))
+
     def used_by_any(self) -> list[Unit]:
         """In stage 0: the units to exchange, in the order of the model.
 
@@ -176,6 +181,7 @@ class Usage:
         most, least, *_ = self.read()
         if most != -least:
             refuse_other_steps(self.starts, self.order)
+        self.refuse_changes()
         for flat in self.starts:
             flat.due = max(self.numbers_of(flat)) != NOT_DUE
         late = [unit for unit in self.units if unit.due]
@@ -192,6 +198,8 @@ class Usage:
         flats = [flat for unit in chosen for flat in unit.due if flat in self.starts]
         if not flats:
             return
+        if self.waited:
+            self.refuse_changes()
         # Without this line the memory of the numbers could be used again too early.
         self.arrive()
         for flat in flats:
@@ -202,6 +210,15 @@ class Usage:
         # A thread of the backend may hold on to the numbers for a moment.
         if not any(flat.due for flat in self.starts):
             resize(self.numbers, 0)
+
+
+def number_of(flat: FlatWithGradients, index: int) -> int:
+    """What this rank says of a parameter. The largest number of all ranks counts."""
+    if index in flat.changed:
+        return CHANGED
+    if index in flat.used:
+        return USED
+    return DUE if flat.due else NOT_DUE
 
 
 def steps_taken(flats: Iterable[Flat]) -> int:

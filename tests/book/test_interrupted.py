@@ -1,0 +1,337 @@
+"""After a pass that did not end the model's own parameters are reached, and what it collected is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import ranks
+from book.reference import STAGES, all_losses, assert_same_gradients, fill_gradients, toy_loss
+from book.toys import chain
+
+
+class Failure(Exception):
+    pass
+
+
+@contextmanager
+def failing(model: nn.Module, where: str, kind: type[BaseException]) -> Iterator[None]:
+    """One of the hooks of a module raises in the block."""
+
+    def fail(*_: Any) -> None:
+        raise kind
+
+    place = model.get_submodule("1.0")
+    if where == "forward":
+        handle = place.register_forward_pre_hook(fail)
+    else:
+        handle = place.register_forward_hook(lambda _, args, y: y.register_hook(fail) and None)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def interrupted(model: nn.Module, where: str, kind: type[BaseException] = KeyboardInterrupt) -> None:
+    """A pass that does not end. Nothing refers to the exception afterwards."""
+    with failing(model, where, kind), pytest.raises(kind):
+        toy_loss(model, dist.get_rank(), 1).backward()
+
+
+def said_by(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def zeros(model: nn.Module) -> None:
+    model.zero_grad(set_to_none=False)
+
+
+def by_hand(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def part_by_part(model: nn.Module) -> None:
+    for part in model.children():
+        for one in part.children() or [part]:
+            one.zero_grad()
+        part.zero_grad()
+
+
+DROPS: dict[str, Callable[[nn.Module], None]] = {
+    "zero_grad": nn.Module.zero_grad,
+    "zeros": zeros,
+    "by hand": by_hand,
+    "part by part": part_by_part,
+}
+
+
+def dropped_after_a_failure(stage: int) -> None:
+    """What was exchanged before, and what the failed pass has collected."""
+    from shardbook import shard
+
+    plain, rank = chain(), dist.get_rank()
+    fill_gradients(plain, [all_losses(plain, [2])])
+    model = shard(chain(), stage=stage)
+    for where, kind, how in product(("forward", "backward"), (Failure, KeyboardInterrupt), DROPS):
+        # After an interrupt of a forward pass no hook runs, and a loop meets the whole parameters.
+        if (where, kind, how) == ("forward", KeyboardInterrupt, "by hand"):
+            continue
+        toy_loss(model, rank, 0).backward()
+        interrupted(model, where, kind)
+        if how == "zero_grad":
+            model.zero_grad()
+        else:
+            DROPS[how](model)
+        toy_loss(model, rank, 2).backward()
+        try:
+            assert_same_gradients(model, plain)
+        except AssertionError as error:
+            raise AssertionError(f"{stage, where, kind, how}: {error}") from error
+        model.zero_grad()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_old_gradients_are_dropped_after_a_pass_that_failed(stage: int) -> None:
+    ranks.run(2, dropped_after_a_failure, stage)
+
+
+def own_parameters_after_a_failed_backward_pass() -> None:
+    """Whoever raises: a hook, an operation, a recomputation, a checkpoint of the other kind."""
+    from shardbook import checkpoint, shard
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Any:
+            raise Failure
+
+    class Again(nn.Module):
+        def __init__(self, reentrant: bool) -> None:
+            super().__init__()
+            self.inner, self.reentrant, self.runs = nn.Linear(4, 4), reentrant, 0
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.run, x, use_reentrant=self.reentrant)
+
+        def run(self, x: Tensor) -> Tensor:
+            self.runs += 1
+            if self.runs > 1:
+                raise Failure
+            return self.inner(x)  # type: ignore[no-any-return]
+
+    class Operation(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return Fails.apply(super().forward(x))  # type: ignore[no-untyped-call]
+
+    builds = (lambda: Operation(4, 4), lambda: Again(reentrant=False), lambda: Again(reentrant=True))
+    for stage, build in product(STAGES, builds):
+        model = shard(nn.Sequential(nn.Linear(4, 4), build(), nn.Linear(4, 4)), stage=stage)
+        own = list(model.parameters())
+        with suppress(Failure):
+            model(torch.ones(2, 4)).sum().backward()
+        for parameter, one in zip(model.parameters(), own, strict=True):
+            assert parameter is one, stage
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        assert "did not end" in said_by(optimizer.step), stage
+
+
+def frozen_after_an_interrupt() -> None:
+    """It lasts, as it does in a plain model."""
+    from shardbook import shard
+
+    for stage, where in product(STAGES, ("forward", "backward")):
+        model = shard(chain(), stage=stage)
+        own = dict(model.named_parameters())
+        interrupted(model, where)
+        model.get_submodule("1").requires_grad_(False)
+        toy_loss(model, dist.get_rank(), 2).backward()
+        for name, parameter in own.items():
+            assert parameter.requires_grad is not name.startswith("1."), (stage, where, name)
+            assert (parameter.grad is None) is name.startswith("1."), (stage, where, name)
+
+
+class FreezesItself(nn.Module):
+    """Its own `forward` trains the bias in the first pass only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.inner(x)
+        self.inner.bias.requires_grad_(False)
+        return y
+
+
+def frozen_while_it_is_whole() -> None:
+    from shardbook import shard, whole
+
+    plain = FreezesItself()
+    for _ in range(2):
+        plain(torch.ones(2, 4)).sum().backward()
+    for stage in STAGES:
+        model = shard(FreezesItself(), stage=stage)
+        weight, bias = model.parameters()
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+        assert not bias.requires_grad, stage
+        assert (bias.grad is None) is (plain.inner.bias.grad is None), stage
+        # Of the two ways in which it can be changed the last one counts.
+        with whole(model):
+            model.requires_grad_(True)
+            weight.requires_grad_(False)
+        assert (weight.requires_grad, bias.requires_grad) == (False, True), stage
+
+
+def refused_until_the_next_pass() -> set[str]:
+    from shardbook import ShardedGradScaler, clip_grad_norm_, clip_grad_value_, shard
+
+    said = set()
+    for stage, where, kind in product(STAGES, ("forward", "backward"), (Failure, KeyboardInterrupt)):
+        # A forward pass that fails with an error ends as if it had not been.
+        if (where, kind) == ("forward", Failure):
+            continue
+        model = shard(chain(), stage=stage)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        state = model.state_dict()
+        toy_loss(model, dist.get_rank(), 0).backward()
+        interrupted(model, where, kind)
+        scaler = ShardedGradScaler()
+        scaler.scale(torch.ones(1))
+        for act in (
+            optimizer.step,
+            partial(clip_grad_norm_, model, 1.0),
+            partial(clip_grad_value_, model, 1.0),
+            partial(scaler.unscale_, optimizer),
+        ):
+            said.add(said_by(act))
+        again = model.state_dict()
+        assert all(torch.equal(again[name], state[name]) for name in state), (stage, where)
+        model.zero_grad()
+        toy_loss(model, dist.get_rank(), 2).backward()
+        clip_grad_norm_(model, 1.0)
+        optimizer.step()
+    return said
+
+
+def test_gradients_of_a_pass_that_failed_are_refused() -> None:
+    for said in ranks.run(2, refused_until_the_next_pass):
+        assert len(said) == 2
+        assert all("in the middle of a forward or backward pass that did not end" in one for one in said)
+
+
+def another_graph_after_a_failure() -> None:
+    """Both forward passes come first. The second backward pass adds nothing to what the first one left."""
+    from shardbook import no_sync, shard
+
+    plain, rank = chain(), dist.get_rank()
+    fill_gradients(plain, [all_losses(plain, [2])])
+    for stage, waits in product(STAGES, (False, True)):
+        model = shard(chain(), stage=stage)
+        if waits:
+            with no_sync(model):
+                toy_loss(model, rank, 3).backward()
+        with failing(model, "backward", Failure):
+            one = toy_loss(model, rank, 1)
+        other = toy_loss(model, rank, 2)
+        with pytest.raises(Failure):
+            one.backward()
+        model.zero_grad()
+        other.backward()
+        assert_same_gradients(model, plain)
+        torch.optim.SGD(model.parameters(), lr=0.5).step()
+
+
+def a_pass_around_the_one_that_fails() -> None:
+    """A backward pass inside of a forward pass fails and is given up. The forward pass goes on."""
+    from shardbook import shard
+
+    class Tries(nn.Linear):
+        tries = True
+
+        def forward(self, x: Tensor) -> Any:
+            y = super().forward(x)
+            if self.tries:
+                probe = super().forward(x).sum()
+                probe.register_hook(fail)
+                with suppress(Failure):
+                    probe.backward()
+            return y + super().forward(x)
+
+    def fail(*_: Any) -> None:
+        raise Failure
+
+    for stage in STAGES:
+        torch.manual_seed(0)
+        models: list[Any] = [nn.Sequential(nn.Linear(4, 4), Tries(4, 4), nn.Linear(4, 4)) for _ in range(2)]
+        models[1].load_state_dict(models[0].state_dict())
+        models[0][1].tries = False
+        models[0](torch.ones(2, 4)).sum().backward()
+        model = shard(models[1], stage=stage)
+        model(torch.ones(2, 4)).sum().backward()
+        assert_same_gradients(model, models[0])
+
+
+def zero_grad_in_a_block_of_whole_parameters() -> None:
+    from shardbook import full_precision, shard, whole
+    from shardbook.policy import Policy
+
+    for stage, policy in product(STAGES, (None, Policy(param_dtype=torch.bfloat16))):
+        model = shard(chain(), stage=stage, policy=policy)
+        for set_to_none, precise in product((True, False), repeat=2):
+            toy_loss(model, dist.get_rank(), 0).backward()
+            with full_precision(model) if precise else nullcontext(), whole(model):
+                model.zero_grad(set_to_none)
+            found = {None if p.grad is None else bool(p.grad.any()) for p in model.parameters()}
+            assert found == {None if set_to_none else False}, (stage, policy, set_to_none)
+
+
+class Keeps(nn.Linear):
+    """A method of its own, as some models have it, and it drops nothing."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        pass
+
+
+def a_zero_grad_of_its_own() -> None:
+    from shardbook import shard
+
+    for stage in STAGES:
+        model = shard(nn.Sequential(Keeps(4, 4), nn.Linear(4, 4)), stage=stage)
+        model(torch.ones(2, 4)).sum().backward()
+        model[0].zero_grad()
+        assert all(parameter.grad is not None for parameter in model.parameters()), stage
+        model.zero_grad()
+        assert all(parameter.grad is None for parameter in model.parameters()), stage
+
+
+CASES = [
+    own_parameters_after_a_failed_backward_pass,
+    frozen_after_an_interrupt,
+    frozen_while_it_is_whole,
+    another_graph_after_a_failure,
+    a_pass_around_the_one_that_fails,
+    zero_grad_in_a_block_of_whole_parameters,
+    a_zero_grad_of_its_own,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_in_every_stage(case: Callable[[], None]) -> None:
+    ranks.run(2, case)
