@@ -19,7 +19,7 @@ PROGRAM = ROOT / "tools" / "mutants.py"
 TINY = """
 seen = []
 
-def larger(a: int | None, b: int) -> bool:
+def larger(a: int | None, *, b: int) -> bool:
     assert a is not None
     seen.append(a)
     seen.clear()
@@ -30,7 +30,7 @@ import multiprocessing
 from shardbook.tiny import larger
 
 def rank():
-    assert [larger(2, 1), larger(1, 1), larger(1, 2)] == [True, False, False]
+    assert [larger(2, b=1), larger(1, b=1), larger(1, b=2)] == [True, False, False]
 
 def test_in_a_process_of_a_server():
     process = multiprocessing.get_context("forkserver").Process(target=rank)
@@ -41,8 +41,11 @@ def test_in_a_process_of_a_server():
 TABLE = """
 everywhere = []
 
+[lines]
+"a > b" = ["tests/test_tiny.py"]
+
 [tests]
-tiny = ["tests/test_tiny.py"]
+tiny = ["tests/test_other.py"]
 
 [[equivalent]]
 module = "tiny"
@@ -60,6 +63,7 @@ def project(folder: Path) -> Path:
         "src/shardbook/__init__.py": "",
         "src/shardbook/tiny.py": TINY,
         "tests/test_tiny.py": TEST,
+        "tests/test_other.py": "def test_nothing(): pass",
         "tests/mutants.toml": TABLE,
     }
     for name, text in files.items():
@@ -83,7 +87,7 @@ def test_a_mutant_lives_in_the_ranks_and_what_survives_is_an_error(tmp_path: Pat
     assert done.returncode == 1, done.stdout + done.stderr
     assert "tiny.py:8 killed by tests/test_tiny.py::test_in_a_process_of_a_server" in done.stdout
     assert "tiny.py:7 SURVIVED\n  - seen.clear()\n  + pass\n" in done.stdout
-    # The annotation and the assertion have no mutants.
+    # The annotation and the assertion have no mutants, and without its star the list is no program.
     assert "tiny 3 1 2 1 1 50.0%" in " ".join(done.stdout.split())
     assert done.stderr == "50.0% of the mutants are killed, fewer than 95%\n"
     assert (folder / "src/shardbook/tiny.py").read_text("utf-8") == TINY
@@ -97,10 +101,10 @@ def test_a_mutant_lives_in_the_ranks_and_what_survives_is_an_error(tmp_path: Pat
 
 def test_a_test_that_fails_without_a_mutant_proves_nothing(tmp_path: Path) -> None:
     folder = project(tmp_path)
-    (folder / "tests/test_tiny.py").write_text("def test_wrong(): assert False", "utf-8")
+    (folder / "tests/test_other.py").write_text("def test_wrong(): assert False", "utf-8")
     done = mutants(folder, "tiny")
     assert done.returncode == 1
-    assert done.stderr == "tests/test_tiny.py::test_wrong fails without a mutant, too; mend it first\n"
+    assert done.stderr == "tests/test_other.py::test_wrong fails without a mutant, too; mend it first\n"
 
 
 def test_a_module_without_tests_is_refused(tmp_path: Path) -> None:
@@ -111,7 +115,7 @@ def test_a_module_without_tests_is_refused(tmp_path: Path) -> None:
 
 def test_what_the_data_names_is_there() -> None:
     table = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text("utf-8"))
-    for tests in [*table["tests"].values(), table["everywhere"]]:
+    for tests in [*table["tests"].values(), *table["lines"].values(), table["everywhere"]]:
         missing = [test for test in tests if not (ROOT / test.partition("::")[0]).is_file()]
         assert not missing
     for entry in table["equivalent"]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import compileall
 import difflib
 import os
 import random
@@ -36,7 +37,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
+from py_compile import PycInvalidationMode
 from typing import Any
 
 import parso
@@ -140,11 +143,18 @@ def nature(item: WorkItem) -> tuple[tuple[int, int], str, int]:
     return mutation.start_pos, mutation.operator_name, mutation.occurrence
 
 
-def difference(item: WorkItem) -> tuple[str, str]:
-    """The lines that a mutant changes, as they are and as they become."""
+def difference(item: WorkItem) -> tuple[str, str] | None:
+    """The lines that a mutant changes, as they are and as they become; nothing if it is no program.
+
+    To Cosmic Ray the star in a list of parameters is an operator, too.
+    """
     (mutation,) = item.mutations
     before = mutation.module_path.read_text("utf-8")
     after = mutate_code(before, plugins.get_operator(mutation.operator_name)(), mutation.occurrence)
+    try:
+        compile(after, str(mutation.module_path), "exec")
+    except SyntaxError:
+        return None
     lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=0))[3:]
     was, becomes = ("\n".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+")
     return was, becomes
@@ -186,12 +196,15 @@ def run(
     equivalent = {(e["module"], e["was"], becomes) for e in table["equivalent"] for becomes in e["becomes"]}
     for item in items:
         module, line = item.mutations[0].module_path.stem, item.mutations[0].start_pos[0]
-        was, becomes = difference(item)
+        if (changed := difference(item)) is None:
+            continue
+        was, becomes = changed
         counts[module]["mutants"] += 1
         if (module, was, becomes) in equivalent:
             counts[module]["equivalent"] += 1
         elif time.monotonic() < end:
-            tests = [*table["tests"][module], *table["everywhere"]]
+            special = [tests for part, tests in table["lines"].items() if part in was]
+            tests = chain(*special, table["tests"][module], table["everywhere"])
             test = attempt(item, list(dict.fromkeys(tests)), session)
             counts[module]["killed" if test else "survived"] += 1
             fate = f"killed by {test}" if test else f"SURVIVED\n  - {was}\n  + {becomes}"
@@ -217,7 +230,8 @@ def copied() -> None:
     shutil.rmtree(TREE, ignore_errors=True)
     shutil.copytree(ROOT, TREE, ignore=LEFT_OUT)
     os.chdir(TREE)
-    # The second for the tests without a mutant: a compiled file might outlive the source it was made from.
+    # Files are compiled once, and what was compiled is used only if its source is still the same.
+    compileall.compile_dir(".", quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
     os.environ.update(PYTHONPATH=str(TREE / "src"), PYTHONDONTWRITEBYTECODE="1")
 
 

@@ -39,6 +39,9 @@ from shardbook.precise import full_precision
 from shardbook.streaming import stream
 from shardbook.streams import compute_stream, give_back, streams
 
+# All tests wait for the same recordings, whatever limit the command line sets for one test.
+pytestmark = pytest.mark.timeout(600)
+
 STEPS, WIDTH, VOCABULARY = 3, 24, 16
 BOOK = Path(shardbook.__file__).parent
 
