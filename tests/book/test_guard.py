@@ -30,6 +30,40 @@ def a_fused_step_between_the_passes() -> None:
             loss.backward()
 
 
+def every_change_between_the_passes_counts() -> None:
+    """Steps and writes are added up, and no change of one kind hides in the count of the other."""
+    from shardbook import shard
+
+    for stage in range(4):
+        for fused in (False, True):
+            model = shard(nn.Linear(4, 4, bias=False), stage=stage)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+            for count in range(8):
+                loss = model(DATA).sum()
+                loss.backward()
+                loss = model(DATA).sum()
+                optimizer.step()
+                with pytest.raises(RuntimeError, match="parameters were changed between this unit's forward"):
+                    loss.backward()
+                if count % 3 == 0:
+                    with torch.no_grad():
+                        model.weight.mul_(1)
+                optimizer.zero_grad()
+
+
+def a_step_before_the_first_pass() -> None:
+    from shardbook import shard
+
+    for stage in range(4):
+        model = shard(linears(), stage=stage)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        torch.optim.SGD(model.parameters(), lr=0.5).step()
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            assert torch.equal(parameter, old - 0.5), (stage, parameter, old)
+
+
 def a_step_in_a_forward_hook() -> None:
     from shardbook import shard
 
@@ -113,6 +147,8 @@ def test_what_a_step_finds() -> None:
 
 def everything() -> None:
     a_fused_step_between_the_passes()
+    every_change_between_the_passes_counts()
+    a_step_before_the_first_pass()
     a_step_in_a_forward_hook()
     groups_made_too_late()
     groups_made_in_time()

@@ -351,11 +351,12 @@ def nan_in_uninitialised_memory_does_not_reach_the_padding() -> None:
     assert torch.empty(3).isnan().all(), "the trap must be set"
     model = shard(chain())
     error(model, batch(dist.get_rank(), 0)).backward()
-    vectors = [parameter.grad._base for parameter in model.parameters()]  # type: ignore[union-attr]
+    # The whole vector of which a gradient is a part.
+    storages = [parameter.grad.untyped_storage() for parameter in model.parameters()]  # type: ignore[union-attr]
     padding = 0
-    for vector in vectors:
-        assert vector is not None
-        assert vector.isfinite().all()
+    for storage in storages:
+        vector = torch.tensor([]).set_(storage)
+        assert vector.isfinite().all(), vector
         padding += vector.numel()
     assert padding > sum(parameter.numel() for parameter in model.parameters())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import math
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shardbook import partition
-from shardbook.partition import ALIGN_BYTES, Layout, Slot, flatten, plan, views
+from shardbook.partition import ALIGN_BYTES, Layout, Slot, flatten, plan, shares_storage, views
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.bool, torch.complex128)
@@ -216,15 +217,18 @@ def test_views_at_aligned_addresses_compute_the_same_bits() -> None:
 
 def test_mistakes_are_named() -> None:
     here, elsewhere = (nn.Parameter(torch.ones(3, device=device)) for device in ("cpu", "meta"))
-    named = [("a.weight", here), ("b.weight", elsewhere)]
+    # Of several names of one parameter the first is told.
+    tied = [("a.weight", here), ("a.again", here)]
     with pytest.raises(ValueError, match=r"^b.weight is on meta, but a.weight is on cpu; move the module"):
-        plan(named, 2)
+        plan([*tied, ("b.weight", elsewhere), ("b.again", elsewhere)], 2)
     for nobody in (0, -1):
         with pytest.raises(ValueError, match=f"split over {nobody} ranks; start at least one"):
-            plan(named[:1], nobody)
-    (layout,) = plan(named[:1], 2)
+            plan(tied, nobody)
+    (layout,) = plan(tied, 2)
     with pytest.raises(ValueError, match=r"a.weight has shape \(3,\), not \(4,\)"):
         flatten(layout, [torch.ones(4)], torch.empty(layout.padded))
+    with pytest.raises(ValueError, match=r"a.weight has shape \(3,\), not \(2,\)"):
+        flatten(layout, [torch.ones(2)], torch.empty(layout.padded))
     with pytest.raises(ValueError, match="the layout has 32 elements"):
         flatten(layout, [torch.ones(3)], torch.empty(3))
     with pytest.raises(ValueError, match="the layout has 32 elements"):
@@ -238,3 +242,28 @@ def test_nothing_to_lay_out_is_no_layout() -> None:
     (layout,) = plan([("empty", nn.Parameter(torch.empty(0, 3)))], 3)
     assert (layout.padded, layout.shard_numel, layout.gaps) == (0, 0, ())
     assert views(layout, torch.empty(0))[0].shape == (0, 3)
+
+
+def test_a_layout_is_a_value() -> None:
+    """Ranks compare layouts, and a dictionary may be keyed by them; nothing in them changes."""
+    first, second = (plan(nn.Linear(3, 5).named_parameters(), 2)[0] for _ in range(2))
+    assert first == second
+    assert hash(first) == hash(second)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.padded = 0  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.slots[0].offset = 1  # type: ignore[misc]
+
+
+def test_single_bytes_are_aligned_like_all_others() -> None:
+    masks = [(name, nn.Parameter(torch.ones(3, dtype=torch.bool), False)) for name in "ab"]
+    (layout,) = plan(masks, 2)
+    assert [slot.offset for slot in layout.slots] == [0, 64]
+    assert (layout.padded, layout.shard_numel) == (128, 64)
+
+
+def test_two_tensors_share_a_storage_or_do_not() -> None:
+    kept = [torch.ones(4) for _ in range(3)]
+    for i, one in enumerate(kept):
+        assert [shares_storage(one, other) for other in kept] == [i == j for j in range(3)]
+        assert shares_storage(one, one[2:])
