@@ -203,13 +203,17 @@ class Flat:
 
         `model.half()` or `model.to(device)` replaces the data of every parameter. The
         optimizer would then train the replacement, and the other ranks would go on
-        receiving the old values. A complex parameter that is trained later has no mean
-        here. And a gradient hook would never be called.
+        receiving the old values. If it happens while the parameters are
+        [whole](whole.py), the modules would compute with the replacement from then on.
+        A complex parameter that is trained later has no mean here. And a gradient hook
+        would never be called.
 
         :raises RuntimeError: naming the parameter and what to do
         """
-        for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
-            if not shares_storage(parameter, self.shard):
+        forms = zip(self.layout.slots, self.parameters, self.whole, strict=True)
+        for slot, parameter, whole in forms:
+            kept = shares_storage(parameter, self.shard)
+            if not kept or not shares_storage(whole, self.full):
                 raise RuntimeError(
                     f"{slot.names[0]} in unit {unit} has left its shard; "
                     "convert or move the model before sharding"

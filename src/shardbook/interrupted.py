@@ -83,7 +83,7 @@ def give_up(conductor: Any, task: int) -> None:
 
 def only_failed(conductor: Any) -> bool:
     """Whether there are failed backward passes that nobody has cleared away, and no others."""
-    return bool(conductor.failed) and conductor.failed >= conductor.passes.keys()
+    return bool(conductor.passes) and conductor.failed >= conductor.passes.keys()
 
 
 def refuse_interrupted(flat: Flat) -> None:
@@ -92,7 +92,9 @@ def refuse_interrupted(flat: Flat) -> None:
     :raises RuntimeError: naming the first parameter
     """
     driver = flat.driver()
-    if flat.in_use or (driver is not None and driver.conductor.failed):
+    conductor = None if driver is None else driver.conductor
+    failed = conductor is not None and conductor.failed & conductor.passes.keys()
+    if flat.in_use or failed:
         raise RuntimeError(
             f"{flat.layout.slots[0].names[0]} is in the middle of a forward or "
             "backward pass that did not end, or of a block of whole(model); call the "

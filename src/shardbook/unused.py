@@ -21,7 +21,8 @@ In the last two cases a rank needs the others' answer. The ranks send one number
 bytes for each parameter *tensor* and take the largest. That is one small all-reduce at
 the end of the backward pass. A transformer block of 7 million values in 12 parameters
 costs 48 bytes then, beside 28 million. Nobody waits for it on the host who has used all
-parameters, which is the usual case.
+parameters, which is the usual case. The exception is a step whose gradients [have
+waited](waiting.py).
 
 If [each unit steps by itself](lean.py), the answer is needed as soon as the unit's mean
 has arrived. Then each unit sends its own numbers along.

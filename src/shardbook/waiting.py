@@ -97,7 +97,7 @@ class Watch:
                 parameter.grad = None
         if now is None:
             return Found.DROPPED
-        if now is not self.shown or self.notes.moved:
+        if now is not self.shown or self.notes.changed:
             return Found.CHANGED
         if version == self.version:
             return Found.KEPT
@@ -109,14 +109,21 @@ class Notes:
     """What the operations on a watched gradient have done.
 
     :ivar zeroed: the version that the last write of zeros has led to
-    :ivar moved: whether the gradient was given other memory
+    :ivar changed: whether there was a change that PyTorch does not count
     """
 
-    zeroed, moved = -1, False
+    zeroed, changed = -1, False
+
+
+_ZEROES = ("zero_", "_foreach_zero_")
+# Writes that PyTorch does not count: here that of its gradient scaler.
+_UNCOUNTED = ("_amp_foreach_non_finite_check_and_unscale_",)
 
 
 class Waiting(Tensor):
-    """A gradient of which a part waits. It computes like any other tensor."""
+    """A gradient of which a part waits. It computes like any other tensor, and what is
+    computed from it is a plain one.
+    """
 
     notes: Notes
 
@@ -137,11 +144,21 @@ class Waiting(Tensor):
                 return same_memory(args[0])
             result = run(func, watched, args, kwargs)
             for one in watched:
-                if name in ("zero_", "_foreach_zero_"):
+                if name in _ZEROES:
                     one.notes.zeroed = one._version
-                elif name == "__set__" and of is Tensor.data:
-                    one.notes.moved = True
+                elif name in _UNCOUNTED or (name == "__set__" and of is Tensor.data):
+                    one.notes.changed = True
         return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy, or what `torch.save` writes, is a plain tensor: nobody watches it."""
+        with as_plain():
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        with as_plain():
+            copied: Tensor = memo.setdefault(id(self), self.as_subclass(Tensor).clone())
+        return copied
 
 
 def same_memory(shown: Waiting) -> Waiting:

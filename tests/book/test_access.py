@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -605,7 +606,42 @@ def unsupported() -> None:
             shard(pair(), stage=stage, units=Tower)
 
 
-@pytest.mark.parametrize("function", [only_one_rank_enters, unsupported])
+def converted_while_whole() -> None:
+    """In a block, in a unit's own forward pass, and after one that was interrupted."""
+    from shardbook import shard, whole
+
+    class Converts(nn.Linear):
+        how = ""
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            if self.how == "forward":
+                self.double()
+            if self.how == "interrupt":
+                raise KeyboardInterrupt
+            return y
+
+    x = data(dist.get_rank())
+    for stage, how in product((0, 1, 2, 3), ("block", "data", "forward", "interrupt")):
+        model = shard(Converts(6, 6), stage=stage)
+        model.how = how
+        if how == "block":
+            with whole(model):
+                model.double()
+        elif how == "data":
+            with whole(model):
+                model.weight.data = model.weight.data.clone()
+        elif how == "forward":
+            model(x)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                model(x)
+            model.double()
+        with refused("has left its shard", "before sharding", what=(stage, how)):
+            model(x)
+
+
+@pytest.mark.parametrize("function", [only_one_rank_enters, unsupported, converted_while_whole])
 def test_refused(function: Callable[[], None]) -> None:
     ranks.run(2, function)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import ranks
 from book.reference import STAGES, all_losses, assert_same_gradients, fill_gradients, toy_loss
-from book.toys import chain
+from book.toys import assert_equal, chain
 
 
 class Failure(Exception):
@@ -222,7 +222,10 @@ def refused_until_the_next_pass() -> set[str]:
         ):
             said.add(said_by(act))
         again = model.state_dict()
-        assert all(torch.equal(again[name], state[name]) for name in state), (stage, where)
+        assert_equal(again, state)
+        interrupted(model, where, kind)
+        model.load_state_dict(state)
+        assert_equal(model.state_dict(), state)
         model.zero_grad()
         toy_loss(model, dist.get_rank(), 2).backward()
         clip_grad_norm_(model, 1.0)
@@ -302,6 +305,35 @@ def zero_grad_in_a_block_of_whole_parameters() -> None:
             assert found == {None if set_to_none else False}, (stage, policy, set_to_none)
 
 
+def a_pass_that_fails_inside_of_another() -> None:
+    """A hook of a backward pass runs another one, and gives it up. The outer one goes on, and is not used."""
+    from shardbook import shard
+
+    plain, rank = chain(), dist.get_rank()
+    fill_gradients(plain, [all_losses(plain, [2])])
+    for stage in STAGES:
+        model = shard(chain(), stage=stage)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        with failing(model, "backward", Failure):
+            other = toy_loss(model, rank, 1)
+
+        def give_up(_: Tensor, other: Tensor = other) -> None:
+            with suppress(Failure):
+                other.backward()
+
+        handle = model.get_submodule("3").register_forward_hook(
+            lambda _, args, y, act=give_up: y.register_hook(act) and None
+        )
+        loss = toy_loss(model, rank, 1)
+        handle.remove()
+        loss.backward()
+        assert "did not end" in said_by(optimizer.step), stage
+        model.zero_grad()
+        toy_loss(model, rank, 2).backward()
+        assert_same_gradients(model, plain)
+        optimizer.step()
+
+
 class Keeps(nn.Linear):
     """A method of its own, as some models have it, and it drops nothing."""
 
@@ -327,6 +359,7 @@ CASES = [
     frozen_while_it_is_whole,
     another_graph_after_a_failure,
     a_pass_around_the_one_that_fails,
+    a_pass_that_fails_inside_of_another,
     zero_grad_in_a_block_of_whole_parameters,
     a_zero_grad_of_its_own,
 ]

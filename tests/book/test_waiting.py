@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any
@@ -39,7 +40,14 @@ def add_in_place(parameter: nn.Parameter) -> None:
     parameter.grad += 1  # type: ignore[operator]
 
 
+def unscale(parameters: list[nn.Parameter]) -> None:
+    """What PyTorch's scaler does."""
+    gradients = [gradient(parameter) for parameter in parameters]
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, torch.zeros(1), torch.full((1,), 0.5))
+
+
 CHANGES: dict[str, Change] = {
+    "unscaled": unscale,
     "in place": each(lambda parameter: gradient(parameter).mul_(0.5)),
     "added": each(add_in_place),
     "through data": each(lambda parameter: gradient(parameter).data.mul_(0.5)),
@@ -247,6 +255,9 @@ def what_is_shown() -> None:
         for parameter, value in zip(model.parameters(), values, strict=True):
             assert torch.equal(gradient(parameter), value)
             assert type(gradient(parameter) * 1) is Tensor
+            for copied in (copy.copy(gradient(parameter)), copy.deepcopy(gradient(parameter))):
+                assert type(copied) is Tensor
+                assert torch.equal(copied, value)
             # Whoever prints it is told.
             assert repr(gradient(parameter)).startswith("Waiting(")
         last(model, 2)
@@ -292,7 +303,35 @@ def steps_in_its_backward_pass() -> None:
             assert torch.equal(parameter, value), stage
 
 
-CASES = [changed_where_it_is_zero, what_is_shown, a_gradient_is_put_back, steps_in_its_backward_pass]
+def reads_of_a_step() -> None:
+    """The host waits for the comparison after micro-batches that waited, and in no other step."""
+    from shardbook import no_sync, shard
+    from shardbook.unused import Usage
+
+    found, read = [0], Usage.read
+
+    def counted(usage: Usage) -> list[int]:
+        found[-1] += 1
+        return read(usage)
+
+    Usage.read = counted  # type: ignore[method-assign]
+    model = shard(nn.Linear(4, 4), stage=3)
+    for waits in (False, True, False):
+        if waits:
+            with no_sync(model):
+                model(torch.ones(2, 4)).sum().backward()
+        model(torch.ones(2, 4)).sum().backward()
+        found.append(0)
+    assert [number > 0 for number in found[:-1]] == [False, True, False]
+
+
+CASES = [
+    changed_where_it_is_zero,
+    what_is_shown,
+    a_gradient_is_put_back,
+    steps_in_its_backward_pass,
+    reads_of_a_step,
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
