@@ -50,7 +50,8 @@ GUARDS: dict[str, list[str]] = {
     "no rank has used a parameter (the exchange included)": [
         *("unused.Usage.at_the_end", "unused.Usage.send", "unused.Usage.arrive", "unused.Usage.settle"),
     ],
-    "requires_grad has changed": ["freezing.changed_since_sharding"],
+    "requires_grad has changed": ["freezing.changed_since_sharding", "freezing.carry_over"],
+    "a pass did not end": ["interrupted.only_failed", "interrupted.refuse_interrupted"],
     "a parameter was replaced, converted or moved": ["sites.Site.check", "flat.Flat.check"],
     "a whole parameter was written to": ["flat.Flat.refuse_writes"],
     "another wrapper or a transformation calls the model": [

@@ -8,9 +8,9 @@ Each does so by `requires_grad`, and in an unsharded program the next forward pa
 
 In a sharded one the forward pass computes with [the whole
 parameters](flat.py#Flat.take), which are other objects than the model's own. So before
-each use every whole parameter takes over the `requires_grad` of its counterpart. What is
-frozen then gets no gradient, and a flat vector of which all parameters are frozen is not
-exchanged.
+each use every whole parameter takes over the `requires_grad` of its counterpart, and
+after it [what was changed meanwhile is carried back](#carry_over). What is frozen gets
+no gradient, and a flat vector of which all parameters are frozen is not exchanged.
 
 The vectors themselves are [cut when the model is sharded](partition.py#plan), trainable
 and frozen parameters apart, and stay as they are:

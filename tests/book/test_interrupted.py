@@ -122,9 +122,10 @@ def own_parameters_after_a_failed_backward_pass() -> None:
             raise Failure
 
     class Again(nn.Module):
-        def __init__(self, reentrant: bool) -> None:
+        def __init__(self, reentrant: bool, kind: type[BaseException] = Failure) -> None:
             super().__init__()
             self.inner, self.reentrant, self.runs = nn.Linear(4, 4), reentrant, 0
+            self.kind = kind
 
         def forward(self, x: Tensor) -> Any:
             return checkpoint(self.run, x, use_reentrant=self.reentrant)
@@ -132,18 +133,20 @@ def own_parameters_after_a_failed_backward_pass() -> None:
         def run(self, x: Tensor) -> Tensor:
             self.runs += 1
             if self.runs > 1:
-                raise Failure
+                raise self.kind
             return self.inner(x)  # type: ignore[no-any-return]
 
     class Operation(nn.Linear):
         def forward(self, x: Tensor) -> Any:
             return Fails.apply(super().forward(x))  # type: ignore[no-untyped-call]
 
-    builds = (lambda: Operation(4, 4), lambda: Again(reentrant=False), lambda: Again(reentrant=True))
+    builds = [lambda: Operation(4, 4)]
+    for reentrant, kind in product((False, True), (Failure, KeyboardInterrupt)):
+        builds.append(partial(Again, reentrant, kind))
     for stage, build in product(STAGES, builds):
         model = shard(nn.Sequential(nn.Linear(4, 4), build(), nn.Linear(4, 4)), stage=stage)
         own = list(model.parameters())
-        with suppress(Failure):
+        with suppress(Failure, KeyboardInterrupt):
             model(torch.ones(2, 4)).sum().backward()
         for parameter, one in zip(model.parameters(), own, strict=True):
             assert parameter is one, stage
@@ -303,6 +306,24 @@ def zero_grad_in_a_block_of_whole_parameters() -> None:
                 model.zero_grad(set_to_none)
             found = {None if p.grad is None else bool(p.grad.any()) for p in model.parameters()}
             assert found == {None if set_to_none else False}, (stage, policy, set_to_none)
+        toy_loss(model, dist.get_rank(), 0).backward()
+        with whole(model):
+            model.get_submodule("1.0").zero_grad()
+        dropped = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+        assert dropped == {"1.0.weight", "1.0.bias"}, (stage, policy)
+
+
+def a_backward_pass_in_a_block_fails() -> None:
+    """The parameters stay whole until the block ends."""
+    from shardbook import shard, whole
+
+    shape = chain()[4].weight.shape
+    for stage in STAGES:
+        model = shard(chain(), stage=stage)
+        with whole(model):
+            interrupted(model, "backward", Failure)
+            assert model[4].weight.shape == shape, stage
+            assert torch.isfinite(model[4].weight.sum()), stage
 
 
 def a_pass_that_fails_inside_of_another() -> None:
@@ -360,6 +381,7 @@ CASES = [
     another_graph_after_a_failure,
     a_pass_around_the_one_that_fails,
     a_pass_that_fails_inside_of_another,
+    a_backward_pass_in_a_block_fails,
     zero_grad_in_a_block_of_whole_parameters,
     a_zero_grad_of_its_own,
 ]

@@ -287,6 +287,26 @@ def a_gradient_is_put_back() -> None:
         assert_same_gradients(model, plain)
 
 
+class Other(Tensor):
+    """A gradient of a class of its own, which it keeps."""
+
+
+def a_gradient_of_another_class() -> None:
+    from shardbook import shard
+
+    plain = chain()
+    fill_gradients(plain, [all_losses(plain, [2])])
+    for stage in STAGES:
+        model = shard(chain(), stage=stage)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter).as_subclass(Other)
+        micro_batches(model, [1])
+        assert all(type(parameter.grad) is Other for parameter in model.parameters())
+        model.zero_grad(set_to_none=False)
+        last(model, 2)
+        assert_same_gradients(model, plain)
+
+
 def steps_in_its_backward_pass() -> None:
     from shardbook import shard, step_in_backward
 
@@ -326,6 +346,7 @@ def reads_of_a_step() -> None:
 
 
 CASES = [
+    a_gradient_of_another_class,
     changed_where_it_is_zero,
     what_is_shown,
     a_gradient_is_put_back,
