@@ -1,0 +1,108 @@
+"""A unit by itself: what its stages have to say, what it refuses, and under which name its exchanges go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import init_device_mesh
+
+import ranks
+from shardbook.unit import Unit
+from shardbook.zero3 import Zero3
+
+DATA = torch.arange(8.0).view(2, 4)
+
+
+@pytest.mark.parametrize("left_out", ["keep", "fetch", "arrive", "empty", "kept_mean", "expire"])
+def test_a_stage_has_to_say_what_it_keeps_and_how_it_gathers(left_out: str) -> None:
+    names = ["keep", "fetch", "arrive", "empty", "kept_mean", "expire"]
+    said = {name: getattr(Zero3, name) for name in names if name != left_out}
+    with pytest.raises(TypeError, match=rf"abstract.*\b{left_out}\b"):
+        type("Incomplete", (Unit,), said)("name", ())  # type: ignore[call-arg]
+
+
+class Model(nn.Module):
+    """Two layers, a weight of the model's own, and one that stands in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.first, self.second = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
+        self.second[1].weight = self.second[0].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x * self.scale)).tanh()
+
+
+FIRST = {"the root": "scale", "first": "first.0.weight", "second": "second.0.weight"}
+
+
+def names_of_the_exchanges(stage: int, copies: int) -> set[tuple[str, ...]]:
+    """What goes over the wire in two steps and a clipping: the kind, the unit, and its first parameter."""
+    from shardbook import clip_grad_norm_, shard
+    from shardbook.schedule import conductor_of
+
+    world = torch.distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (copies, world // copies)) if copies > 1 else None
+    model = shard(Model(), units=nn.Sequential, stage=stage, mesh=mesh)
+    order, said = conductor_of(model).order, set()
+
+    def before(*arguments: str, real: Any = order.before) -> None:
+        if arguments[1]:
+            said.add(arguments)
+        real(*arguments)
+
+    order.before = before  # type: ignore[method-assign]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(DATA).sum().backward()
+        clip_grad_norm_(model, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return said
+
+
+def in_all_ways() -> list[set[tuple[str, ...]]]:
+    return [names_of_the_exchanges(*way) for way in WAYS]
+
+
+WAYS = [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2)]
+
+
+def test_every_exchange_is_agreed_under_the_name_of_its_units_first_parameter() -> None:
+    # The unit whose backward pass runs first comes first.
+    together = {("compare", "the used parameters", FIRST["second"])}
+    clipping = {("gather", "the norm of the gradients", FIRST["the root"])}
+    each = {kind: {(kind, *unit) for unit in FIRST.items()} for kind in ("gather", "reduce")}
+    sharded = together | clipping | each["gather"] | each["reduce"]
+    for found in ranks.run(4, in_all_ways):
+        for way, said in zip(WAYS, found, strict=True):
+            if way[1] > 1:
+                between = {call for call in said if call[0] not in ("gather", "reduce", "compare")}
+                assert {call[1:] for call in between} == set(FIRST.items()), between
+                said = said - between
+            expected = sharded if way[0] else {("reduce", "the gradients", FIRST["the root"])}
+            assert said == expected, (way, said ^ expected)
+
+
+def what_is_refused() -> None:
+    from shardbook import shard
+    from shardbook.schedule import conductor_of
+
+    model = shard(Model(), units=nn.Sequential, stage=0)
+    for unit in conductor_of(model).drivers:
+        with pytest.raises(RuntimeError, match=f"^{unit.name} is not whole; wait for it first$"):
+            unit.show()
+        unit.expect_gradients()
+        unit.reduce()
+        with pytest.raises(RuntimeError, match=f"^{unit.name} is being reduced; finish that first$"):
+            unit.reduce()
+        unit.finish_reduce()
+
+
+def test_a_unit_is_not_shown_before_it_is_whole_nor_reduced_twice_at_once() -> None:
+    ranks.run(2, what_is_refused)
