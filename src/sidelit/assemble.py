@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
-from sidelit import about, listing, page, prose, views, ways
+from sidelit import about, forwarding, listing, page, prose, views, ways
 from sidelit.config import Chapter, Config
 from sidelit.content import Piece
 from sidelit.edition import Edition, Page, Words
 from sidelit.errors import SidelitError
 from sidelit.glossary import Glossary
 from sidelit.inlines import Typesets
-from sidelit.links import Index
+from sidelit.links import Index, fragment
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class Press:
     origin: about.Origin
     glossary: Glossary = field(default_factory=Glossary)
     works: tuple[views.Work, ...] = ()
+    leads: forwarding.Leads = field(default_factory=dict)
     lenient: bool = False
     """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
     report: Callable[[SidelitError], None] = lambda error: None
@@ -61,6 +62,7 @@ def view(press: Press, shown: Page) -> views.View:
         page=info,
         foot=desk.foot(info),
         sections=sections,
+        moved=tuple(desk.moved()),
         body=Markup(body),
         glossary=listing.terms(press.glossary, shown.lang) if kind == "glossary" else (),
         entries=desk.entries() if kind == "bibliography" else (),
@@ -166,7 +168,19 @@ class _Desk:
             toc=tuple(ways.sections(sections) if sections else ways.headings(shown)),
             run=self.item.run if isinstance(self.item, Chapter) else None,
             has_math=any('class="katex' in html for html in written),
+            forward=self.forward() if kind == "forward" else None,
         )
+
+    def forward(self) -> views.Link:
+        """To the page that went from this address."""
+        lead = self.press.leads[self.item.output][""]
+        other = self.edition.pages[lead.output]
+        return views.Link(other.label, self.ways.to(lead.output), lang=other.label_lang)
+
+    def moved(self) -> Iterator[views.Moved]:
+        """To the sections that went from this address."""
+        for old, lead in forwarding.departed(self.press.leads, self.shown.text).items():
+            yield views.Moved(old, f"{self.ways.to(lead.output)}#{fragment(lead.id)}")
 
     def site(self) -> views.SiteInfo:
         return views.SiteInfo(

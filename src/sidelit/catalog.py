@@ -24,7 +24,7 @@ from markdown_it.token import Token
 
 from sidelit import catalog_file, markup
 from sidelit.catalog_file import Entry
-from sidelit.catalog_shelf import STATES, Catalog, Pending, Row, Shelf, pending, status
+from sidelit.catalog_shelf import STATES, Catalog, Pending, Row, Shelf, pending, shelves, status, unique
 from sidelit.catalog_sync import State, digests_of, merge, remember, state_of
 from sidelit.catalog_units import (
     PageUnits,
@@ -93,8 +93,10 @@ def load(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str])
     catalogs = {}
     for lang, files in _read_all(locale_dir, languages).items():
         memory = remember(entry for entries in files.values() for entry in entries)
+        homes = shelves(pages, files)
         for page in pages:
-            merged = merge(page, files.get(page.name, ()), memory)
+            own = (files[name] for name in (page.name, *page.former) if homes.get(name) == page.name)
+            merged = merge(page, unique(entry for entries in own for entry in entries), memory)
             live = {entry.key: entry for entry in merged if not entry.obsolete}
             obsolete = tuple(entry for entry in merged if entry.obsolete)
             catalogs[page.name, lang] = Catalog(page.name, lang, live, obsolete, digests_of(page))
@@ -137,22 +139,33 @@ def _shown(path: Path, locale_dir: Path) -> str:
 def sync(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str]) -> tuple[Path, ...]:
     """Bring the catalogue files up to date with the pages; returns those that were written.
 
-    The catalogue of a page that is gone keeps its translations as obsolete ones, so that a page that
-    comes back under another name finds them.
+    The catalogue of a page that was renamed goes to its new name. That of a page that is gone keeps its
+    translations as obsolete ones, so that a page that comes back under another name finds them.
     """
     shelf = load(pages, locale_dir, languages)
+    moved = [path for lang in languages for path in _moved(pages, locale_dir / lang)]
     orphans = [PageUnits(name, ()) for name in _orphans(pages, locale_dir, languages)]
     lost = load(orphans, locale_dir, languages)
     written = []
     for catalog in (*shelf.catalogs.values(), *lost.catalogs.values()):
         if (catalog.entries or catalog.obsolete) and _write(catalog, locale_dir):
             written.append(_file(catalog, locale_dir))
+    for path in moved:
+        path.unlink()
     return tuple(written)
 
 
+def _moved(pages: Sequence[PageUnits], folder: Path) -> Iterator[Path]:
+    """The files of a language whose entries are in the catalogue of another page now."""
+    files = dict(_files(folder))
+    current = {page.name for page in pages}
+    yield from (files[name] for name in shelves(pages, files) if name not in current)
+
+
 def _orphans(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str]) -> list[str]:
+    known = {name for page in pages for name in (page.name, *page.former)}
     found = {page for lang in languages for page, _ in _files(locale_dir / lang)}
-    return sorted(found - {page.name for page in pages})
+    return sorted(found - known)
 
 
 def _file(catalog: Catalog, locale_dir: Path) -> Path:

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidelit.catalog_file import Entry
-from sidelit.catalog_sync import Key, State, state_of
+from sidelit.catalog_sync import Key, State, is_translated, state_of
+from sidelit.catalog_units import PageUnits
 
 # From best to worst: a section is as good as its worst sentence.
 STATES: tuple[State, ...] = ("current", "recheck", "stale", "missing")
@@ -56,6 +57,39 @@ class Shelf:
     def catalog(self, page: str, lang: str) -> Catalog:
         """The catalogue of a page; an empty one for a page that `load` was not given."""
         return self.catalogs.get((page, lang)) or Catalog(page, lang)
+
+
+def shelves(pages: Sequence[PageUnits], files: Collection[str]) -> dict[str, str]:
+    """The page that each catalogue belongs to, by the catalogue's name.
+
+    A catalogue is its namesake's, or else that of the page that had this name before. Where a new page
+    bears the name of an old one, the old one takes its catalogue first, for as long as it has none under
+    its own name.
+    """
+    homes: dict[str, str] = {}
+    for page in pages:
+        if page.name not in files:
+            homes.update(dict.fromkeys(page.former, page.name))
+    for page in pages:
+        homes.setdefault(page.name, page.name)
+    for page in pages:
+        for name in page.former:
+            homes.setdefault(name, page.name)
+    return {name: home for name, home in homes.items() if name in files}
+
+
+def unique(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """The entries of several catalogues as those of one; a live one goes before its obsolete double."""
+    found: dict[Key, Entry] = {}
+    for entry in entries:
+        # An entry that is exchanged keeps its place: what stood beside a sentence tells what became of it.
+        if entry.key not in found or _merit(entry) > _merit(found[entry.key]):
+            found[entry.key] = entry
+    return tuple(found.values())
+
+
+def _merit(entry: Entry) -> tuple[bool, bool]:
+    return not entry.obsolete, is_translated(entry)
 
 
 def status(shelf: Shelf) -> tuple[Row, ...]:

@@ -8,7 +8,8 @@ have become false. For each sentence of the page as it is now, the first of thes
 1. The catalogue has it: it stays, whatever its place on the page.
 2. It was deleted once: its old translation comes back.
 3. The same sentence is translated in another context or on another page: that text is carried over, to be
-   rechecked, since a sentence may mean something else beside other code.
+   rechecked, since a sentence may mean something else beside other code. A definition that went to another
+   page with its code as it was takes its translations along as they were judged.
 4. It resembles a sentence that has just gone: the old translation is kept at hand, fuzzy, and is never
    shown. Two widely used tools would have shown "do not free" for a sentence that had just lost its "not".
 5. It is new, and waits for a translator.
@@ -32,6 +33,7 @@ from sidelit.catalog_units import PageUnits
 
 State = Literal["current", "recheck", "stale", "missing"]
 Key = tuple[str, str]
+Memory = dict[str | tuple[str, str, str], Entry]
 
 # Below these a pair of English sentences has little more in common than the language.
 ALIKE = 0.5
@@ -63,16 +65,21 @@ def is_translated(entry: Entry) -> bool:
     return bool(entry.msgstr) and not entry.fuzzy and not is_copy(entry)
 
 
-def remember(entries: Iterable[Entry]) -> dict[str, Entry]:
-    """The translations by their English, for sentences that turn up elsewhere; live ones win."""
-    memory: dict[str, Entry] = {}
+def remember(entries: Iterable[Entry]) -> Memory:
+    """The translations for sentences that turn up elsewhere; live ones win.
+
+    They are filed under their English, and under their context, their English and the code beside it too.
+    """
+    memory: Memory = {}
     for entry in sorted(entries, key=lambda entry: entry.obsolete):
         if is_translated(entry):
             memory.setdefault(entry.msgid, entry)
+            for code in entry.digests:
+                memory.setdefault((entry.context, entry.msgid, code), entry)
     return memory
 
 
-def merge(page: PageUnits, old: Sequence[Entry], memory: Mapping[str, Entry]) -> tuple[Entry, ...]:
+def merge(page: PageUnits, old: Sequence[Entry], memory: Memory) -> tuple[Entry, ...]:
     """Match a page with its catalogue: live entries in the page's order, then the obsolete ones.
 
     `memory` holds the translations of the other pages.
@@ -85,7 +92,7 @@ def merge(page: PageUnits, old: Sequence[Entry], memory: Mapping[str, Entry]) ->
     for (context, msgid), digests in wanted.items():
         entry = known.get((context, msgid))
         if entry is None or not entry.msgstr:
-            entry = _carried(context, msgid, entry, memory) or entry
+            entry = _carried(context, msgid, digests, entry, memory) or entry
         if entry is None:
             entry = rewordings.guess(context, msgid) or Entry(context, msgid)
         # A translator works beside the code of the day; only what is done remembers the code it was done for.
@@ -105,7 +112,13 @@ def digests_of(page: PageUnits) -> dict[Key, tuple[str, ...]]:
     return {key: () if beside == [NO_CODE] else tuple(beside) for key, beside in wanted.items()}
 
 
-def _carried(context: str, msgid: str, empty: Entry | None, memory: Mapping[str, Entry]) -> Entry | None:
+def _carried(
+    context: str, msgid: str, digests: tuple[str, ...], empty: Entry | None, memory: Memory
+) -> Entry | None:
+    """A translation from elsewhere: as it was judged beside this very code, or else to be rechecked."""
+    judged = [memory.get((context, msgid, code)) for code in digests]
+    if judged and judged[0] and all(judged):
+        return replace(judged[0], digests=digests, previous="", obsolete=False)
     found = memory.get(msgid)
     if found is None:
         return None

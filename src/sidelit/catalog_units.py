@@ -36,10 +36,15 @@ class SectionUnits:
 
 @dataclass(frozen=True, slots=True)
 class PageUnits:
-    """The sections of one page, in source order; `name` is its catalogue's path below the language."""
+    """The sections of one page, in source order.
+
+    `name` is its catalogue's path below the language, `former` are the paths at which older catalogues may
+    lie.
+    """
 
     name: str
     sections: tuple[SectionUnits, ...]
+    former: tuple[str, ...] = ()
 
 
 def extract(context: str, tokens: Sequence[Token], code_digest: str = "") -> SectionUnits:

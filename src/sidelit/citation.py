@@ -21,6 +21,8 @@ from sidelit.errors import SidelitError
 def cite(config: Config, texts: Sequence[Text], origin: about.Origin, wanted: str) -> str:
     """Return the citation of the section `wanted`: an id, or `PAGE#ID` where several pages have that id.
 
+    What a section or its page was called before leads to it too.
+
     Raises `SidelitError` when no section or more than one has this name.
     """
     found = list(_matches(texts, wanted))
@@ -58,11 +60,19 @@ def _matches(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece]]
     page, _, name = wanted.rpartition("#")
     for text in texts:
         item = text.item
-        if page and page not in (item.name, item.source, item.output, PurePosixPath(item.source).name):
-            continue
-        yield from (
-            (text, piece) for piece in text.pieces if not text.prose and name in (piece.id, *piece.aliases)
-        )
+        names = {item.name, item.source, item.output, PurePosixPath(item.source).name}
+        names |= {former.name for former in item.former if former.told}
+        here = not page or page in names
+        for piece in text.pieces if not text.prose else ():
+            if (here and name in (piece.id, *piece.aliases)) or _was_at(piece, page, name):
+                yield text, piece
+
+
+def _was_at(piece: Piece, page: str, name: str) -> bool:
+    """Whether a section stood on a page before, which is called by its name or by its address."""
+    places = (place.rpartition("#") for place in piece.places)
+    called = (page, f"{page}.html", f"{page.rpartition('/')[2]}.html")
+    return any(old == name and address in called for address, _, old in places)
 
 
 def _key(config: Config, text: Text, piece: Piece) -> str:

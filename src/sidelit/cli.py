@@ -86,7 +86,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PAGE#OLD=NEW",
-        help="where a published section's readers go now that it is gone; may be repeated",
+        help="where a published section's readers go now that it is gone: an id of its page, or PAGE#ID; "
+        "* is every section that is gone from PAGE; may be repeated",
     )
     return top
 

@@ -176,13 +176,8 @@ def cite(given: argparse.Namespace) -> int:
 def publish(given: argparse.Namespace) -> int:
     """`sidelit publish`."""
     made = _config(given)
-    documents = {
-        chapter.name: source.read(made.project / chapter.source, shown=chapter.source)
-        for chapter in made.chapters
-    }
-    path = made.folder / "anchors.json"
-    anchors.publish(path, documents, redirects=_redirects(given.redirect))
-    print(f"The ids of {len(documents)} chapters are fixed in {made.shown(path)}.")
+    path = site.publish(made, _redirects(given.redirect))
+    print(f"The ids of {len(made.chapters)} chapters are fixed in {made.shown(path)}.")
     return 0
 
 

@@ -10,22 +10,17 @@ starts there.
 
 from __future__ import annotations
 
-import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar, cast
 
-from sidelit import assets
+from sidelit import assets, page_names
 from sidelit.errors import SidelitError
+from sidelit.page_names import Former
+from sidelit.tables import Table, read_table
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-T = TypeVar("T")
 MADE = ("glossary", "bibliography")
+# The catalogue of the words that stand on no page.
+SITE = "site"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +32,15 @@ class Chapter:
     output: str
     """Path of the page in the site: `unit.html`."""
     name: str
-    """Name of its catalogue and of its entry in the ledger: `shardbook/unit`."""
+    """Name of its catalogue and of its entry in the ledger, wherever the source lies: `shardbook/unit`."""
     run: str | None = None
     """The command that runs this chapter."""
+    module: str = ""
+    """The name a program imports it by, as far as its path tells: `shardbook.zero.unit`."""
+    former: tuple[Former, ...] = ()
+    """What it was called before."""
+    line: int = 1
+    """Where the configuration names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Prose:
     output: str
     name: str
     append: str | None = None
+    former: tuple[Former, ...] = ()
+    line: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ def load(path: Path) -> Config:
     path = path.resolve()
     project = path.parent.parent
     shown = path.relative_to(project).as_posix()
-    top = _Table(read_toml(path, shown), shown, _text(path, shown))
+    top = read_table(path, shown)
     root = top.take("source_root", str, "src").strip("/")
     config = Config(
         path=path,
@@ -151,65 +154,7 @@ def load(path: Path) -> Config:
     return config
 
 
-def read_toml(path: Path, shown: str) -> dict[str, Any]:
-    """Parse a TOML file of the site; a mistake is a `SidelitError` with its line."""
-    try:
-        return tomllib.loads(_text(path, shown))
-    except tomllib.TOMLDecodeError as error:
-        found = re.search(r"line (\d+)", str(error))
-        what = re.sub(r" \(at .*\)$", "", str(error))
-        line = int(found[1]) if found else len(_text(path, shown).splitlines())
-        raise SidelitError(f"not valid TOML: {what}", path=shown, line=line) from None
-
-
-def _text(path: Path, shown: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SidelitError(f"cannot be read: {reason}", path=shown) from None
-
-
-class _Table:
-    """One table of the file: hands out keys with their types checked, and refuses what nobody asked for."""
-
-    def __init__(self, data: dict[str, Any], shown: str, text: str) -> None:
-        self.data = dict(data)
-        self.shown = shown
-        self.text = text
-
-    def take(self, key: str, kind: type[T], default: T | None = None) -> T:
-        value = self.data.pop(key, default)
-        if value is None:
-            raise self.error(f"the key `{key}` is missing")
-        if not isinstance(value, kind):
-            raise self.error(f"`{key}` must be a {_NAMES[kind]}", key)
-        return value
-
-    def tables(self, key: str) -> tuple[_Table, ...]:
-        entries = self.take(key, list, [])
-        if not all(isinstance(entry, dict) for entry in entries):
-            raise self.error(f"`{key}` must be a list of tables", key)
-        return tuple(_Table(cast("dict[str, Any]", entry), self.shown, self.text) for entry in entries)
-
-    def finish(self) -> None:
-        for key in self.data:
-            raise self.error(f"unknown key `{key}`", key, hint="remove it or mend its spelling")
-
-    def error(self, what: str, near: str | None = None, hint: str | None = None) -> SidelitError:
-        return SidelitError(what, path=self.shown, line=self.line(near), hint=hint)
-
-    def line(self, near: str | None) -> int:
-        """The first line that mentions a word: the parser keeps no positions, and files are short."""
-        words = re.compile(rf"(?<![\w.-]){re.escape(near)}(?![\w-])") if near else None
-        lines = enumerate(self.text.splitlines(), 1)
-        return next((number for number, text in lines if words and words.search(text)), 1)
-
-
-_NAMES: dict[type, str] = {str: "string", list: "list"}
-
-
-def _languages(top: _Table) -> tuple[str, ...]:
+def _languages(top: Table) -> tuple[str, ...]:
     languages = tuple(str(code) for code in top.take("languages", list, ["en"]))
     if not languages or languages[0] != "en" or len(set(languages)) != len(languages):
         raise top.error('`languages` must start with "en" and name each language once', "languages")
@@ -220,7 +165,7 @@ def _languages(top: _Table) -> tuple[str, ...]:
     return languages
 
 
-def _part(table: _Table, root: str) -> Part:
+def _part(table: Table, root: str) -> Part:
     number, label = table.take("number", str, ""), table.take("label", str)
     folder, output = table.take("folder", str, root).strip("/"), table.take("output", str, "").strip("/")
     chapters = tuple(_chapter(entry, folder, output, root) for entry in table.tables("chapters"))
@@ -228,46 +173,76 @@ def _part(table: _Table, root: str) -> Part:
     return Part(number, label, chapters)
 
 
-def _chapter(table: _Table, folder: str, output: str, root: str) -> Chapter:
-    name = table.take("source", str)
-    if not name.endswith(".py"):
-        raise table.error(f"{name!r} is not a Python file", name)
-    source = PurePosixPath(folder) / name
-    page = (PurePosixPath(output) / name).with_suffix(".html")
+def _chapter(table: Table, folder: str, output: str, root: str) -> Chapter:
+    given = table.take("source", str)
+    if not given.endswith(".py"):
+        raise table.error(f"{given!r} is not a Python file", given)
+    source = PurePosixPath(folder) / given
     below = source.relative_to(root) if source.is_relative_to(root) else source
     run = table.take("run", str, "") or None
+    called = page_names.chapter(table, source, given, below, output)
     table.finish()
-    return Chapter(str(source), str(page), str(below.with_suffix("")), run)
+    return Chapter(
+        source=str(source),
+        output=called.output,
+        name=called.name,
+        run=run,
+        module=module_name(source, below),
+        former=called.former,
+        line=table.line(given),
+    )
 
 
-def _prose(table: _Table, folder: str) -> Prose:
-    name, append = table.take("source", str), table.take("append", str, "") or None
-    if not name.endswith(".md"):
-        raise table.error(f"{name!r} is not a Markdown file", name)
+def module_name(source: PurePosixPath, below: PurePosixPath) -> str:
+    """The name a program imports a source by, when its path below the source root is `below`."""
+    parts = below.with_suffix("").parts
+    if parts == ("__init__",):
+        return source.parent.name
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _prose(table: Table, folder: str) -> Prose:
+    given, append = table.take("source", str), table.take("append", str, "") or None
+    if not given.endswith(".md"):
+        raise table.error(f"{given!r} is not a Markdown file", given)
     if append is not None and append not in MADE:
         raise table.error(
             f"nothing is made under the name {append!r}", append, hint=f"there is {' and '.join(MADE)}"
         )
+    path = PurePosixPath(given)
+    called = page_names.prose(table, str(path), "pages")
     table.finish()
-    path = PurePosixPath(name)
-    page = str(path.with_suffix(".html"))
-    return Prose(f"{folder}/pages/{path}", page, f"pages/{path.with_suffix('')}", append)
+    source = f"{folder}/pages/{path}"
+    return Prose(source, called.output, called.name, append, called.former, table.line(given))
 
 
-def _check(config: Config, top: _Table) -> None:
-    seen: set[str] = set()
+def _check(config: Config, top: Table) -> None:
+    """Refuse files that do not exist, and two pages in one place."""
     for item in config.order:
-        name = PurePosixPath(item.source).name
-        for path in (item.source, item.output):
-            if path.startswith("/") or ".." in PurePosixPath(path).parts:
-                raise top.error(f"the path {path} leads outside its folder", name)
+        for path in (item.source, item.output, *(each.output for each in item.former if each.told)):
+            _check_path(config, path, item, top)
         if not (config.project / item.source).is_file():
-            raise top.error(f"the file {item.source} does not exist", name)
-        first = PurePosixPath(item.output).parts[0]
-        if item.output in seen:
-            raise top.error(
-                f"two pages would be written to {item.output}", name, hint="give one another `output`"
-            )
-        if first in (*config.languages, "assets"):
-            raise top.error(f"the page {item.output} would hide the folder {first}/", name)
-        seen.add(item.output)
+            raise top.at(item.line, f"the file {item.source} does not exist")
+        if item.name == SITE:
+            raise top.at(item.line, f"the name {SITE!r} is that of the catalogue of the whole site")
+    hint = "give one of them another `name`"
+    _check_unique([(item.output, item) for item in config.order], "be written to", hint, top)
+    _check_unique([(item.name, item) for item in config.order], "have the name", hint, top)
+    told = [(each.output, item) for item in config.order for each in item.former if each.told]
+    _check_unique(told, "once have been", "let `was` name it in one place", top)
+
+
+def _check_path(config: Config, path: str, item: Chapter | Prose, top: Table) -> None:
+    parts = PurePosixPath(path).parts
+    if path.startswith("/") or ".." in parts:
+        raise top.at(item.line, f"the path {path} leads outside its folder")
+    if path != item.source and parts[0] in (*config.languages, "assets"):
+        raise top.at(item.line, f"the page {path} would hide the folder {parts[0]}/")
+
+
+def _check_unique(said: list[tuple[str, Chapter | Prose]], what: str, hint: str, top: Table) -> None:
+    seen: set[str] = set()
+    for place, item in said:
+        if place in seen:
+            raise top.at(item.line, f"two pages would {what} {place}", hint=hint)
+        seen.add(place)

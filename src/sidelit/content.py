@@ -9,14 +9,15 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from markdown_it.token import Token
 
 from sidelit import catalog, code, markup, source
-from sidelit.config import Chapter, Config, Prose
+from sidelit.anchors import Anchor
+from sidelit.config import SITE, Chapter, Config, Prose
 from sidelit.errors import SidelitError
 
 
@@ -34,6 +35,8 @@ class Piece:
     """Line numbers and coloured HTML of the code on show."""
     code_digest: str = ""
     first_line: int = 1
+    places: tuple[str, ...] = ()
+    """Where it stood on other pages, each as `address#id`; without an id it is a whole page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +61,17 @@ class Text:
         return tuple(token for piece in self.pieces for token in piece.tokens)
 
 
-def chapter(item: Chapter, document: source.Document, names: Sequence[tuple[str, tuple[str, ...]]]) -> Text:
-    """Make the text of a source; `names` are the id and the aliases of each of its sections.
+def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor]) -> Text:
+    """Make the text of a source; `names` are the anchors of its sections.
 
     Sections that are hidden from readers are left out here, once for all languages.
     """
     lines = code.highlight(document.text)
     pieces = tuple(
         Piece(
-            id=name,
-            aliases=aliases,
+            id=name.id,
+            aliases=name.aliases,
+            places=name.places,
             context=section.qualname or "module",
             kind=section.kind,
             qualname=section.qualname,
@@ -78,18 +82,11 @@ def chapter(item: Chapter, document: source.Document, names: Sequence[tuple[str,
             code_digest=catalog.digest(line for _, line in section.code),
             first_line=section.first_line,
         )
-        for section, (name, aliases) in zip(document.sections, names, strict=True)
+        for section, name in zip(document.sections, names, strict=True)
         if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")
     )
     ids = frozenset(name for piece in pieces for name in (piece.id, *piece.aliases))
-    return Text(item, module_name(item), pieces, ids)
-
-
-def module_name(item: Chapter) -> str:
-    """The name a program imports the source by, as far as its path tells."""
-    if item.name == "__init__":
-        return Path(item.source).resolve().parent.name
-    return item.name.removesuffix("/__init__").replace("/", ".")
+    return Text(item, item.module, pieces, ids)
 
 
 def prose(item: Prose, path: Path) -> Text:
@@ -116,11 +113,14 @@ def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...
     labels = tuple(part.label for part in config.parts)
     about = tuple(text for text in (config.tagline, config.licence_note) if text)
     own = (("nav", labels), ("site", about))
-    site = catalog.PageUnits("site", tuple(catalog.SectionUnits(name, said) for name, said in own if said))
-    return (*(page_units(text) for text in texts), site)
+    site = catalog.PageUnits(SITE, tuple(catalog.SectionUnits(name, said) for name, said in own if said))
+    current = {text.item.name for text in texts}
+    return (*(page_units(text, current) for text in texts), site)
 
 
-def page_units(text: Text) -> catalog.PageUnits:
-    """What of a page is to be translated."""
+def page_units(text: Text, current: Collection[str] = ()) -> catalog.PageUnits:
+    """What of a page is to be translated; `current` are the names of all pages, this one included."""
     sections = (catalog.extract(piece.context, piece.tokens, piece.code_digest) for piece in text.pieces)
-    return catalog.PageUnits(text.item.name, tuple(sections))
+    # What a page might have been called by its path is nothing to a page that is called so.
+    former = (each.name for each in text.item.former if each.told or each.name not in current)
+    return catalog.PageUnits(text.item.name, tuple(sections), tuple(dict.fromkeys(former)))

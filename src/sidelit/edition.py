@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from markdown_it.token import Token
 
 from sidelit import catalog, markup
-from sidelit.config import Config
+from sidelit.config import SITE, Config
 from sidelit.content import Text
 
 SUMMARY = 200
@@ -76,7 +76,7 @@ class Edition:
 
 def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: str) -> Edition:
     """Put every page of the site into one language."""
-    book = shelf.catalog("site", lang)
+    book = shelf.catalog(SITE, lang)
     parts = tuple(_label(part.label, book, "nav", lang) for part in config.parts)
     tagline, _ = _label(config.tagline, book, "site", lang)
     licence_note, _ = _label(config.licence_note, book, "site", lang)

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidelit.config import read_toml
 from sidelit.errors import SidelitError
+from sidelit.tables import read_toml
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,23 @@
 Authors link the way the repository is laid out: another source, a page of prose, a section by its id, a
 work by its key. The index knows every id of every page, so a section that was renamed is noticed before a
 reader notices.
+
+A file may move, and the links to it need not: a path that leads nowhere is looked up by its end. `unit.py`
+is the only source of this name, wherever it lies; or the only page that bears this name, or bore it before.
+Two of them are one too many, and the link must say more of the path.
 """
 
 from __future__ import annotations
 
 import difflib
 import posixpath
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
 from sidelit.config import Config
 from sidelit.errors import SidelitError
+from sidelit.forwarding import Lead
 
 EXTERNAL = ("http://", "https://", "mailto:")
 
@@ -29,6 +34,8 @@ class Target:
     name: str
     output: str
     ids: frozenset[str]
+    moved: Mapping[str, Lead] = field(default_factory=dict)
+    """Where the ids lead that are on another page now, or are called otherwise there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,8 @@ class Index:
     files: frozenset[str]
     source_root: str
     pages: str
+    names: Sequence[Mapping[str, tuple[Target, ...]]] = ()
+    """The targets by the ends of their paths: by those of their files, their names, their old names."""
 
     def resolve(self, href: str, page: Target, line: int, *, up: str = "") -> str:
         """Turn a link of a page into the address the reader's browser needs.
@@ -53,7 +62,7 @@ class Index:
             return self._work(href[4:], page, line)
         path, _, anchor = href.partition("#")
         if not path:
-            return "#" + self._anchor(unquote(anchor), page, page, line)
+            return self._place(unquote(anchor), page, page, line, here=True)
         if posixpath.isabs(path) or ":" in path.removeprefix("src:"):
             raise SidelitError(
                 f"the link {href!r} is not understood",
@@ -61,10 +70,9 @@ class Index:
                 line=line,
                 hint="use a relative path, src:, bib: or https:",
             )
-        target = self._find(unquote(path), page)
+        target = self._find(unquote(path), page) or self._named(unquote(path), page, line)
         if isinstance(target, Target):
-            fragment = "#" + self._anchor(unquote(anchor), target, page, line) if anchor else ""
-            return _relative(target.output, page.output) + fragment
+            return self._place(unquote(anchor), target, page, line)
         if target is not None:
             return up + _relative(target, page.output)
         raise SidelitError(
@@ -91,6 +99,32 @@ class Index:
         tree = posixpath.normpath(posixpath.join(posixpath.dirname(page.name), path))
         return beside, posixpath.join(self.pages, tree), posixpath.join(self.source_root, tree)
 
+    def _named(self, path: str, page: Target, line: int) -> Target | None:
+        """Look a path up by its end, and by a shorter end where the longer one is that of no page."""
+        parts = [part for part in path.removeprefix("src:").split("/") if part not in ("", ".", "..")]
+        for start in range(len(parts)):
+            end = "/".join(parts[start:])
+            for known in self.names:
+                found = {target.output: target for target in known.get(end, ())}
+                if len(found) > 1:
+                    several = ", ".join(sorted(target.source for target in found.values()))
+                    raise SidelitError(
+                        f"the link {path!r} may lead to several pages: {several}",
+                        path=page.source,
+                        line=line,
+                        hint="write as much of the path as tells them apart",
+                    )
+                if found:
+                    return next(iter(found.values()))
+        return None
+
+    def _place(self, anchor: str, target: Target, page: Target, line: int, here: bool = False) -> str:
+        """The address of a section, or of the whole page for an empty anchor; `here` says no path."""
+        if (lead := target.moved.get(anchor)) is not None:
+            return _relative(lead.output, page.output) + (f"#{fragment(lead.id)}" if lead.id else "")
+        address = "" if here else _relative(target.output, page.output)
+        return f"{address}#{self._anchor(anchor, target, page, line)}" if anchor or here else address
+
     def _anchor(self, anchor: str, target: Target, page: Target, line: int) -> str:
         if anchor not in target.ids:
             raise SidelitError(
@@ -110,6 +144,12 @@ class Index:
                 hint=_nearest(key, tuple(self.works)),
             )
         return f"{_relative(self.works[key], page.output)}#{fragment(f'bib-{key}')}"
+
+
+def ends(path: str) -> Iterator[str]:
+    """Every end of a path: `unit.py`, `zero/unit.py`, …"""
+    parts = path.split("/")
+    yield from ("/".join(parts[start:]) for start in range(len(parts)))
 
 
 def fragment(anchor: str) -> str:

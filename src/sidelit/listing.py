@@ -14,9 +14,9 @@ from typing import Any
 
 from sidelit import glossary as glossary_file
 from sidelit import markup
-from sidelit.config import read_toml
 from sidelit.errors import SidelitError
 from sidelit.glossary import Glossary
+from sidelit.tables import read_toml
 from sidelit.views import Term, Work
 
 FIELDS = {"authors": list, "title": str, "year": int, "venue": str, "url": str, "arxiv": str, "note": str}

@@ -25,6 +25,7 @@ from sidelit.source import Kind, Section
 # Shares of words or lines that must agree: near is the same definition, far is another one.
 NEAR = 0.6
 FAR = 0.75
+HALF = 0.5
 
 # What a far section must hold: "Clean up." says nothing, and neither does `return x`.
 FAR_WORDS = 4
@@ -39,6 +40,7 @@ class Imprint:
 
     :param words: its commentary, cut at blanks.
     :param lines: a digest of each line of its code.
+    :param places: where it stood on other pages, each as `address#id`; without an id it is a whole page.
     """
 
     id: str
@@ -47,13 +49,16 @@ class Imprint:
     words: tuple[str, ...]
     lines: tuple[str, ...]
     aliases: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
 
 
-def imprint(section: Section, name: str, aliases: tuple[str, ...] = ()) -> Imprint:
+def imprint(
+    section: Section, name: str, aliases: tuple[str, ...] = (), places: tuple[str, ...] = ()
+) -> Imprint:
     """Take the imprint of a section that goes by `name`."""
     lines = tuple(digest(text, 6) for _, text in section.code if text.strip())
     words = tuple(section.commentary.split())
-    return Imprint(name, section.kind, section.qualname, words, lines, aliases)
+    return Imprint(name, section.kind, section.qualname, words, lines, aliases, places)
 
 
 def match(old: Sequence[Imprint], new: Sequence[Imprint]) -> tuple[dict[int, int], dict[str, str]]:
@@ -73,6 +78,21 @@ def match(old: Sequence[Imprint], new: Sequence[Imprint]) -> tuple[dict[int, int
         right = [j for j, each in enumerate(new) if j not in taken and (each.kind in PIECES) == pieces]
         _pair_best_first(_Rating(old, new, renamed, far), left, right, pairs)
     return pairs, renamed
+
+
+def alike(old: Imprint, new: Imprint) -> bool:
+    """Whether two sections of different pages are the same one, judged by nothing but their text.
+
+    Pages of one project say similar things in many places, so both the words and the code must bear it out.
+    """
+    words, lines = _ratio(old.words, new.words), _ratio(old.lines, new.lines)
+    said = min(len(old.words), len(new.words)) >= FAR_WORDS
+    done = min(len(old.lines), len(new.lines)) >= FAR_LINES
+    if not (old.lines or new.lines):
+        return said and words >= FAR
+    if not (old.words and new.words):
+        return done and lines >= FAR
+    return max(words, lines) >= FAR and min(words, lines) >= HALF and (said or done)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from urllib.parse import quote
 import jinja2
 
 from sidelit import assets
-from sidelit.config import read_toml
 from sidelit.errors import SidelitError
+from sidelit.tables import read_toml
 from sidelit.views import View
 
 HTML_LANGUAGES = {"zh": "zh-Hans"}

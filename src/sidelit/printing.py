@@ -62,8 +62,7 @@ def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
     for path, chapter in zip(paths, made.chapters, strict=True):
         try:
             document = _document(path, chapter.source)
-            ids = [(name.id, name.aliases) for name in anchors.assign(document, None)]
-            text = content.chapter(chapter, document, ids)
+            text = content.chapter(chapter, document, anchors.assign(document))
             written.append(replace(text, label=_import_name(path, text.label)))
         except SidelitError as error:
             gathered.add(error)
@@ -179,7 +178,10 @@ def _configuration(paths: Sequence[Path], lang: str) -> Config:
 
 def _chapter(path: Path, base: Path) -> Chapter:
     below = PurePosixPath(path.resolve().relative_to(base).as_posix())
-    return Chapter(path.as_posix(), str(below.with_suffix(".html")), str(below.with_suffix("")))
+    module = config.module_name(PurePosixPath(path.resolve().as_posix()), below)
+    return Chapter(
+        path.as_posix(), str(below.with_suffix(".html")), str(below.with_suffix("")), module=module
+    )
 
 
 def _import_name(path: Path, placed: str) -> str:

@@ -10,31 +10,37 @@ never handed out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sidelit import (
     about,
-    anchors,
     assemble,
     assets,
     catalog,
+    claims,
     content,
     edition,
+    forwarding,
     glossary,
+    ledger,
     links,
     listing,
+    moves,
     page,
     source,
     ways,
 )
-from sidelit.config import Config, Prose, load
+from sidelit.anchors import Anchor
+from sidelit.config import Chapter, Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.math import Typesetter
 from sidelit.views import Work
 
 CACHE = ".cache/sidelit"
+LEDGER = "anchors.json"
 
 
 class Failures(SidelitError):
@@ -59,6 +65,14 @@ class Collector:
         """Take note of one mistake, or of several at once."""
         self.errors += error.errors if isinstance(error, Failures) else [error]
 
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Take note of a mistake inside this block, and go on behind it."""
+        try:
+            yield
+        except SidelitError as error:
+            self.add(error)
+
     def check(self) -> None:
         """Raise what was gathered, if anything was."""
         if len(self.errors) == 1:
@@ -72,31 +86,61 @@ def texts(config: Config) -> tuple[content.Text, ...]:
 
     Raises `SidelitError` with all the sources that cannot be read.
     """
-    ledger = _ledger(config)
-    found: list[content.Text] = []
     gathered = Collector()
+    prose: dict[str, content.Text] = {}
+    for each in config.prose:
+        with gathered.gathering():
+            prose[each.source] = content.prose(each, config.project / each.source)
+    placed: dict[str, claims.Placed] = {}
+    for chapter in config.chapters:
+        with gathered.gathering():
+            placed[chapter.source] = _placed(config, chapter)
+    gathered.check()
+    names = _anchors(config, tuple(placed.values()))
+    found: list[content.Text] = []
     for item in config.order:
-        try:
-            if isinstance(item, Prose):
-                found.append(content.prose(item, config.project / item.source))
-            else:
-                document = source.read(config.project / item.source, shown=item.source)
-                names = anchors.assign(document, ledger.get(item.name))
-                found.append(content.chapter(item, document, [(name.id, name.aliases) for name in names]))
-        except SidelitError as error:
-            gathered.add(error)
+        if isinstance(item, Prose):
+            found.append(prose[item.source])
+        elif isinstance(anchors := names[item.name], SidelitError):
+            gathered.add(anchors)
+        else:
+            found.append(content.chapter(item, placed[item.source].document, anchors))
     gathered.check()
     return tuple(found)
 
 
-def _ledger(config: Config) -> anchors.Ledger:
-    path = config.folder / "anchors.json"
+def publish(config: Config, redirects: moves.Redirects) -> Path:
+    """Fix the ids and addresses of all chapters; returns the file that holds them.
+
+    Raises `SidelitError` when a published id or page would lead nowhere.
+    """
+    path = config.folder / LEDGER
+    with _in_ledger(config):
+        moves.publish(path, [_placed(config, chapter) for chapter in config.chapters], redirects)
+    return path
+
+
+def _placed(config: Config, item: Chapter) -> claims.Placed:
+    document = source.read(config.project / item.source, shown=item.source)
+    return claims.Placed(item.name, item.output, document, item.former)
+
+
+def _anchors(config: Config, pages: Sequence[claims.Placed]) -> dict[str, tuple[Anchor, ...] | SidelitError]:
+    with _in_ledger(config):
+        return moves.assign(pages, ledger.load(config.folder / LEDGER))
+
+
+@contextmanager
+def _in_ledger(config: Config) -> Iterator[None]:
+    """Give a mistake in the ledger the path that messages print."""
+    path = config.folder / LEDGER
     try:
-        ledger = anchors.load(path)
-        anchors.check_pages(ledger, [chapter.name for chapter in config.chapters], path)
+        yield
     except SidelitError as error:
-        raise SidelitError(error.what, path=config.shown(path), line=error.line, hint=error.hint) from None
-    return ledger
+        if error.path not in (None, str(path)):
+            raise
+        line = ledger.line_of(path, error.page) if isinstance(error, claims.Vanished) else error.line
+        raise SidelitError(error.what, path=config.shown(path), line=line, hint=error.hint) from None
 
 
 def shelf(config: Config, written: Sequence[content.Text]) -> catalog.Shelf:
@@ -114,11 +158,13 @@ def files(config: Config) -> dict[str, bytes]:
     books = shelf(config, written)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
     terms, works = _data(config)
+    leads = forwarding.leads(written)
     gathered = Collector()
     press = assemble.Press(
         config=config,
         editions=editions,
-        index=_index(config, written, terms, works),
+        index=_index(config, written, leads, terms, works),
+        leads=leads,
         math=Typesetter(cache=config.project / CACHE / "math"),
         origin=about.origin(config),
         glossary=terms,
@@ -127,7 +173,10 @@ def files(config: Config) -> dict[str, bytes]:
     )
     made = {name: path.read_bytes() for name, path in _static(config)}
     for lang, each in editions.items():
-        for output, shown in each.pages.items():
+        pages = dict(each.pages)
+        for address in forwarding.forwards(leads, written):
+            pages[address] = forwarding.page(address, each.pages[leads[address][""].output])
+        for output, shown in pages.items():
             made[ways.address(config, output, lang)] = page.render(assemble.view(press, shown)).encode()
     gathered.check()
     return dict(sorted(made.items()))
@@ -159,7 +208,11 @@ def _pictures(config: Config) -> tuple[str, ...]:
 
 
 def _index(
-    config: Config, written: Sequence[content.Text], terms: glossary.Glossary, works: Sequence[Work]
+    config: Config,
+    written: Sequence[content.Text],
+    leads: forwarding.Leads,
+    terms: glossary.Glossary,
+    works: Sequence[Work],
 ) -> links.Index:
     made = {
         "glossary": {listing.term_id(term) for term in terms.terms},
@@ -171,14 +224,49 @@ def _index(
         append = text.item.append if isinstance(text.item, Prose) else None
         home = text.item.output if append == "bibliography" else home
         ids = text.ids | made.get(append or "", set())
-        targets[text.item.source] = links.Target(text.item.source, text.item.name, text.item.output, ids)
+        gone = forwarding.departed(leads, text)
+        target = links.Target(text.item.source, text.item.name, text.item.output, ids, gone)
+        targets[text.item.source] = target
     return links.Index(
         targets=targets,
         works={listing.key_of(work): home for work in works} if home else {},
         files=frozenset(_pictures(config)),
         source_root=config.source_root,
         pages=links.pages_folder(config),
+        names=tuple(_by_end(named) for named in _names(targets, leads)),
     )
+
+
+def _names(
+    targets: Mapping[str, links.Target], leads: forwarding.Leads
+) -> Iterator[list[tuple[str, links.Target]]]:
+    """The paths by which authors may call each page: its file's, its name's, its old names'."""
+    by_output = {target.output: target for target in targets.values()}
+    yield list(targets.items())
+    yield [
+        (_called(name, target), target)
+        for target in targets.values()
+        for name in (target.name, target.output)
+    ]
+    old = [(address, there, by_output[there[""].output]) for address, there in leads.items()]
+    yield [
+        (_called(address, target), replace(target, moved=there))
+        for address, there, target in old
+        if address not in by_output
+    ]
+
+
+def _called(name: str, target: links.Target) -> str:
+    """What the file of a page would be called, if it were called as the page is."""
+    return name.removesuffix(".html") + Path(target.source).suffix
+
+
+def _by_end(named: Sequence[tuple[str, links.Target]]) -> dict[str, tuple[links.Target, ...]]:
+    found: dict[str, tuple[links.Target, ...]] = {}
+    for path, target in named:
+        for end in links.ends(path):
+            found[end] = (*found.get(end, ()), target)
+    return found
 
 
 def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:

@@ -85,6 +85,14 @@ class SectionView:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """A section that stood here once: its id here, and its address now."""
+
+    id: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class PageInfo:
     """What the head, the header and the foot of a page say about it."""
 
@@ -106,6 +114,8 @@ class PageInfo:
     toc: tuple[TocEntry, ...]
     run: str | None
     has_math: bool
+    forward: Link | None = None
+    """Where the page went whose old address this is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +184,7 @@ class View:
     page: PageInfo
     foot: Foot
     sections: tuple[SectionView, ...] = ()
+    moved: tuple[Moved, ...] = ()
     body: Markup | str = ""
     glossary: tuple[Term, ...] = ()
     entries: tuple[Work, ...] = ()

@@ -59,9 +59,12 @@ class Ways:
         yield from self._group("", "", self.config.back, None)
 
     def neighbours(self) -> tuple[views.Link | None, views.Link | None]:
-        """To the page before and the page after, in reading order."""
+        """To the page before and the page after, in reading order; an old address has none."""
         order = self.config.order
-        place = next(n for n, item in enumerate(order) if item.output == self.shown.text.item.output)
+        outputs = [item.output for item in order]
+        if self.shown.text.item.output not in outputs:
+            return None, None
+        place = outputs.index(self.shown.text.item.output)
         before = self._link(order[place - 1]) if place else None
         return before, self._link(order[place + 1]) if place + 1 < len(order) else None
 

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidelit import anchors, naming, source
+from sidelit import anchors, moves, naming, source
+from sidelit import ledger as ledger_file
+from sidelit.claims import Placed
 from sidelit.errors import SidelitError
 
 PAGE = "chapter"
@@ -26,14 +28,18 @@ def ledger(tmp_path: Path) -> Path:
     return tmp_path / "anchors.json"
 
 
+def placed(text: str, name: str = PAGE) -> Placed:
+    """A page as it would stand in a site."""
+    return Placed(name, f"{name}.html", source.parse(text, "some.py"))
+
+
 def publish(ledger: Path, text: str, redirects: Mapping[str, str] | None = None) -> None:
-    documents = {PAGE: source.parse(text, "some.py")}
-    anchors.publish(ledger, documents, redirects={PAGE: redirects or {}})
+    moves.publish(ledger, [placed(text)], {PAGE: redirects or {}})
 
 
 def rebuilt(ledger: Path, text: str) -> dict[str, tuple[str, ...]]:
     """The ids of a later text, with their aliases."""
-    found = anchors.assign(source.parse(text, "some.py"), anchors.load(ledger).get(PAGE))
+    found = anchors.assign(source.parse(text, "some.py"), ledger_file.load(ledger).pages.get(PAGE))
     return {anchor.id: anchor.aliases for anchor in found}
 
 
@@ -252,7 +258,7 @@ def test_a_new_comment_with_the_words_of_a_published_one_does_not_take_its_id(pu
         "        self.grad = None\n",
     )
     document = source.parse(later, "some.py")
-    found = anchors.assign(document, anchors.load(published)[PAGE])
+    found = anchors.assign(document, ledger_file.load(published).pages[PAGE])
     by_text = {
         section.commentary: anchor.id for section, anchor in zip(document.sections, found, strict=True)
     }
@@ -294,7 +300,7 @@ def test_aliases_stay_from_release_to_release_and_a_name_may_come_back(published
 def test_a_second_definition_of_a_name_leaves_the_first_its_id(published: Path) -> None:
     later = TEXT + "\n\ndef helper(z):\n    return z\n"
     document = source.parse(later, "some.py")
-    first, second = anchors.assign(document, anchors.load(published)[PAGE])[-2:]
+    first, second = anchors.assign(document, ledger_file.load(published).pages[PAGE])[-2:]
     assert first.id == "helper"
     assert second.id.startswith("helper@")
 
@@ -357,7 +363,7 @@ def test_equal_sections_keep_their_ids_among_themselves(ledger: Path) -> None:
     text = "".join(f"if x{n}:\n    # Why.\n    a{n}()\nelse:\n    # Or not.\n    b()\n" for n in range(12))
     publish(ledger, text)
     document = source.parse(text, "some.py")
-    assert anchors.assign(document, anchors.load(ledger)[PAGE]) == anchors.assign(document)
+    assert anchors.assign(document, ledger_file.load(ledger).pages[PAGE]) == anchors.assign(document)
 
 
 @given(PARTS, st.data())
@@ -370,7 +376,7 @@ def test_every_published_id_is_kept_whatever_order_comes(parts: list[str], data:
     assert {entry.id for entry in page} <= set(names)
 
 
-def anchors_page(text: str) -> anchors.Page:
+def anchors_page(text: str) -> ledger_file.Page:
     document = source.parse(text, "some.py")
     found = anchors.assign(document)
     return anchors.imprints(document, found)
@@ -383,13 +389,15 @@ def test_the_ledger_is_sorted_text_with_one_entry_a_section(published: Path) -> 
     text = published.read_text(encoding="utf-8")
     data = json.loads(text)
     assert list(data) == [PAGE]
-    assert list(data[PAGE]) == sorted(ids(TEXT))
+    # The first entry is about the page: no section has an empty id.
+    assert list(data[PAGE]) == ["", *sorted(ids(TEXT))]
+    assert data[PAGE][""] == {"address": "chapter.html"}
     assert text == json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     assert [path.name for path in published.parent.iterdir()] == ["anchors.json"]
 
 
 def test_without_a_ledger_nothing_is_published(ledger: Path) -> None:
-    assert anchors.load(ledger) == {}
+    assert ledger_file.load(ledger) == ledger_file.Ledger()
 
 
 @pytest.mark.parametrize(
@@ -398,11 +406,11 @@ def test_without_a_ledger_nothing_is_published(ledger: Path) -> None:
 def test_a_damaged_ledger_is_refused_with_its_place(ledger: Path, text: str) -> None:
     ledger.write_text(text, encoding="utf-8")
     with pytest.raises(SidelitError) as caught:
-        anchors.load(ledger)
+        ledger_file.load(ledger)
     assert str(caught.value).startswith(f"{ledger}:{caught.value.line}: not ")
     assert "sidelit publish" in str(caught.value)
 
 
 def test_a_published_page_must_stay(published: Path) -> None:
     with pytest.raises(SidelitError, match="the published page 'chapter' would vanish"):
-        anchors.publish(published, {"other": source.parse("x = 1\n", "other.py")})
+        moves.publish(published, [placed("x = 1\n", "other")])

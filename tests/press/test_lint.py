@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidelit import catalog, glossary, lint
-from sidelit.config import read_toml
+from sidelit.tables import read_toml
 
 DATA = Path(__file__).parent / "data"
 TERMS = glossary.read(DATA / "lint_glossary.toml", "lint_glossary.toml", ("ja", "zh"))

@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from press.project import edit, page, run, sidelit, tree
-from sidelit import anchors, lint, reading, serve, source
+from sidelit import anchors, ledger, lint, moves, reading, serve, source
+from sidelit.claims import Placed
 from sidelit.errors import SidelitError
 
 # ## Encodings
@@ -336,32 +337,37 @@ def test_a_list_below_a_heading_of_another_house_stays_a_list(tmp_path: Path) ->
 HIDDEN = "# sidelit: hide\n# Out of sight.\ny = 2\n# sidelit: show\n"
 
 
+def publish(path: Path, document: source.Document, redirects: moves.Redirects | None = None) -> ledger.Page:
+    """Publish a site of one page; returns what its ledger holds."""
+    return moves.publish(path, [Placed("one", "one.html", document)], redirects).pages["one"]
+
+
 def test_a_redirect_to_what_nobody_sees_is_refused(tmp_path: Path) -> None:
-    ledger = tmp_path / "anchors.json"
-    anchors.publish(ledger, {"one": source.parse(f"# First claim.\nx = 1\n{HIDDEN}", "one.py")})
-    before = json.loads(ledger.read_text(encoding="utf-8"))
+    path = tmp_path / "anchors.json"
+    publish(path, source.parse(f"# First claim.\nx = 1\n{HIDDEN}", "one.py"))
+    before = json.loads(path.read_text(encoding="utf-8"))
     after = source.parse(f'"""Title."""\nz = 3\n{HIDDEN}', "one.py")
     redirects = {"one": {"module/first-claim": "module/out-of-sight"}}
     with pytest.raises(SidelitError, match="first-claim"):
-        anchors.publish(ledger, {"one": after}, redirects=redirects)
-    assert json.loads(ledger.read_text(encoding="utf-8")) == before
+        publish(path, after, redirects)
+    assert json.loads(path.read_text(encoding="utf-8")) == before
 
 
 def test_half_a_character_in_a_docstring_can_be_published(tmp_path: Path) -> None:
     document = source.parse('"""# A \\ud800 title."""\n', "one.py")
-    ledger = anchors.publish(tmp_path / "anchors.json", {"one": document})
-    assert anchors.load(tmp_path / "anchors.json") == ledger
+    written = publish(tmp_path / "anchors.json", document)
+    assert ledger.load(tmp_path / "anchors.json").pages["one"] == written
 
 
 def test_a_double_with_a_docstring_does_not_take_the_id_of_one_without(tmp_path: Path) -> None:
     old = "class K:\n    x = 1\n"
-    published = anchors.publish(tmp_path / "anchors.json", {"one": source.parse(old, "one.py")})["one"]
+    published = publish(tmp_path / "anchors.json", source.parse(old, "one.py"))
     document = source.parse('class K:\n    """New."""\n\n    y = 2\n\n\n' + "class K:\n    x = 1\n", "one.py")
     names = {section.commentary: name.id for section, name in found(document, published)}
     assert names[""] == "K"
 
 
-def found(document: source.Document, published: anchors.Page) -> list[tuple[source.Section, anchors.Anchor]]:
+def found(document: source.Document, published: ledger.Page) -> list[tuple[source.Section, anchors.Anchor]]:
     return list(zip(document.sections, anchors.assign(document, published), strict=True))
 
 
@@ -369,7 +375,7 @@ def test_a_long_file_that_was_reformatted_is_found_again(tmp_path: Path) -> None
     # To compare every section with every other again and again would take longer than a test may.
     lines = "\n\ndef f{0}(a):\n    # Claim number {0} is made here.\n    return a[{1}{0}{1}]\n"
     before, after = ("".join(lines.format(n, quote) for n in range(1000)) for quote in ("'", '"'))
-    published = anchors.publish(tmp_path / "anchors.json", {"one": source.parse(before, "one.py")})["one"]
+    published = publish(tmp_path / "anchors.json", source.parse(before, "one.py"))
     names = [name.id for _, name in found(source.parse(after, "one.py"), published)]
     assert names == [each.id for each in published]
 

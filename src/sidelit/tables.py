@@ -1,0 +1,99 @@
+"""# A TOML file whose mistakes have a line
+
+> Each key is taken once and with its type; what is left over was misspelt.
+
+TOML's parser keeps no positions, so the line of a mistake is looked up in the text: the first line that
+mentions the word in question.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from sidelit.errors import SidelitError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+
+
+def read_toml(path: Path, shown: str) -> dict[str, Any]:
+    """Parse a TOML file of the site; a mistake is a `SidelitError` with its line."""
+    return _parse(_text(path, shown), shown)
+
+
+def read_table(path: Path, shown: str) -> Table:
+    """Read a TOML file whose keys are to be taken one by one."""
+    text = _text(path, shown)
+    return Table(_parse(text, shown), shown, text)
+
+
+def _parse(text: str, shown: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"line (\d+)", str(error))
+        what = re.sub(r" \(at .*\)$", "", str(error))
+        line = int(found[1]) if found else len(text.splitlines())
+        raise SidelitError(f"not valid TOML: {what}", path=shown, line=line) from None
+
+
+def _text(path: Path, shown: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SidelitError(f"cannot be read: {reason}", path=shown) from None
+
+
+class Table:
+    """One table of the file: hands out keys with their types checked, and refuses what nobody asked for."""
+
+    def __init__(self, data: dict[str, Any], shown: str, text: str) -> None:
+        self.data = dict(data)
+        self.shown = shown
+        self.text = text
+
+    def take(self, key: str, kind: type[T], default: T | None = None) -> T:
+        value = self.data.pop(key, default)
+        if value is None:
+            raise self.error(f"the key `{key}` is missing")
+        if not isinstance(value, kind):
+            raise self.error(f"`{key}` must be a {_NAMES[kind]}", key)
+        return value
+
+    def tables(self, key: str) -> tuple[Table, ...]:
+        entries = self.take(key, list, [])
+        if not all(isinstance(entry, dict) for entry in entries):
+            raise self.error(f"`{key}` must be a list of tables", key)
+        return tuple(Table(cast("dict[str, Any]", entry), self.shown, self.text) for entry in entries)
+
+    def finish(self) -> None:
+        for key in self.data:
+            raise self.error(f"unknown key `{key}`", key, hint="remove it or mend its spelling")
+
+    def error(self, what: str, near: str | None = None, hint: str | None = None) -> SidelitError:
+        return self.at(self.line(near), what, hint)
+
+    def at(self, line: int, what: str, hint: str | None = None) -> SidelitError:
+        return SidelitError(what, path=self.shown, line=line, hint=hint)
+
+    def line(self, near: str | None) -> int:
+        """The first line that mentions a word: the parser keeps no positions, and files are short."""
+        if not near:
+            return 1
+        # A path in quotes is meant as a whole: `unit.py` is no mention in `zero/unit.py`.
+        for pattern in (rf"[\"']{re.escape(near)}[\"']", rf"(?<![\w.-]){re.escape(near)}(?![\w-])"):
+            for number, text in enumerate(self.text.splitlines(), 1):
+                if re.search(pattern, text):
+                    return number
+        return 1
+
+
+_NAMES: dict[type, str] = {str: "string", list: "list"}
