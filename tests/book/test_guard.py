@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import ranks
@@ -141,8 +144,121 @@ def state_of_the_whole() -> None:
         later.step()
 
 
+def state_of_the_whole_beside_another_parameter() -> None:
+    """The search for a wrong entry goes on behind a parameter that is no slice, and behind a number."""
+    from shardbook import shard
+
+    model, temperature = linears(), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([temperature, *model.parameters()])
+    (model(DATA).sum() * temperature.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    shard(model)
+    (model(DATA).sum() * temperature.sum()).backward()
+    with pytest.raises(ValueError, match=r"^exp_avg of 0\.weight in this AdamW has shape"):
+        optimizer.step()
+
+
+def tied(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4, dtype=dtype), nn.Linear(4, 4, dtype=dtype))
+    model[1].weight = model[0].weight
+    return model
+
+
+def waits(model: nn.Sequential) -> None:
+    from shardbook import no_sync
+
+    with no_sync(model):
+        model(DATA).sum().backward()
+    torch.optim.SGD(model.parameters()).step()
+
+
+def steps_within(model: nn.Sequential) -> None:
+    optimizer = torch.optim.SGD(model.parameters())
+    model[1].register_forward_pre_hook(lambda *_: optimizer.step())
+    model(DATA)
+
+
+def reads(model: nn.Sequential) -> None:
+    (model(DATA).sum() + model[1].weight.sum()).backward()
+
+
+def hooks(model: nn.Sequential) -> None:
+    model[1].weight.register_post_accumulate_grad_hook(print)
+    model(DATA)
+
+
+def moves(model: nn.Sequential) -> None:
+    model[1].weight.data = model[1].weight.data.clone()
+    model(DATA)
+
+
+def unfreezes(model: nn.Sequential) -> None:
+    model.requires_grad_()
+    model(DATA.to(torch.complex64))
+
+
+def splits_late(model: nn.Sequential) -> None:
+    optimizer = torch.optim.AdamW(groups_by_shape(model))
+    model(DATA).sum().backward()
+    optimizer.step()
+
+
+def keeps_state(model: nn.Sequential) -> None:
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(DATA).sum().backward()
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {"exp_avg": torch.zeros(9, 9)}
+    optimizer.step()
+
+
+# What a program does, the stage, and what it is told.
+TOLD: list[tuple[Callable[[nn.Sequential], None], int, str]] = [
+    (waits, 3, r"^the gradient of 0\.weight has not been averaged"),
+    (steps_within, 3, r"^0\.weight is in the middle of a forward or backward pass"),
+    (reads, 0, r"^0\.weight was used outside of its unit's forward pass"),
+    (hooks, 3, r"^the gradient hook on 0\.weight in unit the root would never be called"),
+    (moves, 3, r"^0\.weight in unit the root has left its shard"),
+    (unfreezes, 3, r"^0\.weight in unit the root is complex and cannot be trained"),
+    (splits_late, 3, r"^0\.weight is in one group with vectors"),
+    (keeps_state, 3, r"^exp_avg of 0\.weight in this AdamW has shape \(9, 9\)"),
+]
+
+
+def one_name() -> None:
+    from shardbook import Disagreement, no_sync, shard
+
+    for act, stage, sentence in TOLD:
+        model = tied(torch.complex64).requires_grad_(False) if act is unfreezes else tied()
+        with pytest.raises((RuntimeError, ValueError), match=sentence):
+            act(shard(model, units=(), stage=stage))
+    # Between ranks: which of them has stepped, which of them has frozen.
+    for culprit in range(2):
+        model, mine = shard(tied(), units=(), stage=0), dist.get_rank() == culprit
+        optimizer = torch.optim.SGD(model.parameters())
+        model(DATA).sum().backward()
+        if mine:
+            optimizer.step()
+        steps = [int(rank == culprit) for rank in range(2)]
+        with pytest.raises(
+            Disagreement, match=rf"^rank 1 has changed 0\.weight in {steps[1]} .* rank 0 in {steps[0]}, so"
+        ):
+            model(DATA).sum().backward()
+        model = shard(tied(), units=())
+        model[1].weight.requires_grad_(not mine)
+        with pytest.raises(Disagreement, match=r"\(requires_grad of 0\.weight changed"), no_sync(model):
+            model(DATA).sum().backward()
+
+
+def test_of_a_tied_parameter_the_first_name_is_told() -> None:
+    ranks.run(2, one_name)
+
+
 def test_what_a_step_finds() -> None:
     ranks.run(2, everything)
+    # One process alone may train parameters that belong to no unit.
+    ranks.run(1, state_of_the_whole_beside_another_parameter)
 
 
 def everything() -> None:

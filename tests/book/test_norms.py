@@ -271,6 +271,11 @@ def buffers_are_cast() -> None:
     assert torch.equal(state["table"], plain.table.to(BF16).float())
     model.load_state_dict({**state, "table": state["table"] * 3})
     assert torch.equal(model.table, (state["table"] * 3).to(BF16))
+    # Under each of its names.
+    model = Passes()
+    model.linear.register_buffer("again", model.table)
+    state = shard(model, policy=Policy(buffer_dtype=BF16)).state_dict()
+    assert state["table"].dtype == state["linear.again"].dtype == FP32
 
 
 CASES = [

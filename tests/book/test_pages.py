@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import ranks
 from shardbook import pages
 
 Call = tuple[int, int, int]
@@ -69,3 +71,20 @@ def test_a_system_without_large_pages_is_left_alone(monkeypatch: pytest.MonkeyPa
         pages.ask_for_large_pages(torch.empty(LARGE))
     finally:
         pages.advice.cache_clear()
+
+
+def whole_vectors() -> None:
+    """What a step takes for the whole parameters and for the whole gradients of a unit."""
+    from shardbook import flat, gradients, shard
+
+    asked: list[int] = []
+    for module in (flat, gradients):
+        module.ask_for_large_pages = lambda tensor: asked.append(tensor.untyped_storage().nbytes())  # type: ignore[attr-defined]
+    model = shard(nn.Linear(512, 512, bias=False))
+    model(torch.ones(1, 512)).sum().backward()
+    # Two gathers, one vector of gradients. Where nothing is left there is nothing to ask for.
+    assert [size for size in asked if size] == [512 * 512 * 4] * 3, asked
+
+
+def test_whole_vectors_are_asked_for() -> None:
+    ranks.run(1, whole_vectors)
