@@ -68,17 +68,18 @@ class Ending:
 
 
 def give_up(conductor: Any, task: int) -> None:
-    """Note that a backward pass has failed, and let the modules name the model's own
-    parameters.
+    """Note that a backward pass has failed, and let the modules of the units that it has
+    reached name the model's own parameters.
 
     Nothing is waited for and no memory is given back, because an exchange that has no
-    partner would never end. A forward pass may be around the backward pass, and its
-    unit goes on computing.
+    partner would never end. If such a unit's forward pass is around the backward pass,
+    it goes on computing.
     """
     conductor.failed.add(task)
-    for unit, driver in conductor.drivers.items():
-        if not unit.held and (driver.in_backward is not None or not driver.uses):
-            unit.show(False)
+    for driver in conductor.passes[task]:
+        computes = driver.uses and driver.in_backward is None
+        if not driver.unit.held and not computes:
+            driver.unit.show(False)
 
 
 def only_failed(conductor: Any) -> bool:
