@@ -113,6 +113,10 @@ class Naming:
         """The places in `current` of the sections that have no name yet."""
         return [place for place, index in enumerate(self.shown) if index not in self.names]
 
+    def imprint_of(self, index: int) -> Imprint:
+        """What the section at a position of the document says and does."""
+        return self.current[self.shown.index(index)]
+
     def admit(self, entry: Imprint, place: int, own: Collection[str]) -> int:
         """Name a section that was published on another page; `own` are ids that led to it here before that.
 

@@ -65,7 +65,7 @@ def view(press: Press, shown: Page) -> views.View:
         moved=tuple(desk.moved()),
         body=Markup(body),
         glossary=listing.terms(press.glossary, shown.lang) if kind == "glossary" else (),
-        entries=desk.entries() if kind == "bibliography" else (),
+        entries=listing.cited(press.works, desk.edition, desk.ways.to) if kind == "bibliography" else (),
     )
 
 
@@ -207,21 +207,6 @@ class _Desk:
             report=about.fill(self.config.report_url, origin, self.item.source),
         )
 
-    def entries(self) -> tuple[views.Work, ...]:
-        """The bibliography, each work with the pages that refer to it."""
-        used: dict[str, list[views.Link]] = {}
-        for output, other in self.edition.pages.items():
-            for key in _cited(other.text.tokens):
-                used.setdefault(key, []).append(
-                    views.Link(other.label, self.ways.to(output), lang=other.label_lang)
-                )
-        return tuple(
-            views.Work(
-                w.id, w.authors, w.title, w.year, w.where, w.url, w.note, tuple(used.get(w.id[4:], ()))
-            )
-            for w in self.press.works
-        )
-
     def _context(
         self, section: str, *, place: str = "", heading_offset: int = 0, heading_ids: bool = False
     ) -> prose.RenderContext:
@@ -271,14 +256,3 @@ def _offset(piece: Piece) -> int:
 
 def _line(number: int, html: str) -> views.CodeLine:
     return views.CodeLine(number, Markup(html), len(html) - len(html.lstrip(" ")))
-
-
-def _cited(tokens: Sequence[Token]) -> Iterator[str]:
-    """The keys of the works a page refers to, each once."""
-    hrefs = (
-        str(child.attrGet("href"))
-        for token in tokens
-        for child in token.children or ()
-        if child.attrGet("href")
-    )
-    yield from dict.fromkeys(href[4:] for href in hrefs if href.startswith("bib:"))

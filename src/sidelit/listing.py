@@ -9,15 +9,20 @@ knows is refused, so that a slip of the pen cannot make a title vanish.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from markdown_it.token import Token
+
 from sidelit import glossary as glossary_file
 from sidelit import markup
+from sidelit.edition import Edition
 from sidelit.errors import SidelitError
 from sidelit.glossary import Glossary
 from sidelit.tables import read_toml
-from sidelit.views import Term, Work
+from sidelit.views import Link, Term, Work
 
 FIELDS = {"authors": list, "title": str, "year": int, "venue": str, "url": str, "arxiv": str, "note": str}
 NEEDED = ("authors", "title", "year")
@@ -49,6 +54,26 @@ def term_id(term: glossary_file.Term) -> str:
 def key_of(work: Work) -> str:
     """The key that links use."""
     return work.id.removeprefix("bib-")
+
+
+def cited(works: Sequence[Work], edition: Edition, to: Callable[[str], str]) -> tuple[Work, ...]:
+    """The works, each with the pages that refer to it; `to` gives the address of a page."""
+    used: dict[str, list[Link]] = {}
+    for output, page in edition.pages.items():
+        for key in _cited(page.text.tokens):
+            used.setdefault(key, []).append(Link(page.label, to(output), lang=page.label_lang))
+    return tuple(replace(work, used=tuple(used.get(key_of(work), ()))) for work in works)
+
+
+def _cited(tokens: Sequence[Token]) -> Iterator[str]:
+    """The keys of the works a page refers to, each once."""
+    hrefs = (
+        str(child.attrGet("href"))
+        for token in tokens
+        for child in token.children or ()
+        if child.attrGet("href")
+    )
+    yield from dict.fromkeys(href[4:] for href in hrefs if href.startswith("bib:"))
 
 
 def _work(key: str, entry: Any, shown: str, text: str) -> Work:

@@ -14,7 +14,7 @@ anything else only the author can say where its readers go (`sidelit publish --r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sidelit import ledger as ledger_file
@@ -83,12 +83,15 @@ class _Site:
         self.found: dict[tuple[str, str], Found] = {}
         self.lost = {name: list(page) for name, page in ledger.pages.items()}
         for page in pages:
-            own = self.claims.own(page)
-            published = () if own is None else ledger.pages[own]
-            self.naming[page.name] = naming = Naming(page.document, published, self._reserved(page, own))
+            self.naming[page.name] = self._named(page)
+        for page, gone in [(page, gone) for page in pages if (gone := self._exchanged(page))]:
+            self.naming[page.name] = self._named(page, gone)
+        for page in pages:
+            own, naming = self.claims.own(page), self.naming[page.name]
             if own is not None:
-                self.found.update({(own, entry.id): (page.name, index) for entry, index in naming.kept})
-                self.lost[own] = list(naming.lost)
+                kept = {(own, entry.id): (page.name, index) for entry, index in naming.kept}
+                self.found.update(kept)
+                self.lost[own] = [entry for entry in ledger.pages[own] if (own, entry.id) not in kept]
 
     def owns(self, name: str) -> bool:
         """Whether a published page lives on as a page of its own, and was not taken in by another one."""
@@ -133,6 +136,38 @@ class _Site:
         """The addresses at which a page, or one that it took in, stood."""
         yield from (self.claims.address(name) for name, home in self.claims.homes.items() if home is page)
         yield from (former.output for former in self.claims.unnoted(page))
+
+    def _named(self, page: Placed, gone: Collection[str] = ()) -> Naming:
+        """Let a page find its own sections, but for those that are `gone` to another page."""
+        own = self.claims.own(page)
+        published = () if own is None else self.claims.ledger.pages[own]
+        stayed = [entry for entry in published if entry.id not in gone]
+        left = [name for entry in published if entry.id in gone for name in (entry.id, *entry.aliases)]
+        return Naming(page.document, stayed, [*self._reserved(page, own), *left])
+
+    def _exchanged(self, page: Placed) -> list[str]:
+        """The definitions of a page that went to another one, while others of their names took their places.
+
+        Within a page a name is certain. So such a one is known by its copy elsewhere, which is new there.
+        """
+        changed = [
+            entry
+            for entry, index in self.naming[page.name].kept
+            if entry.kind in ("class", "function")
+            and _says_enough(entry)
+            and not alike(entry, self.naming[page.name].imprint_of(index))
+        ]
+        return [entry.id for entry in changed if any(map(self._is_new, self._copies(page, entry)))]
+
+    def _copies(self, page: Placed, entry: Imprint) -> Iterator[tuple[Naming, Imprint]]:
+        for name, naming in self.naming.items():
+            if name != page.name:
+                yield from ((naming, each) for each in naming.current if _text(each) == _text(entry))
+
+    @staticmethod
+    def _is_new(copy: tuple[Naming, Imprint]) -> bool:
+        naming, each = copy
+        return _text(each) not in [_text(entry) for entry, _ in naming.kept]
 
     def _reserved(self, page: Placed, own: str | None) -> Iterator[str]:
         """The ids that led to a place at the address of a page, and lead to another page now."""

@@ -45,6 +45,15 @@ class Job:
     strict: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Where the translations of a page are: the folder of all, the page's name, and the names it had."""
+
+    folder: Path
+    name: str
+    former: tuple[str, ...] = ()
+
+
 def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
     """Make the pages; return every file by its path, and what was odd.
 
@@ -82,7 +91,7 @@ def _document(path: Path, shown: str) -> source.Document:
 
 
 def _pages(
-    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, tuple[Path, str]]
+    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, Shelf]
 ) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
     gathered = site.Collector()
     press = assemble.Press(
@@ -112,40 +121,41 @@ def _pages(
 
 
 def _edition(
-    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, tuple[Path, str]]
+    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, Shelf]
 ) -> edition.Edition:
     """Translate what has a catalogue; the rest is taken to be in the page's language already."""
     pages = {}
     for text in written:
-        folder, name = names.get(text.item.output, (None, ""))
-        if folder is None:
+        shelf = names.get(text.item.output)
+        if shelf is None:
             pages[text.item.output] = edition.page(text, None, job.lang)
             continue
-        units = catalog.PageUnits(name, content.page_units(text).sections)
-        languages = tuple({job.lang, *(path.name for path in folder.glob("*") if path.is_dir())})
-        book = catalog.load((units,), folder, languages).catalog(name, job.lang)
+        units = catalog.PageUnits(shelf.name, content.page_units(text).sections, shelf.former)
+        languages = tuple({job.lang, *(path.name for path in shelf.folder.glob("*") if path.is_dir())})
+        book = catalog.load((units,), shelf.folder, languages).catalog(shelf.name, job.lang)
         pages[text.item.output] = edition.page(text, book, job.lang)
     return edition.Edition(job.lang, pages, (("", None),), "", "")
 
 
-def _names(paths: Sequence[Path], made: Config, job: Job) -> dict[str, tuple[Path, str]]:
+def _names(paths: Sequence[Path], made: Config, job: Job) -> dict[str, Shelf]:
     """Where the translations of each page are: in the folder given, or in the project the file is part of."""
     found = {}
     for path, chapter in zip(paths, made.chapters, strict=True):
-        known = (job.locale, chapter.name) if job.locale else _project(path)
+        known = Shelf(job.locale, chapter.name) if job.locale else _project(path)
         if job.lang != "en" and known is not None:
             found[chapter.output] = known
     return found
 
 
-def _project(path: Path) -> tuple[Path, str] | None:
+def _project(path: Path) -> Shelf | None:
     try:
         own = config.load(config.find(path.resolve().parent))
     except SidelitError:
         return None  # Not part of a site: that is the usual case, and no mistake.
     for chapter in own.chapters:
         if (own.project / chapter.source).resolve() == path.resolve():
-            return own.folder / "locale", chapter.name
+            former = tuple(each.name for each in chapter.former if each.told)
+            return Shelf(own.folder / "locale", chapter.name, former)
     return None
 
 

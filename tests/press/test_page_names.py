@@ -177,6 +177,15 @@ def test_a_renamed_page_is_cited_and_reviewed_under_either_name(sample: Path) ->
     assert "0 translations" in sidelit("reviewed", "sample/loop", cwd=sample).stdout
 
 
+def test_a_renamed_file_is_printed_with_its_translations(sample: Path) -> None:
+    sidelit("sync", cwd=sample)
+    path = sample / "site/locale/ja/sample/ring.po"
+    edit(path, 'msgid "A ring"\nmsgstr ""', 'msgid "A ring"\nmsgstr "輪"')
+    move(sample, '{ source = "deep/loop.py", was = ["ring"] }', "deep/loop.py")
+    sidelit("print", "src/sample/deep/loop.py", "--lang", "ja", "--out", "printed", cwd=sample)
+    assert "輪" in page(sample, "printed/loop.html").text
+
+
 def test_a_ledger_and_catalogues_of_an_older_press_are_read(sample: Path) -> None:
     """It named pages by their paths and wrote no address, neither of the page nor of where it was."""
     sidelit("sync", cwd=sample)

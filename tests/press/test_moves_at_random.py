@@ -1,0 +1,73 @@
+"""Sections change pages at random, release after release, and every place that they had leads to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidelit import moves, source
+from sidelit.anchors import Anchor, imprints
+from sidelit.claims import Placed
+from sidelit.errors import SidelitError
+from sidelit.ledger import Ledger
+
+PAGES = ("ant", "bee", "cat")
+# Names that come twice, each time with other words and other code.
+SECTIONS = [
+    ("count", "Count what lies in the first box from the left.", "return len(first) + 1"),
+    ("count", "Say how many birds sat on the wire at noon.", "return sum(birds.values())"),
+    ("empty", "Pour the water out before the frost comes.", "water.pour(until=frost)"),
+    ("empty", "True when nobody is left in the whole house.", "return not any(rooms)"),
+    ("Lamp", "A light that knows which hours are dark.", "hours = (19, 7)"),
+    ("weigh", "Put the flour on one side and the stone on the other.", "scale.left = flour"),
+]
+# A page for each section, or no place at all where two of a name would meet.
+SPREAD = st.lists(st.sampled_from(PAGES), min_size=len(SECTIONS), max_size=len(SECTIONS)).filter(
+    lambda spread: (
+        len({(page, name) for page, (name, _, _) in zip(spread, SECTIONS, strict=True)}) == len(SECTIONS)
+    )
+)
+
+
+def text_of(page: str, spread: list[str]) -> str:
+    parts = [f'"""# The {page}\n\n> A page that stays.\n"""\n']
+    for where, (name, words, code) in zip(spread, SECTIONS, strict=True):
+        if where == page and name[0].isupper():
+            parts.append(f'class {name}:\n    """{words}"""\n\n    {code}\n')
+        elif where == page:
+            parts.append(f'def {name}():\n    """{words}"""\n    {code}\n')
+    return "\n\n".join(parts)
+
+
+def released(spread: list[str], ledger: Ledger) -> tuple[Mapping[str, tuple[Anchor, ...]], list[Placed]]:
+    pages = [
+        Placed(page, f"{page}.html", source.parse(text_of(page, spread), f"{page}.py")) for page in PAGES
+    ]
+    found: dict[str, tuple[Anchor, ...]] = {}
+    for page, anchors in moves.assign(pages, ledger).items():
+        assert not isinstance(anchors, SidelitError), anchors
+        found[page] = anchors
+    return found, pages
+
+
+@settings(max_examples=150)
+@given(st.lists(SPREAD, min_size=2, max_size=4))
+def test_every_place_that_was_published_leads_to_its_words(spreads: list[list[str]]) -> None:
+    ledger = Ledger()
+    kept: dict[str, str] = {}
+    for spread in spreads:
+        anchors, pages = released(spread, ledger)
+        leads: dict[str, str] = {}
+        for page in pages:
+            for section, anchor in zip(page.document.sections, anchors[page.name], strict=True):
+                own = (f"{page.output}#{name}" for name in (anchor.id, *anchor.aliases))
+                for place in (*own, *anchor.places):
+                    assert place not in leads, f"{place} leads to two sections"
+                    leads[place] = section.commentary
+        for place, words in kept.items():
+            assert leads[place] == words, place
+        kept |= leads
+        after = {page.name: imprints(page.document, anchors[page.name]) for page in pages}
+        ledger = Ledger(after, {page.name: page.output for page in pages})
