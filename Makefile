@@ -13,13 +13,14 @@ JOBS ?= 2
 
 SITE := .venv-site
 ALL := .venv
+SLOWEST := --durations 30
 PINS := pyproject.toml constraints.txt tools/environment.py
 
 .DEFAULT_GOAL := help
-.PHONY: help site serve test mutants lint bench clean
+.PHONY: help site serve test test-all mutants lint bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
 site: $(SITE)/.ready ## build the site into build/site/, every warning an error
 	@$(SITE)/bin/python tools/without_torch.py
@@ -29,9 +30,13 @@ site: $(SITE)/.ready ## build the site into build/site/, every warning an error
 serve: $(SITE)/.ready ## show the site on this machine and rebuild it on every save
 	@$(SITE)/bin/sidelit serve
 
-test: $(ALL)/.ready ## prove it: every test but those that need a GPU
+test: $(ALL)/.ready ## prove it, in minutes
 	@$(ALL)/bin/python tools/chromium.py
-	@$(ALL)/bin/python -m pytest -n $(JOBS) $(ARGS)
+	@$(ALL)/bin/python -m pytest -n $(JOBS) $(SLOWEST) $(ARGS)
+
+test-all: $(ALL)/.ready ## every test but those that need a GPU: each page of the site in each language, too
+	@$(ALL)/bin/python tools/chromium.py
+	@$(ALL)/bin/python -m pytest -n $(JOBS) $(SLOWEST) -m "not gpu" $(ARGS)
 
 mutants: $(ALL)/.ready ## break the training core in small ways: does a test fail each time?
 	@$(ALL)/bin/python tools/mutants.py $(ARGS)

@@ -1,23 +1,22 @@
-"""Which pages the built site has, and what a page of it offers and asks for."""
+"""Which pages the built site has, which of them stand for others, and how a page is shown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page
 
-from sidelit import config
+from sidelit import config, source
+from sidelit.config import Prose
 
 ROOT = Path(__file__).parent.parent
 CONFIG = config.load(ROOT / "site" / "sidelit.toml")
 LANGUAGES = CONFIG.languages
 CHAPTERS = [chapter.output for chapter in CONFIG.chapters]
 NAMES = [prose.output for prose in CONFIG.prose] + CHAPTERS
+SOURCES = {page.output: page.source for page in (*CONFIG.prose, *CONFIG.chapters)}
 
 Open = Callable[..., Page]
 WIDE, NARROW, HEIGHT = 1280, 390, 900
@@ -51,32 +50,36 @@ def name_of(path: str) -> str:
     return path if language_of(path) == LANGUAGES[0] else path.partition("/")[2]
 
 
+def file_of(name: str) -> Path:
+    """The source of a page, by the page's name."""
+    return CONFIG.project / SOURCES[name]
+
+
+def written(name: str) -> int:
+    """How many sections with commentary and code the source of a chapter has."""
+    sections = source.read(file_of(name)).sections
+    return sum(bool(one.commentary and one.code and not one.hidden) for one in sections)
+
+
+def longest(names: list[str], count: int) -> list[str]:
+    """The pages with the longest sources."""
+    return sorted(names, key=lambda name: file_of(name).stat().st_size)[-count:]
+
+
+def template_of(prose: Prose) -> str:
+    """Which template prints a page of prose: its list has one of its own, and the home page."""
+    return prose.append or ("home" if prose.output == CONFIG.home else "prose")
+
+
 PAGES = [path_of(name, language) for name in NAMES for language in LANGUAGES]
-
-
-@dataclass
-class Read(HTMLParser):
-    """The ids of a page, its sections, and the addresses that it names."""
-
-    ids: list[str] = field(default_factory=list)
-    sections: list[str] = field(default_factory=list)
-    targets: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        if "id" in given:
-            self.ids.append(given["id"])
-            if tag == "section":
-                self.sections.append(given["id"])
-        self.targets += [given[name] for name in ("href", "src") if name in given]
-
-
-@cache
-def read(path: Path) -> Read:
-    """Parse one file."""
-    page = Read()
-    page.feed(path.read_text("utf-8"))
-    return page
+# Where the pages of a template can only go wrong alike, its longest ones stand for all in `make test`.
+LONG_CHAPTERS = longest(CHAPTERS, len(LANGUAGES))
+LONG_PROSE = [
+    name
+    for template in sorted({template_of(prose) for prose in CONFIG.prose})
+    for name in longest([prose.output for prose in CONFIG.prose if template_of(prose) == template], 1)
+]
+LONG = {path_of(name, language) for name in LONG_CHAPTERS + LONG_PROSE for language in LANGUAGES}
+# Where boxes and colours are looked at: on all pages in English, and in a translation on those that stand for
+# the others.
+LOOKED_AT = LONG | {path for path in PAGES if language_of(path) == LANGUAGES[0]}

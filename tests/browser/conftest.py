@@ -21,7 +21,8 @@ from filelock import FileLock
 from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
 
 import chromium
-from built import HEIGHT, PAGES, ROOT, WIDE, Open, show
+from browser.looks import WAYS, Looks, look
+from built import HEIGHT, LANGUAGES, LOOKED_AT, PAGES, ROOT, WIDE, Open, language_of, show
 
 FLAGS = [
     "--no-sandbox",
@@ -37,11 +38,17 @@ FLAGS = [
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `path` runs for every page, or for the PATHS that its module names."""
-    if "path" in metafunc.fixturenames:
-        # With this scope the tests of one page run after each other, whatever their file, and share what they
-        # open.
-        metafunc.parametrize("path", getattr(metafunc.module, "PATHS", PAGES), scope="session")
+    """A test that takes `path` runs for each page, or for the PATHS of its module, or as its mark says."""
+    if "path" not in metafunc.fixturenames:
+        return
+    mark = metafunc.definition.get_closest_marker("pages")
+    given = mark.kwargs if mark else {}
+    every = given.get("of", getattr(metafunc.module, "PATHS", PAGES))
+    now = given.get("now", LOOKED_AT)
+    paths = [pytest.param(path, marks=() if path in now else pytest.mark.full) for path in every]
+    # With this scope the tests of one page run after each other, whatever their file, and share what they
+    # open.
+    metafunc.parametrize("path", paths, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -119,9 +126,10 @@ class Window:
             self.messages.append(f"{response.url}: {response.status}")
 
     def open(self, path: str, **way: Any) -> Page:
-        """Load a page that is shown in one way from the start."""
-        show(self.page, **way).goto(self.address + path, wait_until="load")
-        return self.page
+        """Load a page, shown in one way from the start, or as the page before."""
+        page = show(self.page, **way) if way else self.page
+        page.goto(self.address + path, wait_until="load")
+        return page
 
     def verdict(self) -> None:
         """Fail if there was anything since the last verdict."""
@@ -179,6 +187,13 @@ def walk(windows: Windows) -> Iterator[Open]:
         yield lambda path, scripts=True: stack.enter_context(windows.show("walk", path, scripts))
 
 
+@pytest.fixture
+def spoil(windows: Windows) -> Iterator[Open]:
+    """Open a page for this test, which changes it: `spoil(path, scripts=True)`."""
+    with ExitStack() as stack:
+        yield lambda path, scripts=True: show(stack.enter_context(windows.show("spoil", path, scripts)))
+
+
 @pytest.fixture(scope="session")
 def shared(windows: Windows, path: str) -> Iterator[Page]:
     """The page at `path`, open for all tests that only look at it; each says first how it wants it shown."""
@@ -191,3 +206,18 @@ def scriptless(windows: Windows, path: str) -> Iterator[Page]:
     """The page at `path` in a browser whose scripts are off."""
     with windows.show("shared", path, scripts=False) as page:
         yield page
+
+
+@pytest.fixture(scope="session")
+def looks(shared: Page, path: str) -> Looks:
+    """What the page at `path` looks like.
+
+    In a translation that stands for no others axe looks in one way, in each language in another: it has
+    looked at the same boxes and colours in English.
+    """
+    place = LANGUAGES.index(language_of(path))
+    asked = WAYS if path in LOOKED_AT else [WAYS[(place - 1) % len(WAYS)]]
+    # The page before may have been left narrow: to begin like that saves laying out this one once more.
+    narrow_first = shared.viewport_size != {"width": WIDE, "height": HEIGHT}
+    seen = {way: look(shared, way, way in asked) for way in (reversed(WAYS) if narrow_first else WAYS)}
+    return Looks(*(seen[way] for way in WAYS))

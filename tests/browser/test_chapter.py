@@ -2,94 +2,39 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from playwright.sync_api import Page
 
-from built import CHAPTERS, CONFIG, LANGUAGES, NARROW, WIDE, Open, language_of, name_of, path_of, show
-from sidelit import source
+from browser.looks import Looks, columns, stacked
+from built import CHAPTERS, LANGUAGES, LONG_CHAPTERS, Open, language_of, name_of, path_of, written
 
 PATHS = [path_of(name, language) for name in CHAPTERS for language in LANGUAGES]
-# The ways from one language to another are walked once a chapter, from each language in turn.
-STARTS = [path_of(name, LANGUAGES[index % len(LANGUAGES)]) for index, name in enumerate(CHAPTERS)]
-# Letters line up, not boxes: a heading has more room above it than a line of code. Half a line is the most.
-HALF_A_LINE = 12
-BOXES = """
-() => [...document.querySelectorAll("section[id]")].map(section => {
-    const box = element => {
-        if (!element) return null;
-        const {left, right, top, bottom} = element.getBoundingClientRect();
-        return {left, right, top, bottom};
-    };
-    return {
-        id: section.id,
-        all: box(section),
-        doc: section.querySelector(".doc").textContent.trim() ? box(section.querySelector(".doc")) : null,
-        code: box(section.querySelector("pre.code")),
-    };
-})
-"""
+SHORT_CHAPTERS = [name for name in CHAPTERS if name not in LONG_CHAPTERS]
+# The ways from one language to another are walked once a chapter, from each language in turn. `make test`
+# walks those of the longest chapters.
+STARTS = [
+    pytest.param(path_of(name, LANGUAGES[place % len(LANGUAGES)]), marks=marks)
+    for chapters, marks in ((LONG_CHAPTERS, ()), (SHORT_CHAPTERS, pytest.mark.full))
+    for place, name in enumerate(chapters)
+]
 
 
-def file_of(path: str) -> Path:
-    """The source of a chapter's page."""
-    return CONFIG.project / CONFIG.chapters[CHAPTERS.index(name_of(path))].source
-
-
-def pairs(page: Page, path: str) -> list[dict[str, Any]]:
-    """The sections that have commentary and code, with their boxes: no fewer than the source has."""
-    boxes: list[dict[str, Any]] = page.evaluate(BOXES)
-    both = [section for section in boxes if section["doc"] and section["code"]]
-    sections = source.read(file_of(path)).sections
-    written = [one for one in sections if one.commentary and one.code and not one.hidden]
-    assert len(both) >= len(written) > 0
-    return both
-
-
-def test_columns_line_up(shared: Page, path: str) -> None:
+def test_columns_line_up(looks: Looks, path: str) -> None:
     """At 1280 px each section's commentary and code start on one line, side by side, inside their section."""
-    show(shared, WIDE)
-    before = float("-inf")
-    for section in pairs(shared, path):
-        doc, code, whole = section["doc"], section["code"], section["all"]
-        assert doc["right"] <= code["left"] + 1, section["id"]
-        assert abs(doc["top"] - code["top"]) <= HALF_A_LINE, section["id"]
-        assert max(doc["bottom"], code["bottom"]) <= whole["bottom"] + 1, section["id"]
-        assert whole["top"] >= before - 1, section["id"]
-        before = whole["bottom"]
+    assert len(looks.wide.pairs) >= written(name_of(path)) > 0
+    assert list(columns(looks.wide)) == []
 
 
-def test_narrow_pages_put_commentary_above_code(shared: Page, path: str) -> None:
-    show(shared, NARROW)
-    for section in pairs(shared, path):
-        assert section["doc"]["bottom"] <= section["code"]["top"] + 1, section["id"]
-        assert section["doc"]["left"] >= 0, section["id"]
-        assert section["code"]["right"] <= 391, section["id"]
+def test_narrow_pages_put_commentary_above_code(looks: Looks, path: str) -> None:
+    assert len(looks.narrow.pairs) >= written(name_of(path)) > 0
+    assert list(stacked(looks.narrow)) == []
 
 
-def test_the_columns_share_one_scroll(shared: Page) -> None:
+def test_the_columns_share_one_scroll(looks: Looks) -> None:
     """No part of a wide page scrolls up and down by itself."""
-    inner = """() => [...document.querySelectorAll("main *")].filter(element =>
-        element.scrollHeight > element.clientHeight + 1 &&
-        ["auto", "scroll"].includes(getComputedStyle(element).overflowY)
-    ).map(element => element.outerHTML.slice(0, 80))"""
-    assert show(shared, WIDE).evaluate(inner) == []
-
-
-def test_line_numbers_and_code_are_those_of_the_file(shared: Page, path: str) -> None:
-    """Each shown line is the line of the source that carries its number."""
-    lines = file_of(path).read_text("utf-8").split("\n")
-    shown = shared.evaluate("""() => [...document.querySelectorAll("pre.code .line")].map(line => {
-        const number = line.querySelector(".num");
-        const text = line.textContent.slice(number.textContent.length);
-        return [Number(number.textContent), text.replace(/\\n$/, "")];
-    })""")
-    assert shown
-    for number, text in shown:
-        assert text == lines[number - 1]
+    assert looks.wide.scrolling == []
 
 
 @pytest.mark.parametrize("start", STARTS)
