@@ -408,6 +408,36 @@ def a_backward_pass_belongs_to_the_side_of_its_forward_pass() -> None:
         model(tokens).sum().backward()
 
 
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def an_interrupt_within_the_block_or_before_it() -> None:
+    """It runs no hooks. So a unit may still be whole, or be on its way because it was gathered ahead."""
+    from shardbook import shard
+
+    data = batch(0, 0)
+    for stage in STAGES:
+        plain, model = chain(), shard(chain(), stage=stage, policy=Policy(param_dtype=BF16))
+        own, low = list(model.parameters()), low_copy(plain, BF16)
+        for register in (model[1].register_forward_pre_hook, model[0].register_forward_hook):
+            assert error(model, data).item() == error(low, data).item(), stage
+            handle = register(interrupt)
+            with pytest.raises(KeyboardInterrupt), full_precision(model):
+                model(data[0])
+            shown = list(model.parameters())
+            assert all(one is other for one, other in zip(shown, own, strict=True)), stage
+            handle.remove()
+        assert error(model, data).item() == error(low, data).item(), stage
+        handle = model[0].register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(data[0])
+        handle.remove()
+        with full_precision(model):
+            assert error(model, data).item() == error(plain, data).item(), stage
+        assert error(model, data).item() == error(low, data).item(), stage
+
+
 def enter_in_the_middle(model: nn.Module, *_: Any) -> None:
     with full_precision(model):
         pass
@@ -420,6 +450,7 @@ CASES = [
     full_precision_reaches_each_vector_and_the_inputs,
     a_model_is_evaluated_in_inference_mode,
     a_backward_pass_belongs_to_the_side_of_its_forward_pass,
+    an_interrupt_within_the_block_or_before_it,
 ]
 
 
