@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed import init_device_mesh
 
 import ranks
+from shardbook.collectives import PendingGather, PendingReduce
 from shardbook.unit import Unit
 from shardbook.zero3 import Zero3
 
@@ -57,6 +58,8 @@ def names_of_the_exchanges(stage: int, copies: int) -> set[tuple[str, ...]]:
         real(*arguments)
 
     order.before = before  # type: ignore[method-assign]
+    if stage:
+        only_what_is_watched_is_waited_for(order)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         model(DATA).sum().backward()
@@ -64,6 +67,31 @@ def names_of_the_exchanges(stage: int, copies: int) -> set[tuple[str, ...]]:
         optimizer.step()
         optimizer.zero_grad()
     return said
+
+
+def only_what_is_watched_is_waited_for(order: Any) -> None:
+    """A wait that nobody watches lasts for ever if another rank has left."""
+    watched: dict[int, Any] = {}
+
+    def watch(works: Any, real: Any = order.watch) -> None:
+        watched.update({id(work): work for work in works})
+        real(works)
+
+    def watched_first(kind: Any, real: Any) -> Any:
+        def wait(self: Any) -> Any:
+            assert watched.keys() >= set(map(id, self.works)), f"{kind.__name__} was not watched"
+            return real(self)
+
+        return wait
+
+    order.watch = watch
+    for kind in PENDING:
+        real = REAL.setdefault(kind, kind.wait)
+        kind.wait = watched_first(kind, real)
+
+
+PENDING: list[Any] = [PendingGather, PendingReduce]
+REAL: dict[Any, Any] = {}
 
 
 def in_all_ways() -> list[set[tuple[str, ...]]]:
