@@ -154,6 +154,41 @@ def own_parameters_after_a_failed_backward_pass() -> None:
         assert "did not end" in said_by(optimizer.step), stage
 
 
+class Interrupted(nn.Linear):
+    """Its second run is interrupted."""
+
+    runs = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        if self.runs == 2:
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unit = Interrupted(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        from shardbook import checkpoint
+
+        return checkpoint(self.unit, x, use_reentrant=False)
+
+
+def own_parameters_after_an_interrupted_recomputation_of_a_unit() -> None:
+    from shardbook import shard
+
+    for stage in STAGES:
+        model = shard(Around(), stage=stage, units=Interrupted)
+        own = list(model.parameters())
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+        for parameter, one in zip(model.parameters(), own, strict=True):
+            assert parameter is one, stage
+
+
 def frozen_after_an_interrupt() -> None:
     """It lasts, as it does in a plain model."""
     from shardbook import shard
@@ -274,10 +309,11 @@ def a_pass_around_the_one_that_fails() -> None:
         def forward(self, x: Tensor) -> Any:
             y = super().forward(x)
             if self.tries:
-                probe = super().forward(x).sum()
+                # It fails when the gradients of the parameters are there.
+                probe = x * 1
                 probe.register_hook(fail)
                 with suppress(Failure):
-                    probe.backward()
+                    super().forward(probe).sum().backward()
             return y + super().forward(x)
 
     def fail(*_: Any) -> None:
@@ -376,6 +412,7 @@ def a_zero_grad_of_its_own() -> None:
 
 CASES = [
     own_parameters_after_a_failed_backward_pass,
+    own_parameters_after_an_interrupted_recomputation_of_a_unit,
     frozen_after_an_interrupt,
     frozen_while_it_is_whole,
     another_graph_after_a_failure,
