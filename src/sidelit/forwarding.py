@@ -44,9 +44,8 @@ def leads(texts: Sequence[Text]) -> Leads:
             if former.told and former.output not in current:
                 there = found.setdefault(former.output, {})
                 there.setdefault("", Lead(text.item.output, ""))
-                if len(there) == 1:
-                    # No section of the page was published, so all of them had the ids that they have.
-                    there.update({name: Lead(text.item.output, name) for name in _ids(text)})
+                # The headings of a page of prose are in no ledger, so they are taken to be what they were.
+                there.update({slug: Lead(text.item.output, slug) for slug in _headings(text)})
     for there in found.values():
         there.setdefault("", Lead(next(iter(there.values())).output, ""))
     return found
@@ -75,8 +74,6 @@ def _places(text: Text) -> Iterator[tuple[str, str]]:
     yield from ((place, piece.id) for piece in text.pieces for place in piece.places)
 
 
-def _ids(text: Text) -> Iterator[str]:
-    if text.prose:
-        yield from (str(token.meta["slug"]) for token in text.tokens if token.meta.get("slug") in text.ids)
-    else:
-        yield from (name for piece in text.pieces for name in (piece.id, *piece.aliases))
+def _headings(text: Text) -> Iterator[str]:
+    slugs = (str(token.meta.get("slug")) for token in text.tokens if text.prose)
+    yield from (slug for slug in slugs if slug in text.ids)

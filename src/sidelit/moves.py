@@ -127,15 +127,23 @@ class _Site:
             if there == page.name
             for place in places_of(self.entries[name, anchor], self.claims.address(name))
         ]
-        first = self.naming[page.name].first
-        if first is not None:
-            arrivals += [(f"{address}#", first) for address in self._addresses(page)]
-        return self.naming[page.name].anchors(arrivals, page.output)
+        naming = self.naming[page.name]
+        if naming.first is not None:
+            arrivals += ((f"{address}#", naming.first) for address in self._addresses(page))
+        for address in self._unpublished(page):
+            arrivals += ((f"{address}#{naming.names[index]}", index) for index in naming.shown)
+        return naming.anchors(arrivals, page.output)
 
     def _addresses(self, page: Placed) -> Iterator[str]:
         """The addresses at which a page, or one that it took in, stood."""
         yield from (self.claims.address(name) for name, home in self.claims.homes.items() if home is page)
         yield from (former.output for former in self.claims.unnoted(page))
+
+    def _unpublished(self, page: Placed) -> set[str]:
+        """The addresses that a page had when no release knew it: its sections had the ids that they have."""
+        published = {self.claims.address(name) for name in self.claims.homes}
+        current = {each.output for each in self.pages.values()}
+        return {former.output for former in self.claims.unnoted(page)} - published - current
 
     def _named(self, page: Placed, gone: Collection[str] = ()) -> Naming:
         """Let a page find its own sections, but for those that are `gone` to another page."""

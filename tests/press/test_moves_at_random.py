@@ -71,3 +71,55 @@ def test_every_place_that_was_published_leads_to_its_words(spreads: list[list[st
         kept |= leads
         after = {page.name: imprints(page.document, anchors[page.name]) for page in pages}
         ledger = Ledger(after, {page.name: page.output for page in pages})
+
+
+def page(name: str, text: str) -> Placed:
+    return Placed(name, f"{name}.html", source.parse(text, f"{name}.py"))
+
+
+def publish(*pages: Placed) -> Ledger:
+    given = moves.assign(pages, Ledger())
+    fixed = {}
+    for each in pages:
+        anchors = given[each.name]
+        assert not isinstance(anchors, SidelitError)
+        fixed[each.name] = imprints(each.document, anchors)
+    return Ledger(fixed, {each.name: each.output for each in pages})
+
+
+LOOP = '''def loop(rounds):
+    """Go round until the bell rings for the last time."""
+    for one in rounds:
+        # A round that nobody counts is no round.
+        count(one)
+    a = 1
+    b = 2
+'''
+
+
+def test_code_without_words_follows_the_definition_it_stood_in() -> None:
+    ledger = publish(page("ant", LOOP), page("bee", "x = 1\n"))
+    (code,) = (each.id for each in ledger.pages["ant"] if each.kind == "code" and each.qualname == "loop")
+    moved = moves.assign(
+        [page("ant", "y = 1\n"), page("bee", LOOP.replace("    a = 1\n    b = 2\n", ""))], ledger
+    )
+    assert not isinstance(moved["bee"], SidelitError)
+    assert f"ant.html#{code}" in {anchor.id: anchor.places for anchor in moved["bee"]}["loop"]
+
+
+def test_a_section_that_only_resembles_a_deleted_one_does_not_inherit_its_id() -> None:
+    ledger = publish(page("ant", LOOP), page("bee", "x = 1\n"))
+    other = LOOP.replace("the bell rings for the last time", "the cook calls for the last time")
+    other = other.replace("rounds", "meals").replace("count(one)", "eat(one)").replace("a = 1", "c = d()")
+    found = moves.assign([page("ant", "y = 1\n"), page("bee", other.replace("def loop", "def dine"))], ledger)
+    assert isinstance(found["ant"], SidelitError)
+    assert str(found["ant"]).startswith("ant.py: the published id 'loop' and 1 more would lead nowhere; ")
+
+
+def test_a_section_that_was_reworded_on_its_way_is_found() -> None:
+    ledger = publish(page("ant", LOOP), page("bee", "x = 1\n"))
+    later = LOOP.replace("rings for the last time", "rings for the very last time").replace("a = 1", "a = 3")
+    found = moves.assign([page("ant", "y = 1\n"), page("bee", later)], ledger)
+    assert not isinstance(found["bee"], SidelitError)
+    places = {place for anchor in found["bee"] for place in anchor.places}
+    assert {"ant.html#loop", "ant.html#loop/a-round-that-nobody-counts"} <= places

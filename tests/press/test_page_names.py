@@ -106,6 +106,15 @@ def test_an_old_address_has_a_page_in_every_language_and_is_in_no_list(sample: P
     assert "forward.js" not in (site / "loop.html").read_text(encoding="utf-8")
 
 
+def test_a_release_notes_where_a_page_was_that_no_release_knew(sample: Path) -> None:
+    entry = '{ source = "deep/loop.py", was = ["ring"] }'
+    move(sample, entry, "deep/loop.py")
+    site = tree(built(sample))
+    sidelit("publish", cwd=sample)
+    edit(sample / CONFIG, entry, '{ source = "deep/loop.py" }')
+    assert tree(built(sample)) == site
+
+
 def test_a_page_of_prose_is_renamed_too(sample: Path) -> None:
     edit(sample / CONFIG, 'source = "notes/reading.md"', 'source = "notes/how.md"\nwas = ["notes/reading"]')
     (sample / "site/pages/notes/reading.md").rename(sample / "site/pages/notes/how.md")
