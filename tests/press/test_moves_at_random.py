@@ -123,3 +123,22 @@ def test_a_section_that_was_reworded_on_its_way_is_found() -> None:
     assert not isinstance(found["bee"], SidelitError)
     places = {place for anchor in found["bee"] for place in anchor.places}
     assert {"ant.html#loop", "ant.html#loop/a-round-that-nobody-counts"} <= places
+
+
+def test_a_definition_without_words_is_found_by_its_code() -> None:
+    plain = "def plain():\n    one()\n    two()\n    three()\n    four()\n"
+    ledger = publish(page("ant", plain), page("bee", "x = 1\n"))
+    found = moves.assign([page("ant", "y = 1\n"), page("bee", plain.replace("four()", "five()"))], ledger)
+    assert not isinstance(found["bee"], SidelitError)
+    assert "ant.html#plain" in {place for anchor in found["bee"] for place in anchor.places}
+
+
+def test_code_without_words_is_not_looked_for_where_its_definition_is_not() -> None:
+    end = "    a = 1\n    b = 2\n    c = 3\n    d = 4\n"
+    long = LOOP.replace("    a = 1\n    b = 2\n", end)
+    ledger = publish(page("ant", long), page("bee", "x = 1\n"))
+    (code,) = (each.id for each in ledger.pages["ant"] if each.kind == "code" and each.qualname == "loop")
+    other = f'def loop():\n    """Something else."""\n    # First.\n    if x:\n        y()\n{end}'
+    found = moves.assign([page("ant", long.replace(end, "")), page("bee", other)], ledger)
+    assert not isinstance(found["ant"], SidelitError)
+    assert code in {anchor.id: anchor.aliases for anchor in found["ant"]}["loop"]
