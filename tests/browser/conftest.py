@@ -21,8 +21,8 @@ from filelock import FileLock
 from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
 
 import chromium
-from browser.looks import WAYS, Looks, look
-from built import HEIGHT, LANGUAGES, LOOKED_AT, PAGES, ROOT, WIDE, Open, language_of, show
+from browser.looks import COLOURS, WAYS, Looks, look, violations
+from built import HEIGHT, LANGUAGES, LONG, LOOKED_AT, NARROW, PAGES, ROOT, WIDE, Open, language_of, show
 
 FLAGS = [
     "--no-sandbox",
@@ -219,5 +219,9 @@ def looks(shared: Page, path: str) -> Looks:
     asked = WAYS if path in LOOKED_AT else [WAYS[(place - 1) % len(WAYS)]]
     # The page before may have been left narrow: to begin like that saves laying out this one once more.
     narrow_first = shared.viewport_size != {"width": WIDE, "height": HEIGHT}
-    seen = {way: look(shared, way, way in asked) for way in (reversed(WAYS) if narrow_first else WAYS)}
-    return Looks(*(seen[way] for way in WAYS))
+    seen, pale = {}, []
+    for way in reversed(WAYS) if narrow_first else WAYS:
+        seen[way] = look(shared, way, way in asked)
+        if way[0] == NARROW and path in LONG:
+            pale = violations(show(shared, NARROW, "light"), COLOURS)
+    return Looks(*(seen[way] for way in WAYS), pale=pale)

@@ -30,7 +30,7 @@ ONE_OF_EACH_LOOK = """
             const style = getComputedStyle(element);
             const own = [
                 style.backgroundColor, style.backgroundImage, style.opacity, style.filter, style.mixBlendMode,
-                style.position, style.clip, style.clipPath,
+                style.position.replace("relative", "static"), style.clip, style.clipPath,
             ].join("|");
             const below = ground(element.parentElement);
             grounds.set(element, own === plain ? below : `${below};${own}`);
@@ -72,29 +72,33 @@ axe.configure({
     }],
 })
 """
-# The sections of a chapter, with the boxes of their commentary and their code.
-BOXES = """
-() => [...document.querySelectorAll("section[id]")].map(section => {
+# What is taken down of a page: its width, its background, what can be scrolled up and down by itself, and the
+# boxes of each section's commentary and code.
+SEEN = """
+() => {
     const box = element => {
         if (!element) return null;
-        const {left, right, top, bottom} = element.getBoundingClientRect();
-        return {left, right, top, bottom};
+        const { left, right, top, bottom } = element.getBoundingClientRect();
+        return { left, right, top, bottom };
     };
-    const doc = section.querySelector(".doc");
     return {
-        id: section.id,
-        all: box(section),
-        doc: doc?.textContent.trim() ? box(doc) : null,
-        code: box(section.querySelector("pre.code")),
+        scroll_width: document.documentElement.scrollWidth,
+        background: getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g).slice(0, 3).map(Number),
+        scrolling: [...document.querySelectorAll("main *")].filter(element =>
+            element.scrollHeight > element.clientHeight + 1 &&
+            ["auto", "scroll"].includes(getComputedStyle(element).overflowY)
+        ).map(element => element.outerHTML.slice(0, 80)),
+        sections: [...document.querySelectorAll("section[id]")].map(section => {
+            const doc = section.querySelector(".doc");
+            return {
+                id: section.id,
+                all: box(section),
+                doc: doc?.textContent.trim() ? box(doc) : null,
+                code: box(section.querySelector("pre.code")),
+            };
+        }),
     };
-})
-"""
-# What can be scrolled up and down by itself.
-SCROLLING = """
-() => [...document.querySelectorAll("main *")].filter(element =>
-    element.scrollHeight > element.clientHeight + 1 &&
-    ["auto", "scroll"].includes(getComputedStyle(element).overflowY)
-).map(element => element.outerHTML.slice(0, 80))
+}
 """
 VISIBLE = """
 selector => [...document.querySelectorAll(selector)].filter(element => {
@@ -103,11 +107,14 @@ selector => [...document.querySelectorAll(selector)].filter(element => {
     return style.visibility === "visible" && width > 0 && height > 0;
 }).length
 """
-BACKGROUND = "getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g).slice(0, 3).map(Number)"
 
 Way = tuple[int, Any]
 WAYS: list[Way] = [(WIDE, "light"), (NARROW, "dark")]
-OTHER_WAYS: list[Way] = [(WIDE, "dark"), (NARROW, "light")]
+# Rules of axe. Those of colours have to find out what is painted on what, which takes as long as all others.
+ALL: dict[str, Any] = {}
+COLOUR_RULES = ["color-contrast", "link-in-text-block"]
+COLOURS: dict[str, Any] = {"runOnly": COLOUR_RULES}
+ALL_BUT_COLOURS: dict[str, Any] = {"rules": {rule: {"enabled": False} for rule in COLOUR_RULES}}
 
 
 @dataclass
@@ -122,7 +129,7 @@ class Look:
     scrolling: list[str]
     sections: list[dict[str, Any]]
     violations: list[str]
-    """What axe finds; nothing, too, if it was not asked."""
+    """What axe finds, if it was asked."""
 
     @property
     def pairs(self) -> list[dict[str, Any]]:
@@ -132,10 +139,14 @@ class Look:
 
 @dataclass
 class Looks:
-    """A page, wide and light, and narrow and dark."""
+    """A page, wide and light, and narrow and dark; and the colours that axe finds too close in the light.
+
+    On a narrow page, that is: the text of a wide chapter is on a gradient, and there axe judges no colour.
+    """
 
     wide: Look
     narrow: Look
+    pale: list[str]
 
     def __iter__(self) -> Iterator[Look]:
         return iter((self.wide, self.narrow))
@@ -143,28 +154,27 @@ class Looks:
 
 def look(page: Page, way: Way, axe: bool = True) -> Look:
     """Show a page in one way and take down what is seen."""
-    show(page, *way)
+    seen = show(page, *way).evaluate(SEEN)
+    rules = ALL if way[0] == NARROW else ALL_BUT_COLOURS
     return Look(
         *way,
-        scroll_width=page.evaluate("document.documentElement.scrollWidth"),
-        brightness=sum(page.evaluate(BACKGROUND)) / 3,
-        scrolling=page.evaluate(SCROLLING),
-        sections=page.evaluate(BOXES),
-        violations=violations(page) if axe else [],
+        scroll_width=seen["scroll_width"],
+        brightness=sum(seen["background"]) / 3,
+        scrolling=seen["scrolling"],
+        sections=seen["sections"],
+        violations=violations(page, rules) if axe else [],
     )
 
 
-def violations(page: Page, *rules: str) -> list[str]:
-    """What axe finds on the page as it is shown: by all of its rules, or by these.
-
-    It judges no text on a gradient, such as that of a wide chapter; on a narrow page it judges the same text.
-    """
+def violations(page: Page, rules: dict[str, Any]) -> list[str]:
+    """What axe finds on the page as it is shown."""
     # To read axe into a page takes longer than to run it.
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE)
         page.evaluate(CONTRAST)
-    page.evaluate(ONE_OF_EACH_LOOK)
-    options = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
+    if rules is not ALL_BUT_COLOURS:
+        page.evaluate(ONE_OF_EACH_LOOK)
+    options = {"resultTypes": ["violations"], "preload": False, **rules}
     found = page.evaluate("options => axe.run(options).then(found => found.violations)", options)
     return [
         f"{rule['id']}: {node['html'][:200]}: {node['failureSummary']}"
