@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -15,8 +14,8 @@ from urllib.parse import unquote
 import polib
 import pytest
 
+from press.inside import sidelit
 from press.project import tree
-from sidelit import cli
 
 HEAD = (
     'title = "Book"\ntagline = "A small one."\nlanguages = ["en", "ja"]\n\n[[front]]\nsource = "index.md"\n\n'
@@ -110,7 +109,6 @@ class Book:
     """The project, its author's commands, and what its readers have kept."""
 
     root: Path
-    said: Callable[[], str]
     kept: dict[str, str] = field(default_factory=dict)
     """Every address with `#id` that was ever published, and words of its section."""
 
@@ -121,10 +119,8 @@ class Book:
 
     def run(self, *words: str, code: int = 0) -> str:
         """Give a command; returns what it said."""
-        given = [*words, "--config", str(self.root / "site/sidelit.toml")]
-        done, told = cli.main(given), self.said()
-        assert done == code, told
-        return told
+        said = sidelit(*words, cwd=self.root, code=code)
+        return said.stdout + said.stderr
 
     def write(self, name: str, text: str) -> None:
         path = self.root / "src/book" / name
@@ -203,12 +199,8 @@ def translate_all(root: Path) -> None:
 
 
 @pytest.fixture
-def book(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Book:
-    def said() -> str:
-        told = capsys.readouterr()
-        return told.out + told.err
-
-    made = Book(tmp_path, said)
+def book(tmp_path: Path) -> Book:
+    made = Book(tmp_path)
     (tmp_path / "site/pages").mkdir(parents=True)
     (tmp_path / "site/pages/index.md").write_text(INDEX, encoding="utf-8")
     (tmp_path / "src/book").mkdir(parents=True)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from press.project import Html, edit, page, run, sidelit, tree
+from press import project
+from press.inside import sidelit
+from press.project import Html, edit, page, run, tree
 from sidelit import config
 from sidelit.errors import SidelitError
 
@@ -191,7 +193,7 @@ def test_a_renamed_file_is_printed_with_its_translations(sample: Path) -> None:
     path = sample / "site/locale/ja/sample/ring.po"
     edit(path, 'msgid "A ring"\nmsgstr ""', 'msgid "A ring"\nmsgstr "輪"')
     move(sample, '{ source = "deep/loop.py", was = ["ring"] }', "deep/loop.py")
-    sidelit("print", "src/sample/deep/loop.py", "--lang", "ja", "--out", "printed", cwd=sample)
+    project.sidelit("print", "src/sample/deep/loop.py", "--lang", "ja", "--out", "printed", cwd=sample)
     assert "輪" in page(sample, "printed/loop.html").text
 
 
