@@ -64,10 +64,17 @@ MISTAKES = [
 ]
 
 
+def forwards(site: Path) -> list[str]:
+    """The pages at old addresses, which stand in no list of pages and send their readers on."""
+    paths = (path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    return sorted(path for path in paths if 'class="forward"' in (site / path).read_text("utf-8"))
+
+
 @pytest.mark.parametrize("name", CHECKS)
 def test_every_page_is_right(site: Path, name: str) -> None:
     check = CHECKS[name]
-    said = [f"{path}: {complaint}" for path in PAGES for complaint in check(read(site / path), path, site)]
+    paths = [*PAGES, *forwards(site)]
+    said = [f"{path}: {complaint}" for path in paths for complaint in check(read(site / path), path, site)]
     assert said == []
 
 
@@ -92,7 +99,10 @@ def test_the_pages_have_what_is_checked(site: Path) -> None:
 def test_the_build_holds_these_pages_and_no_others(site: Path) -> None:
     """A page that nobody tests is a page that nobody reads."""
     built = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
-    assert built - {"404.html"} == set(PAGES)
+    old = forwards(site)
+    assert built - {"404.html", *old} == set(PAGES)
+    # An old address sends readers on in each language.
+    assert set(old) == {path_of(name_of(path), language) for path in old for language in LANGUAGES}
 
 
 def test_section_names_are_the_same_in_every_language(site: Path) -> None:
