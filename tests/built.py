@@ -79,7 +79,7 @@ LONG_PROSE = [
     for template in sorted({template_of(prose) for prose in CONFIG.prose})
     for name in longest([prose.output for prose in CONFIG.prose if template_of(prose) == template], 1)
 ]
-LONG = {path_of(name, language) for name in LONG_CHAPTERS + LONG_PROSE for language in LANGUAGES}
+LONG = {path_of(name, language) for name in [LONG_CHAPTERS[-1], *LONG_PROSE] for language in LANGUAGES}
 # Where boxes and colours are looked at: on all pages in English, and in a translation on those that stand for
 # the others.
 LOOKED_AT = LONG | {path for path in PAGES if language_of(path) == LANGUAGES[0]}
