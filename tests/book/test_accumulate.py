@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ranks
+from book.live import LiveStorages
 from book.reference import (
     STAGES,
     all_losses,
@@ -312,7 +313,37 @@ def sums_keep_the_digits_of_fp32() -> None:
         assert torch.equal(parameter.grad, torch.full_like(parameter, 258))
 
 
+def stored_in_the_middle_of_a_backward_pass(model: Any) -> int:
+    """The bytes that are alive while the gradient of what the first of two layers returned is there."""
+    stored: list[int] = []
+    with LiveStorages() as live:
+        hook = model[0].register_forward_hook(
+            lambda *passed: passed[-1].register_hook(lambda _: stored.append(live.bytes())) and None
+        )
+        model(torch.ones(1, 64)).sum().backward()
+        hook.remove()
+    (found,) = stored
+    return found
+
+
+def only_what_waits_takes_the_room_of_fp32() -> None:
+    """A step without micro-batches collects its gradients in 16 bits, whatever the step before it did."""
+    from shardbook import Policy, no_sync, shard
+
+    for stage in STAGES:
+        plain = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        model = shard(plain, stage=stage, policy=Policy(param_dtype=torch.bfloat16))
+        before = [stored_in_the_middle_of_a_backward_pass(model) for _ in range(2)]
+        model.zero_grad()
+        with no_sync(model):
+            waiting = stored_in_the_middle_of_a_backward_pass(model)
+        stored_in_the_middle_of_a_backward_pass(model)
+        model.zero_grad()
+        assert stored_in_the_middle_of_a_backward_pass(model) == before[1] < waiting, stage
+
+
 CASES = [
+    only_what_waits_takes_the_room_of_fp32,
     weights_changed_by_hand_while_gradients_wait,
     weights_swapped_for_an_evaluation_while_gradients_wait,
     sums_keep_the_digits_of_fp32,
