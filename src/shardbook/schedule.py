@@ -250,7 +250,6 @@ class Conductor:
         take_interrupted_away()
         for unit in self.drivers:
             unit.free()
-            unit.usage = None
         if self.passes:
             self.forget()
         for unit in self.drivers:
