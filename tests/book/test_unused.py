@@ -203,6 +203,23 @@ def test_a_rank_that_has_used_everything_does_not_read_what_others_have(stage: i
         assert some_unused > 0
 
 
+def compared_for_units_that_step() -> tuple[int, int]:
+    from shardbook import shard
+    from shardbook.collectives import ledger
+    from shardbook.lean import step_in_backward
+
+    model = shard(Experts(), stage=0, units=nn.Linear)
+    step_in_backward(model, partial(torch.optim.SGD, lr=0.1))
+    with ledger() as book:
+        choose([[(0, 1)]], model, 0, 0).backward()
+    return book.sent["all-reduce"], compared_bytes(model)
+
+
+def test_in_stage_0_units_that_step_in_the_backward_pass_are_compared_once_all_together() -> None:
+    for sent, formula in ranks.run(2, compared_for_units_that_step):
+        assert sent == formula
+
+
 def left_out_step() -> list[str]:
     from shardbook import Disagreement, shard
 
