@@ -410,7 +410,40 @@ def a_zero_grad_of_its_own() -> None:
         assert all(parameter.grad is None for parameter in model.parameters()), stage
 
 
+def sent_before_the_first_layer(model: Any, fails: bool = False) -> int:
+    """The bytes of gradients that are sent by the time that the backward pass arrives at the first layer."""
+    from shardbook.collectives import ledger
+
+    sent: list[int] = []
+
+    def arrive(_: Tensor) -> None:
+        sent.append(book.sent.get("reduce-scatter", 0))
+        if fails:
+            raise Failure
+
+    handle = model[0].register_forward_hook(lambda *passed: passed[-1].register_hook(arrive) and None)
+    with ledger() as book, pytest.raises(Failure) if fails else nullcontext():
+        model(torch.ones(2, 4)).sum().backward()
+    handle.remove()
+    model.zero_grad()
+    (found,) = sent
+    return found
+
+
+def as_early_as_before() -> None:
+    """The step after a failure exchanges the gradients of each unit while the backward pass goes on."""
+    from shardbook import shard
+
+    for stage in (2, 3):
+        model = shard(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]), stage=stage, units=nn.Linear)
+        usual = sent_before_the_first_layer(model)
+        assert usual > 0
+        assert sent_before_the_first_layer(model, fails=True) == usual
+        assert sent_before_the_first_layer(model) == usual, stage
+
+
 CASES = [
+    as_early_as_before,
     own_parameters_after_a_failed_backward_pass,
     own_parameters_after_an_interrupted_recomputation_of_a_unit,
     frozen_after_an_interrupt,
