@@ -930,6 +930,33 @@ def one_warning(stage: int, prefetch: int) -> None:
     assert only.filename == __file__
 
 
+class Twice(nn.Module):
+    """A model that calls itself in the middle of its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, again: bool = True) -> Tensor:
+        x = torch.tanh(self.first(x))
+        y: Tensor = self.last(self(x, again=False) if again else x)
+        return y
+
+
+def the_same_order_with_a_call_inside() -> None:
+    from shardbook import shard
+
+    model = shard(Twice(), units=nn.Linear)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            model(data(0)).sum().backward()
+
+
+def test_the_end_of_a_call_inside_is_not_taken_for_the_end_of_the_pass() -> None:
+    ranks.run(2, the_same_order_with_a_call_inside)
+
+
 @pytest.mark.parametrize(("stage", "prefetch"), [(1, 1), (3, 1), (3, 3), (3, 0)])
 def test_a_changed_order_is_told_once_and_by_name(stage: int, prefetch: int) -> None:
     ranks.run(2, one_warning, stage, prefetch)
