@@ -113,7 +113,9 @@ def groups_made_in_time() -> None:
         layer.weight.requires_grad_(False)
     shard(vectors)
     trainable = [p for p in vectors.parameters() if p.requires_grad]
+    matrices = shard(nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)))
     for each, groups in (
+        (matrices, groups_by_shape(matrices)),
         (shard(model), made),
         (whole, groups_by_shape(whole)),
         (vectors, [{"params": [], "weight_decay": 0.1}, {"params": trainable, "weight_decay": 0.0}]),

@@ -190,6 +190,21 @@ def without_the_tables_everything_is_in_16_bits() -> None:
     assert y.dtype == BF16
 
 
+def a_hook_of_the_program_is_inside_of_the_rule() -> None:
+    """Also one that was registered before sharding, on the model and on a unit."""
+    seen: list[torch.dtype] = []
+
+    def measure(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        narrow = args[0].to(BF16)
+        seen.append(F.mse_loss(narrow, narrow).dtype)
+
+    model = Model()
+    model.register_forward_pre_hook(measure)
+    model.blocks[1].register_forward_pre_hook(measure)
+    sharded(model)(*data(0)).backward()
+    assert seen == [FP32, FP32]
+
+
 def nothing_stays_in_force() -> None:
     """After a pass, after an exception in a pass, and in another thread."""
     x = torch.ones(2, WIDTH, dtype=BF16)
@@ -282,6 +297,7 @@ CASES = [
     norms_and_losses_are_in_fp32,
     a_function_that_torch_runs_again_has_no_rule,
     without_the_tables_everything_is_in_16_bits,
+    a_hook_of_the_program_is_inside_of_the_rule,
     nothing_stays_in_force,
     inputs_and_outputs_are_cast,
     buffers_are_cast,
