@@ -200,7 +200,6 @@ class FlatWithGradients(FlatWithMasters):
         self.note_use()
         self.fill_missing_gradients()
         self.sending, self.grad_full = self.gradients().to(self.sends_in), None
-        self.arrived.clear()
 
     def note_use(self) -> None:
         """Note which parameters this rank has used, before their gradients are sent."""
