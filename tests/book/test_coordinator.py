@@ -1018,6 +1018,50 @@ def a_limit_of_exactly_one_unit() -> None:
         assert most[0] == expected, (limit, most)
 
 
+class Halves(nn.Module):
+    """A unit of two layers, of which each use takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        y: Tensor = self.layers[which](x)
+        return y
+
+
+class Between(nn.Module):
+    """A unit runs between the two uses of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves, self.between, self.last = Halves(), Unit(), Unit()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first = self.halves(x, 0)
+        y: Tensor = self.last(self.halves(self.between(self.first), 1))
+        return y
+
+
+def a_unit_between_two_uses_of_another() -> None:
+    from shardbook import shard
+    from shardbook.schedule import conductor_of
+    from shardbook.unit import State
+
+    model: Any = shard(Between(), units=(Halves, Unit))
+    (halves,) = (unit for unit in conductor_of(model).drivers if unit.name == "halves")
+    states: list[State] = []
+    for step in range(2):
+        y = model(data(step))
+        model.first.register_hook(lambda _: states.append(halves.state))
+        y.sum().backward()
+    assert states[-1] is State.GATHERING
+
+
+def test_in_the_backward_pass_a_unit_is_gathered_ahead_for_each_of_its_uses() -> None:
+    ranks.run(2, a_unit_between_two_uses_of_another)
+
+
 def test_a_limit_of_exactly_one_unit_lets_one_unit_be_gathered_ahead() -> None:
     ranks.run(2, a_limit_of_exactly_one_unit)
 

@@ -201,6 +201,37 @@ def test_an_exchange_between_copies_has_the_time_of_a_unit_and_keeps_the_common_
         assert reduced < averaged, (unit, first)
 
 
+def sent_vectors_on_a_mesh() -> tuple[int, int]:
+    """How many vectors were sent whose means go on to other copies, and the bytes that they still take."""
+    from shardbook import shard
+    from shardbook.schedule import Conductor
+
+    found = [0, 0]
+
+    def look(_: Tensor) -> None:
+        for unit in Conductor.going_on:
+            for flat in unit.trainable:
+                if flat.sending is not None:
+                    found[0] += 1
+                    found[1] += flat.sending.untyped_storage().nbytes()
+
+    model = shard(
+        nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]),
+        units=nn.Linear,
+        mesh=init_device_mesh("cpu", (2, 2)),
+    )
+    for layer in model:
+        layer.register_forward_hook(lambda *passed: passed[-1].register_hook(look) and None)
+    model(torch.ones(2, 4)).sum().backward()
+    return found[0], found[1]
+
+
+def test_a_vector_is_given_back_while_its_mean_goes_on_to_other_copies() -> None:
+    for vectors, nbytes in ranks.run(4, sent_vectors_on_a_mesh):
+        assert vectors > 0
+        assert nbytes == 0
+
+
 def sent_on_a_mesh(rows: int, columns: int) -> list[dict[str, Any]]:
     from shardbook import shard
     from shardbook.collectives import ledger

@@ -150,6 +150,30 @@ def stepping_in_backward() -> None:
                 assert_same_values(model, plain)
 
 
+def stepping_with_zero() -> None:
+    """With `unused="zero"` a unit that steps in the backward pass decays its idle parameters."""
+    from shardbook import shard, step_in_backward
+
+    warnings.filterwarnings("ignore", "the units run in another order")
+    make = partial(torch.optim.SGD, lr=0.1, weight_decay=0.5)
+    for stage in STAGES:
+        plain, model = Experts(), shard(Experts(), stage=stage, units=nn.Linear, unused="zero")
+        step_in_backward(model, make)
+        optimizer, loss = make(plain.parameters()), partial(choose, [[(0,)]])
+        for step in range(3):
+            fill_gradients(plain, [all_losses(plain, [step], loss)])
+            for parameter in plain.parameters():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            loss(model, dist.get_rank(), step).backward()
+            assert_same_values(model, plain)
+
+
+def test_what_steps_in_the_backward_pass_decays_idle_experts_on_request() -> None:
+    ranks.run(2, stepping_with_zero)
+
+
 def test_what_steps_in_the_backward_pass_leaves_idle_experts_alone() -> None:
     ranks.run(2, stepping_in_backward)
 
