@@ -254,7 +254,6 @@ class Conductor:
             self.forget()
         for unit in self.drivers:
             self.expire(unit)
-        self.late.clear()
         Conductor.in_flight, Conductor.going_on = None, []
 
     def forget(self) -> None:

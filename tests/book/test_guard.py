@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 import ranks
 
@@ -253,6 +254,35 @@ def one_name() -> None:
             model(DATA).sum().backward()
 
 
+class WantsClosure(torch.optim.SGD):
+    """Like those that look at the loss twice, but an elementwise rule."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        if closure is None:
+            raise ValueError("this optimizer computes the loss itself; call step(closure)")
+        return super().step(closure)
+
+
+def steps_with_a_closure() -> None:
+    """The rule is tried as the program calls it."""
+    from shardbook import shard
+
+    for by_name in (False, True):
+        plain, model = linears(), shard(linears())
+        for each in (plain, model):
+            optimizer = WantsClosure(each.parameters(), lr=0.1)
+
+            def closure(each: nn.Module = each, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
+                optimizer.zero_grad()
+                loss: Tensor = each(DATA).sum()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+        state = model.state_dict()
+        assert all(torch.equal(state[name], value) for name, value in plain.state_dict().items())
+
+
 def test_of_a_tied_parameter_the_first_name_is_told() -> None:
     ranks.run(2, one_name)
 
@@ -270,4 +300,5 @@ def everything() -> None:
     a_step_in_a_forward_hook()
     groups_made_too_late()
     groups_made_in_time()
+    steps_with_a_closure()
     state_of_the_whole()

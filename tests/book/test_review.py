@@ -522,8 +522,9 @@ def refused_uses() -> list[str]:
     said = []
     model = shard(nn.Sequential(chain(), nn.Identity()))
     for use in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError) as refused:
-            use(model)
+        for module in (model, model[0], model[0][1][0]):
+            with pytest.raises(TypeError) as refused:
+                use(module)
         said.append(str(refused.value))
     with pytest.raises(RuntimeError) as caught:
         model[0][1].state_dict()
