@@ -944,13 +944,22 @@ class Twice(nn.Module):
 
 
 def the_same_order_with_a_call_inside() -> None:
+    """It is remembered and followed: while the first layer computes in a later pass, the next is on its way."""
     from shardbook import shard
+    from shardbook.schedule import conductor_of
+    from shardbook.unit import State
 
-    model = shard(Twice(), units=nn.Linear)
+    model: Any = shard(Twice(), units=nn.Linear)
+    (last,) = (unit for unit in conductor_of(model).drivers if unit.name == "last")
+    states: list[State] = []
+    model.first.register_forward_hook(lambda *_: states.append(last.state))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(3):
             model(data(0)).sum().backward()
+    # Of the two uses of the first layer in a pass, the last layer follows the second.
+    assert states[0::2] == [State.SHARDED] * 3
+    assert states[1::2] == [State.SHARDED, State.GATHERING, State.GATHERING]
 
 
 def test_the_end_of_a_call_inside_is_not_taken_for_the_end_of_the_pass() -> None:
