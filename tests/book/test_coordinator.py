@@ -944,7 +944,7 @@ class Twice(nn.Module):
 
 
 def the_same_order_with_a_call_inside() -> None:
-    """It is remembered and followed: while the first layer computes in a later pass, the next is on its way."""
+    """It is followed: while the first layer computes in a later pass, the next is on its way."""
     from shardbook import shard
     from shardbook.schedule import conductor_of
     from shardbook.unit import State
