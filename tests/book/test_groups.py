@@ -201,6 +201,38 @@ def test_an_exchange_between_copies_has_the_time_of_a_unit_and_keeps_the_common_
         assert reduced < averaged, (unit, first)
 
 
+class TwoKinds(nn.Module):
+    """A unit of two vectors, if the dtypes differ."""
+
+    def __init__(self, second: torch.dtype) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4, dtype=second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x).to(self.second.weight.dtype))
+        return y
+
+
+def agreed_for_two_vectors() -> list[list[str]]:
+    from shardbook import shard
+    from shardbook.schedule import conductor_of
+
+    found = []
+    for second in (torch.float32, torch.float64):
+        model = shard(TwoKinds(second), units=(), mesh=init_device_mesh("cpu", (2, 2)))
+        order, said = conductor_of(model).order, list[str]()
+        order.before = lambda action, *_, said=said: said.append(action)  # type: ignore[method-assign,misc]
+        model(torch.ones(2, 4)).sum().backward()
+        found.append(said)
+    return found
+
+
+def test_ranks_agree_once_on_the_exchanges_of_a_unit_of_two_vectors() -> None:
+    for one_vector, two_vectors in ranks.run(4, agreed_for_two_vectors):
+        assert "average the copies of" in one_vector
+        assert two_vectors == one_vector
+
+
 def sent_vectors_on_a_mesh() -> tuple[int, int]:
     """How many vectors were sent whose means go on to other copies, and the bytes that they still take."""
     from shardbook import shard
