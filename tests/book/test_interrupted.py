@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -14,7 +15,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ranks
-from book.reference import STAGES, all_losses, assert_same_gradients, fill_gradients, toy_loss
+from book.reference import (
+    STAGES,
+    all_losses,
+    assert_same_gradients,
+    fill_gradients,
+    toy_loss,
+    without_gradient,
+)
+from book.test_unused import Experts, choose
 from book.toys import assert_equal, chain
 
 
@@ -442,7 +451,32 @@ def as_early_as_before() -> None:
         assert sent_before_the_first_layer(model) == usual, stage
 
 
+def no_zero_is_left_for_what_was_dropped() -> None:
+    """While a part waits, its gradient is shown as zero. The part is dropped, and no later pass uses it."""
+    from shardbook import no_sync, shard
+
+    warnings.filterwarnings("ignore", "the units run in another order")
+    for stage in STAGES:
+        model: Any = shard(Experts(), stage=stage, units=nn.Linear)
+        with no_sync(model):
+            choose([[(0, 1)]], model, 0, 0).backward()
+        handle = model.entrance.register_forward_hook(
+            lambda *passed: passed[-1].register_hook(fails) and None
+        )
+        with no_sync(model), pytest.raises(Failure):
+            choose([[(0,)]], model, 0, 0).backward()
+        handle.remove()
+        choose([[(0,)]], model, 0, 0).backward()
+        unused = [f"experts.{number}.{name}" for number in (1, 2) for name in ("weight", "bias")]
+        assert without_gradient(model) == unused, stage
+
+
+def fails(_: Tensor) -> None:
+    raise Failure
+
+
 CASES = [
+    no_zero_is_left_for_what_was_dropped,
     as_early_as_before,
     own_parameters_after_a_failed_backward_pass,
     own_parameters_after_an_interrupted_recomputation_of_a_unit,
