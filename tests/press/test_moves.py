@@ -14,8 +14,7 @@ from urllib.parse import unquote
 import polib
 import pytest
 
-from press.inside import sidelit
-from press.project import tree
+from press.project import sidelit, tree
 
 HEAD = (
     'title = "Book"\ntagline = "A small one."\nlanguages = ["en", "ja"]\n\n[[front]]\nsource = "index.md"\n\n'

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from press import project
-from press.inside import sidelit
-from press.project import Html, edit, page, run, tree
+from press.project import Html, edit, page, run, sidelit, tree
 from sidelit import config
 from sidelit.errors import SidelitError
 
