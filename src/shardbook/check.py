@@ -22,14 +22,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardbook.collectives import world
-from shardbook.flat import has_gradient_hook
 
-__all__ = ["Description", "Disagreement", "agree", "unfit"]
+__all__ = ["Description", "Disagreement", "agree"]
 # sidelit: show
 
 
@@ -167,32 +165,4 @@ def compare(
     if len(found) > len(expected):
         extra = found[len(expected)]
         return f"{extra.name} in {extra.unit} is one parameter too many"
-    return None
-
-
-def unfit(
-    parameters: Sequence[tuple[str, nn.Parameter]], device: torch.device
-) -> str | None:
-    """Why these parameters cannot be sharded together, or `None`.
-
-    :param parameters: names and parameters of the whole model
-    :param device: where those on the meta device are going to be
-    """
-    first: tuple[str, torch.device] | None = None
-    for name, parameter in parameters:
-        if nn.parameter.is_lazy(parameter):
-            return f"{name} has no shape yet; run a forward pass before sharding"
-        if has_gradient_hook(parameter):
-            return f"the gradient hook on {name} would never be called; remove it"
-        if parameter.grad is not None:
-            return f"{name} has a gradient already; call zero_grad() before sharding"
-        if parameter.requires_grad and parameter.is_complex():
-            return f"{name} is complex; store its real and imaginary parts instead"
-        here = device if parameter.is_meta else parameter.device
-        first = first or (name, here)
-        if here != first[1]:
-            return (
-                f"{name} is on {here}, {first[0]} on {first[1]}; "
-                "move the module to one device before sharding"
-            )
     return None

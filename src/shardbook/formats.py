@@ -56,7 +56,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
-from shardbook.launch import Mistake, Parser
+from shardbook.command import Mistake, Parser, complain
 
 __all__ = ["FORMATS", "Format"]
 # sidelit: show
@@ -261,8 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         numbers = [number(text.strip()) for text in parser.parse_args(spaced).numbers]
     except Mistake as mistake:
-        print(f"shardbook.formats: {mistake}", file=sys.stderr)
-        return 1
+        return complain("shardbook.formats", mistake)
     print("\n\n".join(map(in_every_format, numbers)))
     return 0
 

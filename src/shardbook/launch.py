@@ -4,11 +4,7 @@ r"""# Options and ranks
 
 `torchrun` starts one process for each rank and tells it by environment variables who it is: `RANK` of
 `WORLD_SIZE`, and where the others can be met. This chapter reads the options and these variables before
-anything else happens. What is wrong is said in one sentence.
-
-The processes of a machine are given the same options, so they find the same mistake, and one of them tells
-it: 64 copies would hide whatever else is printed. A mistake in a process's own surroundings, such as a
-missing GPU, may be nobody else's. So the process itself tells it, and says which rank it is.
+anything else happens. What is wrong [is said in one sentence](command.py).
 """
 
 # sidelit: hide
@@ -16,47 +12,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
+from shardbook.command import Mistake, OwnMistake, Parser
 from shardbook.gpt import Config
 
-__all__ = ["Mistake", "complain", "parse", "start"]
+__all__ = ["parse", "start"]
 # sidelit: show
 
 LAUNCH = "torchrun --standalone --nproc-per-node 2 -m shardbook.train"
-
-
-class Mistake(Exception):
-    """Something that the user can put right. Its text is one sentence that says how."""
-
-
-class OwnMistake(Mistake):
-    """A mistake in the surroundings of this process, which other ranks need not share."""
-
-
-def complain(mistake: Mistake) -> int:
-    """Print the sentence, unless another process of this machine does, and return the exit code."""
-    own = isinstance(mistake, OwnMistake)
-    who = f"rank {os.environ['RANK']}: " if own and "RANK" in os.environ else ""
-    if own or speaks():
-        print(f"shardbook.train: {who}{mistake}", file=sys.stderr)
-    return 1
-
-
-def speaks() -> bool:
-    """Whether this process is the one on its machine that tells mistakes in the options.
-
-    `torchrun` numbers the processes of a machine. Without these numbers, rank 0 speaks.
-    """
-    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -195,17 +165,6 @@ def parser() -> argparse.ArgumentParser:
         help="also write the table's figures to this file",
     )
     return result
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that says one sentence instead of three lines of usage, and says it once."""
-
-    def error(self, message: str) -> NoReturn:
-        raise Mistake(f"{message}; see --help")
-
-    def print_help(self, file: Any = None) -> None:
-        if speaks():
-            super().print_help(file)
 
 
 @contextmanager

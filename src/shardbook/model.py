@@ -51,7 +51,7 @@ import torch
 from torch import nn
 
 from shardbook.boundary import enforce
-from shardbook.check import agree, unfit
+from shardbook.check import agree
 from shardbook.construct import Construction, Init
 from shardbook.flat import is_sharded
 from shardbook.groups import Groups, groups_of
@@ -61,7 +61,7 @@ from shardbook.order import Order
 from shardbook.policy import Policy
 from shardbook.prefetch import Chain, Prefetch
 from shardbook.replicate import Replicated
-from shardbook.sites import Site, parts_of, sites_by_unit
+from shardbook.sites import Site, parts_of, sites_by_unit, unfit
 from shardbook.state import keep_state_dict_whole
 from shardbook.unit import Unit
 from shardbook.unsupported import refuse_methods

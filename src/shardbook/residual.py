@@ -47,6 +47,7 @@ parallel training most activations inside a layer differ from rank to rank, and 
 would be gathered into values that no rank had.
 
 :notation $N$: `world_size`, the number of ranks that hold the same checkpoint
+:notation $n$: `numel`, the number of values of a vector that is cut into pieces
 :notation $A$: the size of one checkpoint
 :notation $b$: the bytes of one value
 :notation $B$: the number of sequences
@@ -62,13 +63,15 @@ from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardbook.collectives import world
+from shardbook.check import Disagreement
+from shardbook.collectives import all_gather, world
 from shardbook.host import Crossing, to_host
 from shardbook.machinery import in_backward, machinery
-from shardbook.pieces import Sharing
+from shardbook.operations import digest
 
 __all__ = ["Residual", "offload", "partition"]
 # sidelit: show
@@ -301,3 +304,69 @@ def place_of(rows: Tensor) -> tuple[Any, ...]:
     steps = zip(rows.shape, rows.stride(), strict=True)
     walk = tuple((size, stride) for size, stride in steps if size > 1)
     return rows.storage_offset(), walk, rows.dtype, rows.is_conj(), rows.is_neg()
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """The ranks that hold the same values, and what each keeps of them.
+
+    Sharding splits what every rank would otherwise store. [Parameters](zero3.py) are one
+    case, and the input of a layer in tensor parallel training is another. It is a new
+    tensor in each step, so no layout can be made in advance. A vector of $n$ values is
+    cut into $N$ pieces, one for each rank. One all-gather puts it together again.
+
+    If the ranks hold different values, the all-gather does not detect that. Each rank
+    gets a vector that is put together from different ones, and training goes on with
+    wrong numbers. So the ranks can compare their values first, by [a
+    digest](operations.py#digest).
+    """
+
+    group: Any
+    check: bool
+
+    def piece(self, vector: Tensor) -> Tensor:
+        """A copy of this rank's piece. A view would keep the whole vector in memory.
+
+        Pieces must be of one length, so those at the end are filled up with zeros.
+        """
+        if self.check:
+            self.compare(vector)
+        rank, world_size = world(self.group)
+        size = piece_numel(vector.numel(), world_size)
+        piece, mine = vector.new_zeros(size), vector[rank * size : (rank + 1) * size]
+        piece[: len(mine)] = mine
+        return piece
+
+    def whole(self, piece: Tensor, numel: int) -> Tensor:
+        """The vector, gathered from all ranks, without what it was filled up with."""
+        full = piece.new_empty(piece.numel() * world(self.group)[1])
+        all_gather(full, piece, group=self.group).wait()
+        return full[:numel]
+
+    def compare(self, vector: Tensor) -> None:
+        """Raise on every rank if one of them holds other values than the first.
+
+        :raises Disagreement: naming that rank
+        """
+        answers: list[Any] = [None] * world(self.group)[1]
+        mine = (vector.numel(), str(vector.dtype), digest(vector))
+        dist.all_gather_object(answers, mine, group=self.group)
+        for rank, theirs in enumerate(answers):
+            if theirs != answers[0]:
+                raise Disagreement(
+                    f"rank {rank} of the group saves {theirs[0]} values of "
+                    f"{theirs[1]} for the backward pass, and they are not those of "
+                    "rank 0; use partition only where all ranks of the group compute "
+                    "the same, such as around a checkpointed layer"
+                )
+
+
+def piece_numel(numel: int, world_size: int) -> int:
+    r"""The length of a piece: $\left\lceil n / N \right\rceil$ values. All pieces
+    together have fewer than $N$ elements of padding.
+
+    >>> checkpoint = 4 * 2048 * 12288
+    >>> [96 * 2 * piece_numel(checkpoint, world_size) for world_size in (1, 8)]
+    [19327352832, 2415919104]
+    """
+    return -(-numel // world_size)

@@ -62,8 +62,8 @@ import torch
 from torch import Tensor, nn
 
 from shardbook import corpus, gpt
+from shardbook.command import Mistake, Parser, complain
 from shardbook.formats import BF16, FP16, Format
-from shardbook.launch import Mistake, Parser
 
 __all__ = ["Census", "census", "running_sum"]
 # sidelit: show
@@ -161,8 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not 1 <= getattr(options, name) <= most:
                 raise Mistake(f"--{name} must be from 1 to {most:,}")
     except Mistake as mistake:
-        print(f"shardbook.rounding: {mistake}", file=sys.stderr)
-        return 1
+        return complain("shardbook.rounding", mistake)
     print("| gradients | format | loss times | become zero | subnormal | overflow |")
     print("|---|---|---|---|---|---|")
     for kind, tensors in gradients(options.steps, options.batch).items():

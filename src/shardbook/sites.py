@@ -7,18 +7,29 @@ object. Sharding needs the two to differ for a while: the optimizer keeps the ob
 that it trains, and the attribute names the whole parameter while the module computes.
 Such an attribute is called a *site* here. This chapter finds all sites of a model, and
 decides to which unit each belongs.
+At the end it says which parameters and models cannot be sharded.
 """
 
 # sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakSet
 
+import torch
 from torch import nn
 
-from shardbook.slices import is_streamed
+from shardbook.flat import has_gradient_hook
 
-__all__ = ["Site", "parts_of", "sites_by_unit", "sites_of"]
+__all__ = [
+    "STREAMED",
+    "Site",
+    "is_streamed",
+    "parts_of",
+    "sites_by_unit",
+    "sites_of",
+    "unfit",
+]
 # sidelit: show
 
 
@@ -124,3 +135,40 @@ def is_inside(name: str, unit: str) -> bool:
     (True, False)
     """
     return not unit or name.startswith(f"{unit}.")
+
+
+def unfit(
+    parameters: Sequence[tuple[str, nn.Parameter]], device: torch.device
+) -> str | None:
+    """Why these parameters cannot be sharded together, or `None`.
+
+    :param parameters: names and parameters of the whole model
+    :param device: where those on the meta device are going to be
+    """
+    first: tuple[str, torch.device] | None = None
+    for name, parameter in parameters:
+        if nn.parameter.is_lazy(parameter):
+            return f"{name} has no shape yet; run a forward pass before sharding"
+        if has_gradient_hook(parameter):
+            return f"the gradient hook on {name} would never be called; remove it"
+        if parameter.grad is not None:
+            return f"{name} has a gradient already; call zero_grad() before sharding"
+        if parameter.requires_grad and parameter.is_complex():
+            return f"{name} is complex; store its real and imaginary parts instead"
+        here = device if parameter.is_meta else parameter.device
+        first = first or (name, here)
+        if here != first[1]:
+            return (
+                f"{name} is on {here}, {first[0]} on {first[1]}; "
+                "move the module to one device before sharding"
+            )
+    return None
+
+
+# The chains that [are streamed](slices.py) through their device.
+STREAMED: WeakSet[nn.Module] = WeakSet()
+
+
+def is_streamed(model: nn.Module) -> bool:
+    """Whether a model is a streamed chain, or contains one."""
+    return any(module in STREAMED for module in model.modules())

@@ -25,13 +25,14 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from shardbook.flat import is_sharded
+from shardbook.sites import STREAMED
 from shardbook.written import count
 
 __all__ = [
@@ -39,7 +40,6 @@ __all__ = [
     "Seen",
     "Slice",
     "cut",
-    "is_streamed",
     "refuse_others",
     "slices_of",
 ]
@@ -247,14 +247,6 @@ def named_tensors(model: nn.Module, recurse: bool = True) -> dict[str, Tensor]:
         **dict(model.named_parameters("", recurse, remove_duplicate=False)),
         **dict(model.named_buffers("", recurse, remove_duplicate=False)),
     }
-
-
-STREAMED: WeakSet[nn.Module] = WeakSet()
-
-
-def is_streamed(model: nn.Module) -> bool:
-    """Whether a model is a streamed chain, or contains one."""
-    return any(module in STREAMED for module in model.modules())
 
 
 def bytes_of(layer: nn.Module) -> int:

@@ -37,8 +37,9 @@ from torch import nn
 from shardbook import corpus, gpt
 from shardbook.checkpointing import checkpoint_module
 from shardbook.collectives import ledger
+from shardbook.command import Mistake, complain
 from shardbook.forecast import Setup
-from shardbook.launch import Mistake, complain, parse, start
+from shardbook.launch import parse, start
 from shardbook.measure import Meter
 from shardbook.model import shard
 from shardbook.policy import Policy
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             train(options, device)
     # A mistake in the options is told in one sentence. Any other error is ours, and keeps its traceback.
     except Mistake as mistake:
-        return complain(mistake)
+        return complain("shardbook.train", mistake)
     return 0
 
 

@@ -25,9 +25,18 @@ from shardbook.gpt import GPT, Config, loss
 from shardbook.host import pin, to_device, to_host
 from shardbook.ledger import ledger
 from shardbook.operations import digest
-from shardbook.pieces import Sharing, piece_numel
 from shardbook.reentrant import checkpoint_reentrant
-from shardbook.residual import Kept, Placed, Residual, Untouched, lie_flat, offload, partition
+from shardbook.residual import (
+    Kept,
+    Placed,
+    Residual,
+    Sharing,
+    Untouched,
+    lie_flat,
+    offload,
+    partition,
+    piece_numel,
+)
 from shardbook.saved_tensors import checkpoint_saved
 
 CONFIG = Config(layers=3, width=20, heads=2, context=11, vocabulary=23)
