@@ -28,7 +28,7 @@ import torch
 from benchmarks.contender import CORE, LEVERS, Contender, config_of
 from benchmarks.launch import Run, Size, namespace, run
 
-from shardbook.gpt import parameters
+from shardbook.models.gpt import parameters
 
 OURS, THEIRS = "shardbook", "fsdp2"
 OTHERS = tuple(f"{THEIRS}_{way}" for way in ("chunked", "blocks", "checkpointed"))

@@ -26,8 +26,8 @@ from benchmarks.contender import config_of
 from benchmarks.launch import ROOT, Size
 from benchmarks.recompute import CONTENDERS, Step
 
-from shardbook.gpt import parameters
-from shardbook.report import write
+from shardbook.models.gpt import parameters
+from shardbook.planning.report import write
 
 MB = 1e6
 

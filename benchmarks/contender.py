@@ -25,11 +25,12 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from shardbook import checkpoint_module, gpt, shard
-from shardbook.chunked import ChunkedGPT
-from shardbook.collectives import ledger
-from shardbook.lean import step_in_backward
-from shardbook.order import Order
+from shardbook import checkpoint_module, shard
+from shardbook.foundations.collectives import ledger
+from shardbook.foundations.exchange_order import Order
+from shardbook.models import gpt
+from shardbook.models.chunked_loss import ChunkedGPT
+from shardbook.training.step_in_backward import step_in_backward
 
 CHUNKS = 8
 

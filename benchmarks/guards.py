@@ -32,32 +32,49 @@ import shardbook
 # What a guard notices, and its functions in the modules of the book.
 GUARDS: dict[str, list[str]] = {
     "a tensor saved for the backward pass lies in freed weights": [
-        *("demand.set_pair", "demand.take_away", "demand.take_interrupted_away"),
-        *("demand.Pair.pack", "demand.Pair.unpack"),
+        *("zero.demand.set_pair", "zero.demand.take_away", "zero.demand.take_interrupted_away"),
+        *("zero.demand.Pair.pack", "zero.demand.Pair.unpack"),
     ],
-    "a module keeps a view of weights that are freed": ["views.refuse_views"],
+    "a module keeps a view of weights that are freed": ["zero.views.refuse_views"],
     "a slice is read as if it were the parameter": [
         *(
-            "access.Guarded.__torch_function__",
-            "access.unguard",
-            "access.guard_stepped",
-            "access.guard_again",
+            "parameters.access.Guarded.__torch_function__",
+            "parameters.access.unguard",
+            "parameters.access.guard_stepped",
+            "parameters.access.guard_again",
         ),
     ],
-    "a parameter belongs to no unit": ["unowned.refuse_unowned_in", "unowned.refuse_unowned_of"],
-    "an optimizer's step does not fit, or comes at a wrong time": ["guard.before_step"],
-    "an optimizer's rule needs the whole": ["optimizer_trial.refuse_unless_elementwise"],
+    "a parameter belongs to no unit": [
+        "guards.unowned.refuse_unowned_in",
+        "guards.unowned.refuse_unowned_of",
+    ],
+    "an optimizer's step does not fit, or comes at a wrong time": ["guards.optimizer_guard.before_step"],
+    "an optimizer's rule needs the whole": ["guards.optimizer_trial.refuse_unless_elementwise"],
     "no rank has used a parameter (the exchange included)": [
-        *("unused.Usage.at_the_end", "unused.Usage.send", "unused.Usage.arrive", "unused.Usage.settle"),
+        *(
+            "zero.unused.Usage.at_the_end",
+            "zero.unused.Usage.send",
+            "zero.unused.Usage.arrive",
+            "zero.unused.Usage.settle",
+        ),
     ],
-    "requires_grad has changed": ["freezing.changed_since_sharding", "freezing.carry_over"],
-    "a pass did not end": ["interrupted.only_failed", "interrupted.refuse_interrupted"],
-    "a parameter was replaced, converted or moved": ["sites.Site.check", "flat.Flat.check"],
-    "a whole parameter was written to": ["flat.Flat.refuse_writes"],
+    "requires_grad has changed": [
+        "parameters.freezing.changed_since_sharding",
+        "parameters.freezing.carry_over",
+    ],
+    "a pass did not end": ["guards.interrupted.only_failed", "guards.interrupted.refuse_interrupted"],
+    "a parameter was replaced, converted or moved": [
+        "parameters.parameter_sites.Site.check",
+        "parameters.flat.Flat.check",
+    ],
+    "a whole parameter was written to": ["parameters.flat.Flat.refuse_writes"],
     "another wrapper or a transformation calls the model": [
-        *("wrappers.refuse_call_by_wrapper", "unsupported.refuse_transforms"),
+        *("guards.wrappers.refuse_call_by_wrapper", "guards.unsupported.refuse_transforms"),
     ],
-    "the ranks are about to do different things": ["order.Order.before", "order.Order.begin"],
+    "the ranks are about to do different things": [
+        "foundations.exchange_order.Order.before",
+        "foundations.exchange_order.Order.begin",
+    ],
 }
 
 
@@ -91,11 +108,12 @@ class Clock:
 
 def install(clock: Clock) -> None:
     """Put every guard under the clock, in each module that has its name."""
-    modules = [importlib.import_module(f"shardbook.{found.name}") for found in modules_of_the_book()]
+    modules = [importlib.import_module(found.name) for found in modules_of_the_book()]
     for guard, functions in GUARDS.items():
         for path in functions:
-            file, *owners, name = path.split(".")
-            owner = functools.reduce(getattr, owners, importlib.import_module(f"shardbook.{file}"))
+            folder, file, *owners, name = path.split(".")
+            module = importlib.import_module(f"shardbook.{folder}.{file}")
+            owner = functools.reduce(getattr, owners, module)
             found = vars(owner)[name]
             if isinstance(found, classmethod):
                 setattr(owner, name, classmethod(clock.around(guard, found.__func__)))
@@ -108,7 +126,8 @@ def install(clock: Clock) -> None:
 
 def modules_of_the_book() -> Iterable[pkgutil.ModuleInfo]:
     """All modules but those that run a program when they are imported."""
-    return (found for found in pkgutil.iter_modules(shardbook.__path__) if found.name != "__main__")
+    found = pkgutil.walk_packages(shardbook.__path__, "shardbook.")
+    return (module for module in found if not module.name.endswith("__main__"))
 
 
 def clock_alone() -> float:

@@ -17,9 +17,9 @@ from benchmarks.launch import Size
 from torch import nn
 from torch.utils.checkpoint import checkpoint as theirs
 
-from shardbook import gpt
-from shardbook.checkpointing import checkpoint_module
-from shardbook.measure import Meter
+from shardbook.checkpointing.checkpointing import checkpoint_module
+from shardbook.models import gpt
+from shardbook.planning.measure import Meter
 
 
 @dataclass(frozen=True)

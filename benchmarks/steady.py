@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from torch import nn
 from torch.optim import Optimizer
 
-from shardbook.measure import Meter
-from shardbook.schedule import conductor_of
+from shardbook.planning.measure import Meter
+from shardbook.zero.conductor import conductor_of
 
 
 def steady(model: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, int]:

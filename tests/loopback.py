@@ -29,8 +29,8 @@ import torch
 import torch.distributed as dist
 
 import ranks
-from shardbook.collectives import all_gather, all_reduce, broadcast, reduce_scatter_mean, world
-from shardbook.ledger import ledger
+from shardbook.foundations.collectives import all_gather, all_reduce, broadcast, reduce_scatter_mean, world
+from shardbook.foundations.ledger import ledger
 
 HEADERS = 20 + 32
 CALLS = 3

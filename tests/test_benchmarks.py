@@ -22,7 +22,7 @@ from benchmarks.guards import GUARDS, measure, table  # noqa: E402
 from benchmarks.launch import Run, Size  # noqa: E402
 from benchmarks.steady import steady  # noqa: E402
 
-from shardbook.gpt import parameters  # noqa: E402
+from shardbook.models.gpt import parameters  # noqa: E402
 
 SMALL = Size(layers=2, width=20, heads=2, context=10, vocabulary=30, batch=2, steps=1, warm_up=0)
 

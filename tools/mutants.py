@@ -1,7 +1,7 @@
 """Mutation testing: break the training core in many small ways, and see a test fail each time.
 
     python tools/mutants.py                    # mutants of the whole core, as many as 10 minutes allow
-    python tools/mutants.py partition unit     # of these modules alone
+    python tools/mutants.py layout unit        # of these modules alone
     python tools/mutants.py --minutes 60 --seed 1
     python tools/mutants.py --all              # without a limit
     python tools/mutants.py --again            # those that survived the last time, if no source has changed
@@ -99,7 +99,7 @@ class DeleteStatement(Operator):
 
 def made(session: WorkDB, modules: list[str]) -> dict[str, list[WorkItem]]:
     """What may be drawn, by module: the mutants of the code that runs in a right program."""
-    init([CORE / f"{module}.py" for module in modules], session, {})
+    init([next(CORE.rglob(f"{module}.py")) for module in modules], session, {})
     found: dict[str, list[WorkItem]] = {module: [] for module in modules}
     for item in session.work_items:
         (mutation,) = item.mutations

@@ -2,8 +2,9 @@ r"""# Where the bytes go
 
 > Training takes eight times the bytes of the model itself, and ZeRO splits them over the ranks.
 
-Take a model of 7.5 billion parameters in 16-bit numbers. Its file is 15 GB; 1 GB is $10^9$ bytes here. To
-train it with Adam in mixed precision takes 120 GB, before a single activation is stored:
+Take a model of 7.5 billion parameters in 16-bit numbers. Its file is 15 GB; 1 GB is
+$10^9$ bytes here. To train it with Adam in mixed precision takes 120 GB, before a
+single activation is stored:
 
 | what is stored | bytes for each parameter | 7.5 billion parameters |
 |---|---|---|
@@ -14,16 +15,18 @@ train it with Adam in mixed precision takes 120 GB, before a single activation i
 | Adam's moving average of their squares, in FP32 | 4 | 30 GB |
 | together | 16 | 120 GB |
 
-The optimizer keeps a copy in FP32 because one step changes a weight very little. In 16 bits most of these
-changes would be rounded away. The three rows of the optimizer are the *optimizer state*, $K$ bytes for each
-parameter: here 12.
+The optimizer keeps a copy in FP32 because one step changes a weight very little. In 16
+bits most of these changes would be rounded away. The three rows of the optimizer are
+the *optimizer state*, $K$ bytes for each parameter: here 12.
 
-**The naive picture.** In plain data parallel training each rank stores all of this and reads its own part of
-the data. After every step the ranks agree again. So 64 ranks store the same 120 GB 64 times. More ranks make
-the training faster, but they never make room for a larger model.
+**The naive picture.** In plain data parallel training each rank stores all of this and
+reads its own part of the data. After every step the ranks agree again. So 64 ranks
+store the same 120 GB 64 times. More ranks make the training faster, but they never make
+room for a larger model.
 
-**ZeRO** lets each of the $N_d$ ranks store an equal part of a thing, instead of everybody all of it
-([ZeRO](bib:rajbhandari2020zero)). It has three stages. Each splits one thing more than the stage before:
+**ZeRO** lets each of the $N_d$ ranks store an equal part of a thing, instead of
+everybody all of it ([ZeRO](bib:rajbhandari2020zero)). It has three stages. Each splits
+one thing more than the stage before:
 
 | stage | what is split | bytes on each rank | 64 ranks |
 |---|---|---|---|
@@ -32,20 +35,23 @@ the training faster, but they never make room for a larger model.
 | 2 | gradients, too | $2\,\Psi + (2 + K)\,\Psi / N_d$ | 16.6 GB |
 | 3 | parameters, too | $(2 + 2 + K)\,\Psi / N_d$ | 1.9 GB |
 
-**Why stage 1 may split the optimizer state.** Adam treats each element by itself. To update one part of the
-parameters a rank needs the state of that part and nothing else. So each rank updates its own part, and then
-the ranks gather the results.
+**Why stage 1 may split the optimizer state.** Adam treats each element by itself. To
+update one part of the parameters a rank needs the state of that part and nothing else.
+So each rank updates its own part, and then the ranks gather the results.
 
-**Why stage 2 may split the gradients.** A rank now updates only its part, so it reads only that part of the
-gradients. The rest has to be added up for the other ranks, and can then be forgotten.
+**Why stage 2 may split the gradients.** A rank now updates only its part, so it reads
+only that part of the gradients. The rest has to be added up for the other ranks, and
+can then be forgotten.
 
-**Why stage 3 may split the parameters.** A layer needs its parameters while it computes, and a model computes
-one layer after the other. So the ranks gather a layer before its use and drop it afterwards.
+**Why stage 3 may split the parameters.** A layer needs its parameters while it
+computes, and a model computes one layer after the other. So the ranks gather a layer
+before its use and drop it afterwards.
 
-**What it costs.** In stage 0 the ranks add up their gradients with an all-reduce. That is [a reduce-scatter
-and then an all-gather](collectives.py), and together they move $2\,\Psi$ elements. Stages 1 and 2 move
-the same: after the reduce-scatter they gather the new parameters instead of the gradients. Stage 3
-gathers the parameters twice, for the forward pass and again for the backward pass. So it moves $3\,\Psi$.
+**What it costs.** In stage 0 the ranks add up their gradients with an all-reduce. That
+is [a reduce-scatter and then an all-gather](collectives.py), and together they move
+$2\,\Psi$ elements. Stages 1 and 2 move the same: after the reduce-scatter they gather
+the new parameters instead of the gradients. Stage 3 gathers the parameters twice, for
+the forward pass and again for the backward pass. So it moves $3\,\Psi$.
 
 This chapter is that table as a program, for any model and any number of ranks:
 
@@ -75,10 +81,16 @@ from typing import Any
 import torch
 
 from shardbook.command import Mistake, Parser, complain
-from shardbook.gpt import Config, parameters
-from shardbook.planner import activations, layouts_of, one_vector, own_bytes, tables
-from shardbook.policy import Policy
-from shardbook.report import write
+from shardbook.models.gpt import Config, parameters
+from shardbook.parameters.policy import Policy
+from shardbook.planning.planner import (
+    activations,
+    layouts_of,
+    one_vector,
+    own_bytes,
+    tables,
+)
+from shardbook.planning.report import write
 
 __all__ = ["Cost", "Row", "cost_of", "main", "parser", "zero_table"]
 # sidelit: show
@@ -97,7 +109,8 @@ def zero_table(numel: int, world_size: int, cost: Cost) -> list[Row]:
     >>> f"{table[3].total / 1e9:.1f}"
     '15.6'
     """
-    # A thing is whole up to the stage that splits it, and from there on each rank has a part.
+    # A thing is whole up to the stage that splits it, and from there on each rank has a
+    # part.
     part = numel / world_size
     return [
         Row(
@@ -118,8 +131,9 @@ class Row:
     :param parameters: bytes of parameters
     :param gradients: bytes of gradients
     :param state: bytes of optimizer state
-    :param moved: elements that a rank sends in a step, if there are many ranks. With few it sends less,
-        $(N_d-1)/N_d$ of them, because it keeps its own part. With two ranks that is half.
+    :param moved: elements that a rank sends in a step, if there are many ranks. With
+        few it sends less, $(N_d-1)/N_d$ of them, because it keeps its own part. With
+        two ranks that is half.
     """
 
     stage: int
@@ -145,8 +159,8 @@ class Cost:
 def cost_of(precision: str, optimizer: str) -> Cost:
     """What one parameter takes depends on the format and on the optimizer.
 
-    In FP32 the parameters are exact enough for the optimizer to work on them. So there is no second copy,
-    and a parameter takes 16 bytes again:
+    In FP32 the parameters are exact enough for the optimizer to work on them. So there
+    is no second copy, and a parameter takes 16 bytes again:
 
     >>> cost_of("bf16", "adamw"), cost_of("fp32", "adamw")
     (Cost(parameter=2, gradient=2, state=12), Cost(parameter=4, gradient=4, state=8))
@@ -274,10 +288,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def parser() -> argparse.ArgumentParser:
     """Every option with its default.
 
-    The paper's table follows `--precision` and `--optimizer`. The second table shows what
-    this library stores. There the masters are FP32, and [a policy](policy.py) changes the
-    rest: `--param-dtype` and `--reduce-dtype` are the policy's dtypes, and `--offload`
-    keeps the masters on the host.
+    The paper's table follows `--precision` and `--optimizer`. The second table shows
+    what this library stores. There the masters are FP32, and [a policy](policy.py)
+    changes the rest: `--param-dtype` and `--reduce-dtype` are the policy's dtypes, and
+    `--offload` keeps the masters on the host.
     """
     result = Parser(
         prog="shardbook.memory",

@@ -66,7 +66,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardbook import host, offload, streams, unused
+from shardbook.foundations import streams
+from shardbook.parameters import host, offload
+from shardbook.zero import unused
 
 FACTORY = re.compile("^new_|_like$")  # these ask a tensor for its shape, not for its values
 COMPUTE = 0  # the number of the stream that is current when nobody chose another

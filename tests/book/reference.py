@@ -190,7 +190,7 @@ def storages(tensors: Any) -> int:
 
 def compared_bytes(model: nn.Module) -> int:
     """What a rank sends to find out which parameters any rank has used."""
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     conductor = conductor_of(model)
     size = dist.get_world_size(conductor.order.group)
@@ -205,7 +205,7 @@ def compared_bytes(model: nn.Module) -> int:
 
 def padded_bytes(model: nn.Module, *, trainable: bool | None = None) -> int:
     """The bytes of all flat vectors of a sharded model, each with its padding."""
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     return sum(
         flat.layout.padded * flat.layout.dtype.itemsize

@@ -193,7 +193,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def steps_see_plain_parameters() -> None:
     """Inside of a step the slices have the plain class, and afterwards their own, also after an error."""
     from shardbook import shard
-    from shardbook.access import Slice
+    from shardbook.parameters.access import Slice
 
     seen: list[set[type]] = []
 
@@ -409,7 +409,8 @@ def step_of(program: Callable[..., Tensor], model: Pair, x: Tensor, block: Block
 
 def trains_as_plain(stage: int) -> None:
     """Losses and gradients of each program equal those of the plain model bit for bit, over two steps."""
-    from shardbook import shard, whole
+    from shardbook import shard
+    from shardbook.training import whole
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = shard(pair(), stage=stage, units=Tower)
@@ -442,7 +443,7 @@ def trains_as_plain(stage: int) -> None:
 
 
 def units_of(model: nn.Module) -> list[Any]:
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     return list(conductor_of(model).drivers)
 
@@ -454,8 +455,9 @@ def test_what_is_computed_in_a_block_trains_as_the_plain_model(stage: int) -> No
 
 def reads_in_a_block(stage: int) -> None:
     """In the block the values are those of the plain model; after it everything is as before."""
-    from shardbook import Policy, full_precision, shard, whole
-    from shardbook.access import Slice
+    from shardbook import Policy, full_precision, shard
+    from shardbook.parameters.access import Slice
+    from shardbook.training import whole
 
     plain, x = pair(), data(dist.get_rank())
     model = shard(pair(), stage=stage, units=Tower)
@@ -546,7 +548,8 @@ def test_a_block_of_one_rank() -> None:
 
 def only_one_rank_enters() -> None:
     """A block that the other rank does not enter ends in the sentence of both."""
-    from shardbook import Disagreement, shard, whole
+    from shardbook import Disagreement, shard
+    from shardbook.training import whole
 
     model, x = shard(pair(), units=Tower), data(0)
     sum(part.square().sum() for part in model(x)).backward()
@@ -608,7 +611,8 @@ def unsupported() -> None:
 
 def converted_while_whole() -> None:
     """In a block, in a unit's own forward pass, and after one that was interrupted."""
-    from shardbook import shard, whole
+    from shardbook import shard
+    from shardbook.training import whole
 
     class Converts(nn.Linear):
         how = ""
@@ -673,7 +677,8 @@ def other_libraries() -> None:
     from peft.tuners.lora import Linear as Adapted
     from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
-    from shardbook import shard, whole
+    from shardbook import shard
+    from shardbook.training import whole
 
     generators = [torch.Generator().manual_seed(rank) for rank in range(dist.get_world_size())]
     inputs = [

@@ -434,7 +434,7 @@ def test_a_part_of_a_sharded_model_is_refused() -> None:
 
 def sent_for_micro_batches() -> list[dict[str, Any]]:
     from shardbook import shard
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     found = []
     for frozen in (False, True):
@@ -541,7 +541,7 @@ WIRE = [None, torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 def a_dtype_on_the_wire() -> list[dict[str, Any]]:
     from shardbook import Policy, shard
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     rank, found = dist.get_rank(), []
     for dtype in (torch.float32, torch.bfloat16):

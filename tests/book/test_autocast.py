@@ -18,9 +18,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import ranks
-from shardbook import gpt
-from shardbook.autocast import autocast, current, restored
-from shardbook.autocast_rules import (
+from shardbook.models import gpt
+from shardbook.models.gpt import GPT, Config
+from shardbook.precision.autocast import autocast, current, restored
+from shardbook.precision.autocast_rules import (
     COMPOSED,
     COMPOSED_FP32,
     CPU,
@@ -31,7 +32,6 @@ from shardbook.autocast_rules import (
     Rule,
     words,
 )
-from shardbook.gpt import GPT, Config
 
 LOW = [torch.bfloat16, torch.float16]
 GENERATOR = torch.Generator().manual_seed(0)

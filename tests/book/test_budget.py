@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from shardbook import saved_tensors
-from shardbook.budget import cheapest, least, worth_having
-from shardbook.costs import Chain, Layer, SavedBytes, measure
-from shardbook.flops import FlopCounter
-from shardbook.gpt import GPT, Config, loss
-from shardbook.plans import Plan, evaluate
-from shardbook.sequential import Segment, cut
+from shardbook.checkpointing import saved_tensors
+from shardbook.checkpointing.budget import cheapest, least, worth_having
+from shardbook.checkpointing.costs import Chain, Layer, SavedBytes, measure
+from shardbook.checkpointing.flops import FlopCounter
+from shardbook.checkpointing.plans import Plan, evaluate
+from shardbook.checkpointing.sequential import Segment, cut
+from shardbook.models.gpt import GPT, Config, loss
 
 
 def by_hand(chain: Chain, segments: list[Segment]) -> tuple[float, int, int]:
@@ -356,7 +356,7 @@ def test_few_ways_are_worth_having_where_the_layers_are_alike(monkeypatch: pytes
         counts.append(len(found))
         return found
 
-    monkeypatch.setattr("shardbook.budget.worth_having", counted)
+    monkeypatch.setattr("shardbook.checkpointing.budget.worth_having", counted)
     _, _, chain = gpt(30)
     full = evaluate(chain, []).peak
     for share in (2, 4, 8):

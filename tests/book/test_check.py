@@ -89,7 +89,10 @@ def test_a_single_layer_checks_too() -> None:
         assert "1.2.weight in the root has shape (9, 13) instead of (8, 13)" in said
 
 
-@pytest.mark.parametrize("chapter", ["check", "construct", "model", "prefetch", "sites"])
+@pytest.mark.parametrize(
+    "chapter",
+    ["foundations.agreement", "zero.construct", "zero.model", "zero.prefetch", "parameters.parameter_sites"],
+)
 def test_the_examples_in_the_text(chapter: str) -> None:
     results = doctest.testmod(importlib.import_module(f"shardbook.{chapter}"))
     assert results.attempted > 0

@@ -20,8 +20,8 @@ VARIANTS = ("reentrant", "saved")
 
 
 def variant(name: str) -> Checkpoint:
-    from shardbook.reentrant import checkpoint_reentrant
-    from shardbook.saved_tensors import checkpoint_saved
+    from shardbook.checkpointing.reentrant import checkpoint_reentrant
+    from shardbook.checkpointing.saved_tensors import checkpoint_saved
 
     return {"reentrant": checkpoint_reentrant, "saved": checkpoint_saved}[name]
 
@@ -123,7 +123,7 @@ Sent = list[dict[str, int]]
 def sent(stage: int, prefetch: int) -> dict[tuple[str, str], tuple[int, list[tuple[int, int]]]]:
     """The bytes of all units together, and for each of three steps the gathers and the bytes they sent."""
     from shardbook import shard
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     found = {}
     for how in GATHERS:
@@ -173,7 +173,7 @@ class Fragile(nn.Linear):
     fails = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        from shardbook.machinery import in_backward
+        from shardbook.foundations.hook_context import in_backward
 
         if self.fails and in_backward():
             self.fails -= 1

@@ -24,8 +24,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ranks
 from book.toys import batch, chain, error, whole_gradients
-from shardbook.checkpointing import Checkpointed, checkpoint, checkpoint_module
-from shardbook.determinism import CheckpointError
+from shardbook.checkpointing.checkpointing import Checkpointed, checkpoint, checkpoint_module
+from shardbook.checkpointing.determinism import CheckpointError
 
 
 def gradients(model: nn.Module, step: int = 0) -> dict[str, Tensor]:
@@ -58,7 +58,7 @@ def blocks() -> nn.Sequential:
 
 def gathers_of(run: Callable[[], None]) -> dict[str, int]:
     """How often each unit fetches its parameters while something runs."""
-    from shardbook.zero3 import Zero3
+    from shardbook.zero.zero3 import Zero3
 
     fetched: dict[str, int] = {}
     original = Zero3.fetch
@@ -261,7 +261,7 @@ def test_a_shallow_copy_computes_with_its_own_weights(
     if compiler:
         importlib.import_module("torch._dynamo")
     else:
-        monkeypatch.setattr("shardbook.segment.sys", SimpleNamespace(modules={}))
+        monkeypatch.setattr("shardbook.checkpointing.segment.sys", SimpleNamespace(modules={}))
     module = checkpoint_module(nn.Linear(2, 2, bias=False))
     twin, weight = copied(module), torch.full((2, 2), 5.0, requires_grad=True)
     twin.weight = nn.Parameter(weight) if copied is shallow else weight

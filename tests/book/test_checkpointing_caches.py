@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from book.test_transformers import library
-from shardbook.checkpointing import checkpoint_module
+from shardbook.checkpointing.checkpointing import checkpoint_module
 
 SIZES = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1}
 Case = tuple[str, str, dict[str, int]]

@@ -15,12 +15,12 @@ from torch import Tensor
 
 import ranks
 from book.toys import Batch, assert_equal, optimizer_for, plain_gradients, reference_step, whole_gradients
-from shardbook.autocast import autocast
-from shardbook.chunked import ChunkedGPT, ChunkedHead, chunked_loss
-from shardbook.gpt import GPT, Config, Head, loss
-from shardbook.measure import Meter
-from shardbook.model import shard
-from shardbook.policy import Policy
+from shardbook.models.chunked_loss import ChunkedGPT, ChunkedHead, chunked_loss
+from shardbook.models.gpt import GPT, Config, Head, loss
+from shardbook.parameters.policy import Policy
+from shardbook.planning.measure import Meter
+from shardbook.precision.autocast import autocast
+from shardbook.zero.model import shard
 
 WIDTH, VOCABULARY, BATCH, LENGTH = 24, 50, 2, 9
 CONFIG = Config(layers=2, width=16, heads=2, context=8, vocabulary=30)

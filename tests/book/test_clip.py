@@ -246,7 +246,7 @@ def test_a_norm_that_is_not_finite_damages_no_other_gradient() -> None:
 
 def sent_for_a_norm() -> list[dict[str, int]]:
     from shardbook import clip_grad_norm_, clip_grad_value_, shard
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     found = []
     for stage in STAGES:

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 import ranks
-from shardbook import collectives, ledger
-from shardbook.collectives import all_gather, all_reduce, broadcast, reduce_scatter_mean, world
+from shardbook.foundations import collectives, ledger
+from shardbook.foundations.collectives import all_gather, all_reduce, broadcast, reduce_scatter_mean, world
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ANY = (*FLOATS, torch.int64, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn)

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardbook import checkpointing, kept, saved_tensors
-from shardbook.budget import cheapest, least
-from shardbook.checkpointing import checkpoint, checkpoint_module
-from shardbook.costs import Chain, measure
-from shardbook.flops import FlopCounter
-from shardbook.gpt import GPT, Block, Config
-from shardbook.plans import Plan, evaluate
-from shardbook.selective import ATTENTION
-from shardbook.sequential import checkpoint_sequential, cut
+from shardbook.checkpointing import checkpointing, saved_results, saved_tensors
+from shardbook.checkpointing.budget import cheapest, least
+from shardbook.checkpointing.checkpointing import checkpoint, checkpoint_module
+from shardbook.checkpointing.costs import Chain, measure
+from shardbook.checkpointing.flops import FlopCounter
+from shardbook.checkpointing.plans import Plan, evaluate
+from shardbook.checkpointing.selective import ATTENTION
+from shardbook.checkpointing.sequential import checkpoint_sequential, cut
+from shardbook.models.gpt import GPT, Block, Config
 
 CONFIG = Config(layers=12, width=128, heads=4, context=128)
 TOKENS = torch.zeros(1, 128, dtype=torch.long)
@@ -95,19 +95,19 @@ class Alive:
         self.known = {p.untyped_storage() for p in model.parameters()}
         self.storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self.peak = 0
-        fill, add = saved_tensors.Placeholder.fill, kept.Store.add
+        fill, add = saved_tensors.Placeholder.fill, saved_results.Store.add
 
         def filled(placeholder: Any, tensor: Tensor) -> None:
             fill(placeholder, tensor)
             self.note(tensor)
 
-        def added(store: Any, entry: kept.Kept, written: list[Tensor]) -> None:
+        def added(store: Any, entry: saved_results.Kept, written: list[Tensor]) -> None:
             add(store, entry, written)
-            for tensor in kept.tensors_in(entry.value):
+            for tensor in saved_results.tensors_in(entry.value):
                 self.note(tensor)
 
         monkeypatch.setattr(saved_tensors.Placeholder, "fill", filled)
-        monkeypatch.setattr(kept.Store, "add", added)
+        monkeypatch.setattr(saved_results.Store, "add", added)
 
     def note(self, tensor: Tensor) -> Tensor:
         if tensor.untyped_storage() not in self.known:

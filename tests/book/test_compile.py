@@ -196,7 +196,7 @@ def what_compiled_units_keep() -> tuple[list[bool], list[int]]:
     """Whether what is kept for the backward pass of blocks, in the shape of a weight, is a unit's own memory;
     and the bytes of that memory between forward and backward.
     """
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     let_the_compiler_look()
     model, call = compile_blocks(3, {"backend": "aot_eager"})

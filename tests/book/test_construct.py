@@ -17,12 +17,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import ranks
 from book.toys import assert_equal, batch, chain, error
-from shardbook import gpt
-from shardbook.construct import Construction, blank_mark
-from shardbook.gpt import GPT, Block, Config
-from shardbook.measure import Meter
-from shardbook.model import Zero3Layer, shard
-from shardbook.schedule import conductor_of
+from shardbook.models import gpt
+from shardbook.models.gpt import GPT, Block, Config
+from shardbook.planning.measure import Meter
+from shardbook.zero.conductor import conductor_of
+from shardbook.zero.construct import Construction, blank_mark
+from shardbook.zero.model import Zero3Layer, shard
 
 TINY = Config(layers=3, width=16, heads=2, context=12, vocabulary=31)
 UNITS = (None, Block, ())

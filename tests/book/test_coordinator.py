@@ -91,8 +91,8 @@ def data(step: int, number: int = 0, *, grad: bool = False) -> Tensor:
 
 def assert_clean(model: nn.Module) -> None:
     """Between two steps nothing is whole, on its way, or waiting."""
-    from shardbook.schedule import Conductor, conductor_of
-    from shardbook.unit import State
+    from shardbook.zero.conductor import Conductor, conductor_of
+    from shardbook.zero.unit import State
 
     conductor = conductor_of(model)
     assert Conductor.in_flight is None
@@ -980,8 +980,8 @@ class KeepsItsLoss(Model):
 
 def gathered_ahead() -> None:
     from shardbook import Prefetch, shard
-    from shardbook.schedule import conductor_of
-    from shardbook.unit import State
+    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.unit import State
 
     for build in (Model, KeepsItsLoss):
         for depth, limit in itertools.product((0, 1, 2, 9), (0, 200, 400, None)):
@@ -1008,8 +1008,8 @@ def gathered_ahead() -> None:
 def a_limit_of_exactly_one_unit() -> None:
     """A unit that just fits is gathered ahead; with a byte less it is not."""
     from shardbook import Prefetch, shard
-    from shardbook.schedule import conductor_of
-    from shardbook.unit import State
+    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.unit import State
 
     drivers = conductor_of(shard(Model(), units=Unit)).drivers
     (size,) = {unit.nbytes for unit in drivers if unit.name != "the root"}
@@ -1081,8 +1081,8 @@ def test_no_more_is_gathered_ahead_than_allowed_and_no_less_than_can_be() -> Non
 
 def whole_in_backward() -> None:
     from shardbook import shard
-    from shardbook.schedule import conductor_of
-    from shardbook.unit import State
+    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.unit import State
 
     model = shard(Branches(), units=Unit, prefetch=0)
     conductor, most = conductor_of(model), [0]
@@ -1104,7 +1104,7 @@ def test_branches_are_freed_one_by_one_in_the_backward_pass() -> None:
 
 def everything_goes(stage: int) -> None:
     from shardbook import no_sync, shard
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     def leave(how: str) -> weakref.ref[Any]:
         model = shard(Model(), units=Unit, stage=stage)
@@ -1144,7 +1144,7 @@ def test_of_a_model_that_nobody_uses_nothing_is_left(stage: int) -> None:
 
 def the_steady_state_comes_back(stage: int) -> None:
     from shardbook import shard
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     model = shard(Model(), units=Unit, stage=stage)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -1184,7 +1184,7 @@ OPERATIONS = ("gather", "wait", "show", "hide", "free", "reduce", "finish_reduce
 def every_sequence(stage: int, length: int) -> None:
     """A unit's methods in every order, against a model of what they do."""
     from shardbook import shard
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     values = nn.Linear(3, 3)
     expected = [parameter.detach().clone() for parameter in values.parameters()]

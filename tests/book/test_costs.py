@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from shardbook.costs import Chain, Layer, SavedBytes, measure
-from shardbook.flops import FlopCounter, attention_backward_flops, flops_of, prices
-from shardbook.gpt import GPT, Block, Config
+from shardbook.checkpointing.costs import Chain, Layer, SavedBytes, measure
+from shardbook.checkpointing.flops import FlopCounter, attention_backward_flops, flops_of, prices
+from shardbook.models.gpt import GPT, Block, Config
 
 
 def saved_by(function: nn.Module, x: Tensor) -> int:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardbook.determinism import LEVELS, CheckpointError, Record, compare
-from shardbook.operations import ODD, PIECE, Log, Operation, digest, mix, part, place_of, shown
-from shardbook.reentrant import checkpoint_reentrant
-from shardbook.saved_tensors import checkpoint_saved
+from shardbook.checkpointing.determinism import LEVELS, CheckpointError, Record, compare
+from shardbook.checkpointing.operations import ODD, PIECE, Log, Operation, digest, mix, part, place_of, shown
+from shardbook.checkpointing.reentrant import checkpoint_reentrant
+from shardbook.checkpointing.saved_tensors import checkpoint_saved
 
 ADVICE = (
     "Let the function do the same in both runs: give it as an argument whatever changes in between, such as "

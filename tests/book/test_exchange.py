@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 import ranks
-from shardbook.exchange import exchange
-from shardbook.partition import shares_storage
+from shardbook.foundations.exchange import exchange
+from shardbook.foundations.layout import shares_storage
 
 SIZE = 5
 

@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shardbook import formats
-from shardbook.formats import BF16, E4M3FN, E5M2, FORMATS, FP16, FP32, FP64, TF32, Format
+from shardbook.precision import formats
+from shardbook.precision.formats import BF16, E4M3FN, E5M2, FORMATS, FP16, FP32, FP64, TF32, Format
 
 TORCH = {
     FP64: (torch.float64, torch.int64),
@@ -283,11 +283,11 @@ def test_a_mistake_is_one_sentence(
 ) -> None:
     assert formats.main(words) == 1
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"shardbook.formats: {sentence}\n")
+    assert (out, err) == ("", f"shardbook.precision.formats: {sentence}\n")
 
 
 def test_the_command_of_the_chapter_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "shardbook.formats", "0.1"]
+    command = [sys.executable, "-m", "shardbook.precision.formats", "0.1"]
     shown = subprocess.run(command, capture_output=True, check=True, timeout=120, encoding="utf-8")
     assert [line.split() for line in shown.stdout.splitlines()] == printed(capsys, "0.1")
     assert shown.stderr == ""

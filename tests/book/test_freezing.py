@@ -127,8 +127,8 @@ def test_a_discriminator_is_frozen_while_its_generator_trains() -> None:
 def what_is_frozen_is_not_sent() -> None:
     """Neither a unit before which nothing is trained, nor one through which the gradients of others pass."""
     from shardbook import shard
-    from shardbook.collectives import ledger
-    from shardbook.schedule import conductor_of
+    from shardbook.foundations.collectives import ledger
+    from shardbook.zero.conductor import conductor_of
 
     for stage in STAGES:
         model = shard(chain(), stage=stage)

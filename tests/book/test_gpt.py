@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from shardbook import gpt
-from shardbook.gpt import GPT, Block, Config, Embedding, Head
+from shardbook.models import gpt
+from shardbook.models.gpt import GPT, Block, Config, Embedding, Head
 
 TINY = Config(layers=2, width=16, heads=2, context=12, vocabulary=31)
 

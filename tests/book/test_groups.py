@@ -165,7 +165,7 @@ def test_on_two_rows_of_two(case: Callable[[], None]) -> None:
 def order_on_a_mesh() -> list[str]:
     """What one backward pass starts and waits for on two rows of two ranks."""
     from shardbook import shard
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     model = shard(chain(), stage=3, mesh=init_device_mesh("cpu", (2, 2)))
     order, said = conductor_of(model).order, []
@@ -266,7 +266,7 @@ def test_a_vector_is_given_back_while_its_mean_goes_on_to_other_copies() -> None
 
 def sent_on_a_mesh(rows: int, columns: int) -> list[dict[str, Any]]:
     from shardbook import shard
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     found = []
     for stage in STAGES:
@@ -330,7 +330,7 @@ def test_tied_weights_stay_tied_and_train_like_the_reference_in_every_stage() ->
 
 def units_of_tied_weights() -> list[dict[str, list[str]]]:
     from shardbook import shard
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     return [
         {

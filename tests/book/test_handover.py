@@ -13,7 +13,9 @@ from torch import Tensor
 
 from book import races
 from book.races import COMPUTE, Recorder
-from shardbook import checkpoint, handover, rng
+from shardbook import checkpoint
+from shardbook.checkpointing import handover
+from shardbook.foundations import rng
 
 
 def line_of(text: str) -> str:

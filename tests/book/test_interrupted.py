@@ -227,7 +227,8 @@ class FreezesItself(nn.Module):
 
 
 def frozen_while_it_is_whole() -> None:
-    from shardbook import shard, whole
+    from shardbook import shard
+    from shardbook.training import whole
 
     plain = FreezesItself()
     for _ in range(2):
@@ -340,8 +341,9 @@ def a_pass_around_the_one_that_fails() -> None:
 
 
 def zero_grad_in_a_block_of_whole_parameters() -> None:
-    from shardbook import full_precision, shard, whole
-    from shardbook.policy import Policy
+    from shardbook import full_precision, shard
+    from shardbook.parameters.policy import Policy
+    from shardbook.training import whole
 
     for stage, policy in product(STAGES, (None, Policy(param_dtype=torch.bfloat16))):
         model = shard(chain(), stage=stage, policy=policy)
@@ -360,7 +362,8 @@ def zero_grad_in_a_block_of_whole_parameters() -> None:
 
 def a_backward_pass_in_a_block_fails() -> None:
     """The parameters stay whole until the block ends."""
-    from shardbook import shard, whole
+    from shardbook import shard
+    from shardbook.training import whole
 
     shape = chain()[4].weight.shape
     for stage in STAGES:
@@ -421,7 +424,7 @@ def a_zero_grad_of_its_own() -> None:
 
 def sent_before_the_first_layer(model: Any, fails: bool = False) -> int:
     """The bytes of gradients that are sent by the time that the backward pass arrives at the first layer."""
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     sent: list[int] = []
 

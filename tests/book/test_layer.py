@@ -377,11 +377,11 @@ def zero_grad_between_forward_and_backward() -> None:
 def hooks_say_that_they_are_at_work() -> None:
     """Every exchange of a step happens in a hook that says so, and no call of a module does."""
     from shardbook import Policy, shard
-    from shardbook.machinery import machinery_at_work
+    from shardbook.foundations.hook_context import machinery_at_work
 
     seen: list[bool] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardbook.collectives.record", lambda *_: seen.append(machinery_at_work()))
+        patch.setattr("shardbook.foundations.collectives.record", lambda *_: seen.append(machinery_at_work()))
         for stage, policy in product((0, 1, 2, 3), (None, Policy(param_dtype=torch.bfloat16))):
             model = shard(chain(), stage=stage, policy=policy)
             for module in model.modules():

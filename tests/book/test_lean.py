@@ -12,11 +12,11 @@ from torch import nn
 
 import ranks
 from book.toys import assert_equal, batch, chain, error, optimizer_for, reference_step
-from shardbook.accumulate import no_sync
-from shardbook.lean import step_in_backward, steps_in_backward
-from shardbook.model import shard
-from shardbook.schedule import conductor_of
-from shardbook.unit import Unit
+from shardbook.training.accumulate import no_sync
+from shardbook.training.step_in_backward import step_in_backward, steps_in_backward
+from shardbook.zero.conductor import conductor_of
+from shardbook.zero.model import shard
+from shardbook.zero.unit import Unit
 
 STEPS = 3
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 import ranks
 from book.toys import batch, chain, error
 from shardbook import Disagreement, shard
-from shardbook.leaving import leave
-from shardbook.schedule import conductor_of
+from shardbook.foundations.leaving import leave
+from shardbook.zero.conductor import conductor_of
 
 UNEVEN = "give every rank as many batches, or loop over shardbook.join(batches)"
 
@@ -92,6 +92,8 @@ def test_the_end_of_a_program_is_announced(tmp_path: Path) -> None:
     told = [process.communicate(timeout=300)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], told
     assert not told[1]
-    said = next(line for line in told[0].splitlines()[::-1] if "shardbook.check.Disagreement" in line)
+    said = next(
+        line for line in told[0].splitlines()[::-1] if "shardbook.foundations.agreement.Disagreement" in line
+    )
     assert "rank 1" in said
     assert said.endswith(UNEVEN)

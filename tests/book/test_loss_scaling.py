@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from shardbook.loss_scaling import SMALLEST, GradScaler
+from shardbook.precision.loss_scaling import SMALLEST, GradScaler
 
 VALUES = [0.0, 1.0, -3.0, 1e-8, 1e30, 3e38, math.inf, -math.inf, math.nan]
 

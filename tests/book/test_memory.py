@@ -15,12 +15,14 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import ranks
-from shardbook import gpt, memory, planner
-from shardbook.collectives import ledger
-from shardbook.gpt import Config
-from shardbook.measure import Meter
-from shardbook.model import shard
-from shardbook.policy import Policy
+from shardbook import memory
+from shardbook.foundations.collectives import ledger
+from shardbook.models import gpt
+from shardbook.models.gpt import Config
+from shardbook.parameters.policy import Policy
+from shardbook.planning import planner
+from shardbook.planning.measure import Meter
+from shardbook.zero.model import shard
 
 PAPER = ["120.0", "31.4", "16.6", "1.9"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import ranks
 from book.live import LiveStorages
 from book.toys import batch, chain, error
-from shardbook.guard import depends_on_shapes
+from shardbook.guards.optimizer_guard import depends_on_shapes
 
 LAYERS, WIDTH = 4, 64
 EVENTS: list[tuple[str, int]] = []
@@ -55,11 +55,11 @@ class Logged:
 
 
 def log_exchanges() -> None:
-    import shardbook.groups
-    import shardbook.zero1
+    import shardbook.foundations.groups
+    import shardbook.zero.zero1
 
     numbers: dict[int, int] = {}
-    all_gather, reduce = shardbook.zero1.all_gather, shardbook.groups.reduce_scatter_mean
+    all_gather, reduce = shardbook.zero.zero1.all_gather, shardbook.foundations.groups.reduce_scatter_mean
 
     def logged_gather(full: Tensor, shard: Tensor, **options: Any) -> Logged:
         number = numbers.setdefault(id(full), len(numbers))
@@ -70,8 +70,8 @@ def log_exchanges() -> None:
         EVENTS.append(("reduce", len([kind for kind, _ in EVENTS if kind == "reduce"])))
         return reduce(full, **options)
 
-    shardbook.zero1.all_gather = logged_gather  # type: ignore[assignment]
-    shardbook.groups.reduce_scatter_mean = logged_reduce
+    shardbook.zero.zero1.all_gather = logged_gather  # type: ignore[assignment]
+    shardbook.foundations.groups.reduce_scatter_mean = logged_reduce
 
 
 def order_of_a_step(depth: int, passes: int) -> list[tuple[str, int]]:
@@ -244,7 +244,7 @@ def test_the_model_keeps_its_class_names_and_parameter_objects() -> None:
 
 
 def each_selection() -> list[list[str]]:
-    from shardbook.model import select
+    from shardbook.zero.model import select
 
     found = []
     for units in (None, nn.Linear, (nn.LayerNorm, nn.Embedding), lambda name, module: name.endswith("0")):

@@ -21,9 +21,9 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 from book.toys import assert_equal, whole_gradients
-from shardbook import checkpointing
-from shardbook.machinery import map_tensors
-from shardbook.norms import LOSSES, NORM_FUNCTIONS, NORMS, InFP32, widen
+from shardbook.checkpointing import checkpointing
+from shardbook.foundations.hook_context import map_tensors
+from shardbook.parameters.norms import LOSSES, NORM_FUNCTIONS, NORMS, InFP32, widen
 
 BF16, FP32 = torch.bfloat16, torch.float32
 WIDTH = 8

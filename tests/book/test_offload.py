@@ -15,8 +15,8 @@ from torch.distributed import init_device_mesh
 import ranks
 from book.reference import STAGES, storages
 from book.toys import assert_equal, batch, chain, error, optimizer_for, whole_gradients
-from shardbook.policy import Policy
-from shardbook.schedule import conductor_of
+from shardbook.parameters.policy import Policy
+from shardbook.zero.conductor import conductor_of
 
 BF16 = torch.bfloat16
 FORMATS: list[dict[str, Any]] = [
@@ -145,7 +145,7 @@ def test_steps_in_the_backward_pass_give_the_same_bits() -> None:
 
 def moved_in_a_step(formats: dict[str, Any]) -> list[tuple[dict[str, int], dict[str, int], dict[str, int]]]:
     from shardbook import shard
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     policy, found = Policy(**formats, offload=True), []
     for stage in STAGES:

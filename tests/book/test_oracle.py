@@ -88,7 +88,7 @@ def test_at_two_ranks_sharded_training_equals_ddp(optimizer: str) -> None:
 
 def gpt_equals_reference() -> None:
     from shardbook import shard
-    from shardbook.gpt import GPT, Block, Config
+    from shardbook.models.gpt import GPT, Block, Config
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
     models = []

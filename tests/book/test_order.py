@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from torch.distributed.distributed_c10d import _get_default_store
 
 import ranks
-from shardbook import meeting
-from shardbook.check import Disagreement
-from shardbook.collectives import all_gather
-from shardbook.order import Order
+from shardbook.foundations import store_rounds
+from shardbook.foundations.agreement import Disagreement
+from shardbook.foundations.collectives import all_gather
+from shardbook.foundations.exchange_order import Order
 
 # A pass: its kind, and what is exchanged in it. "-A" is the reduction of unit A.
 Pass = tuple[str, str]
@@ -292,7 +292,7 @@ def test_every_rank_says_who_is_about_to_do_what(
     assert should in first
     # Of two ranks that begin passes of other kinds, one may have run out of batches.
     begins = "exchange 1" in does and "exchange 1 " in should and does.split()[-2:] != should.split()[-2:]
-    assert first.endswith(f"{meeting.RULE}; {meeting.UNEVEN}" if begins else meeting.RULE)
+    assert first.endswith(f"{store_rounds.RULE}; {store_rounds.UNEVEN}" if begins else store_rounds.RULE)
 
 
 @pytest.mark.parametrize("world_size", [3, 4])
@@ -386,7 +386,7 @@ def one_has_finished() -> str:
     if dist.get_rank() == 1:
         return ""
     assert order.meeting is not None
-    order.meeting.limit = meeting.FAREWELL = timedelta(milliseconds=200)
+    order.meeting.limit = store_rounds.FAREWELL = timedelta(milliseconds=200)
     return refused(order, STEP)
 
 
@@ -456,10 +456,10 @@ def many_meet(count: int, late: list[int], minutes: float) -> list[str]:
     said = ["did not end"] * count
 
     def rank_main(rank: int) -> None:
-        one = meeting.Meeting(Waiting(store, begun), rank, count, timedelta(minutes=30))
+        one = store_rounds.Meeting(Waiting(store, begun), rank, count, timedelta(minutes=30))
         one.glance = timedelta(milliseconds=10)
         try:
-            one.agree(0, meeting.Step("forward", 0, "gather", "A", "A.weight"), None)
+            one.agree(0, store_rounds.Step("forward", 0, "gather", "A", "A.weight"), None)
             said[rank] = f"{one.rounds} round"
         except Disagreement as error:
             said[rank] = str(error)
@@ -467,8 +467,8 @@ def many_meet(count: int, late: list[int], minutes: float) -> list[str]:
     threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(count)]
     early = [thread for rank, thread in enumerate(threads) if rank not in late]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(meeting, "clock", lambda: now[0])
-        patch.setattr(meeting, "FAREWELL", timedelta(seconds=-1))
+        patch.setattr(store_rounds, "clock", lambda: now[0])
+        patch.setattr(store_rounds, "FAREWELL", timedelta(seconds=-1))
         for thread in early:
             thread.start()
         for _ in early:
@@ -497,7 +497,7 @@ def test_when_the_limit_is_over_all_ranks_name_those_that_have_not_come() -> Non
 
 def limits() -> list[float]:
     group = dist.new_group(timeout=timedelta(seconds=77))
-    return [meeting.Meeting.of(one).limit.total_seconds() for one in (group, dist.group.WORLD, None)]
+    return [store_rounds.Meeting.of(one).limit.total_seconds() for one in (group, dist.group.WORLD, None)]
 
 
 def test_the_limit_of_a_meeting_is_that_of_its_group() -> None:
@@ -566,7 +566,7 @@ class Interrupting(CountingStore):
 
 def interrupted() -> str:
     order = Order()
-    meeting.FAREWELL = timedelta(milliseconds=200)  # rank 0 has left and reads nothing
+    store_rounds.FAREWELL = timedelta(milliseconds=200)  # rank 0 has left and reads nothing
     assert order.meeting is not None
     if dist.get_rank() == 0:
         order.meeting.store = Interrupting(order.meeting.store)
@@ -657,10 +657,10 @@ def test_the_same_evaluation_one_step_later_is_another() -> None:
 
 def test_a_verdict_is_read_also_by_a_rank_that_is_not_at_odds() -> None:
     """Two ranks fall out ahead of a third, whose exchange then fails because they are gone."""
-    store, step = dist.HashStore(), meeting.Step("forward", 0, "gather", "A", "A.weight")
-    second, third = (meeting.Meeting(store, rank, 2, timedelta(0)) for rank in (1, 2))
+    store, step = dist.HashStore(), store_rounds.Step("forward", 0, "gather", "A", "A.weight")
+    second, third = (store_rounds.Meeting(store, rank, 2, timedelta(0)) for rank in (1, 2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(meeting, "FAREWELL", timedelta(0))
+        patch.setattr(store_rounds, "FAREWELL", timedelta(0))
         with pytest.raises(Disagreement) as first:
             second.agree(5, step, None)
         with pytest.raises(Disagreement) as also:
@@ -708,7 +708,7 @@ def simulate(scripts: list[list[Pass]]) -> tuple[list[list[str]], list[str | Non
 
     def rank_main(rank: int) -> None:
         order = Order()
-        order.meeting = meeting.Meeting(store, rank, len(scripts), timedelta(seconds=60))
+        order.meeting = store_rounds.Meeting(store, rank, len(scripts), timedelta(seconds=60))
         order.blocks, order.glance = True, timedelta(milliseconds=1)
         try:
             for kind, exchanges in [*scripts[rank], LAST]:
@@ -797,6 +797,6 @@ def test_any_programs_either_agree_or_stop_before_anything_is_mixed() -> None:
 
 
 def test_the_examples_in_the_text() -> None:
-    results = doctest.testmod(meeting)
+    results = doctest.testmod(store_rounds)
     assert results.attempted > 0
     assert results.failed == 0

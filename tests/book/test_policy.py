@@ -19,11 +19,11 @@ import ranks
 from book.masters import assert_masters_train_alike, low_copy
 from book.reference import STAGES, compared_bytes, storages
 from book.toys import assert_equal, batch, chain, error, optimizer_for
-from shardbook.measure import Meter
-from shardbook.policy import Policy
-from shardbook.precise import full_precision
-from shardbook.schedule import conductor_of
-from shardbook.unit import State
+from shardbook.parameters.policy import Policy
+from shardbook.planning.measure import Meter
+from shardbook.training.full_precision import full_precision
+from shardbook.zero.conductor import conductor_of
+from shardbook.zero.unit import State
 
 BF16 = torch.bfloat16
 
@@ -63,7 +63,7 @@ def sent_by(options: dict[str, Any]) -> list[tuple[dict[str, int], dict[str, int
     those that travel as gradients.
     """
     from shardbook import shard
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     policy, found = Policy(**options), []
     for stage in STAGES:
@@ -96,7 +96,7 @@ def test_gathers_and_gradients_send_the_bytes_of_their_own_formats(wire: torch.d
 
 def halved() -> tuple[dict[str, int], dict[str, int]]:
     from shardbook import shard
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     books = []
     for policy in (Policy(), Policy(param_dtype=BF16)):
@@ -304,7 +304,7 @@ def changes_by_hand_are_seen() -> None:
 
 def evaluates_in_full_precision() -> None:
     from shardbook import shard
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     for stage in STAGES:
         plain, model = chain(), shard(chain(), stage=stage, policy=Policy(param_dtype=BF16))

@@ -13,14 +13,15 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ranks
 from book.live import LiveStorages
-from shardbook import gpt, planner
-from shardbook.forecast import Setup, forecast
-from shardbook.gpt import Config
-from shardbook.ledger import ledger
-from shardbook.model import shard
-from shardbook.planner import Own
-from shardbook.policy import Policy
-from shardbook.schedule import conductor_of
+from shardbook.foundations.ledger import ledger
+from shardbook.models import gpt
+from shardbook.models.gpt import Config
+from shardbook.parameters.policy import Policy
+from shardbook.planning import planner
+from shardbook.planning.forecast import Setup, forecast
+from shardbook.planning.planner import Own
+from shardbook.zero.conductor import conductor_of
+from shardbook.zero.model import shard
 
 BF16, FP32 = torch.bfloat16, torch.float32
 POLICIES: dict[str, dict[str, Any]] = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shardbook.prefetch import Chain, Prefetch, Route
-from shardbook.unit import State
+from shardbook.zero.prefetch import Chain, Prefetch, Route
+from shardbook.zero.unit import State
 
 
 def unit(name: str, nbytes: int = 100, state: State = State.SHARDED) -> Any:

@@ -26,18 +26,18 @@ from shardbook import (
     clip_grad_norm_,
     clip_grad_value_,
     no_sync,
-    residual,
     shard,
     whole,
 )
 from shardbook import checkpoint as book_checkpoint
-from shardbook.host import to_device, to_host
-from shardbook.lean import step_in_backward
-from shardbook.offload import move_out
-from shardbook.optimizer_state import optimizer_state_dict
-from shardbook.precise import full_precision
-from shardbook.streaming import stream
-from shardbook.streams import compute_stream, give_back, streams
+from shardbook.foundations.streams import compute_stream, give_back, streams
+from shardbook.parameters.host import to_device, to_host
+from shardbook.parameters.offload import move_out
+from shardbook.streaming import residual
+from shardbook.streaming.streaming import stream
+from shardbook.training.full_precision import full_precision
+from shardbook.training.optimizer_state import optimizer_state_dict
+from shardbook.training.step_in_backward import step_in_backward
 
 # All tests wait for the same recordings, whatever limit the command line sets for one test.
 pytestmark = pytest.mark.timeout(600)
@@ -510,7 +510,7 @@ WAITS = ("wait", "wait_stream", "wait_event", "synchronize", "arrive")
 def waits_in_the_book() -> dict[str, set[str]]:
     """Every call in the sources that makes a stream or the host wait, and the lines it stands on."""
     found = {}
-    for file in sorted(BOOK.glob("*.py")):
+    for file in sorted(BOOK.rglob("*.py")):
         for function in ast.walk(ast.parse(file.read_text())):
             # The first makes the host wait, for backends that have no streams. The second keeps gradients
             # from piling up on a device, and test_streaming.py counts them. The third keeps NCCL's kernels

@@ -23,9 +23,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from shardbook.checkpointing import checkpoint as door
-from shardbook.reentrant import checkpoint_reentrant
-from shardbook.saved_tensors import checkpoint_saved
+from shardbook.checkpointing.checkpointing import checkpoint as door
+from shardbook.checkpointing.reentrant import checkpoint_reentrant
+from shardbook.checkpointing.saved_tensors import checkpoint_saved
 
 
 @pytest.fixture(autouse=True)
@@ -467,7 +467,7 @@ def test_an_exception_in_the_second_run_leaves_everything_as_it_was() -> None:
 
 def test_both_runs_are_cast_alike_by_our_own_autocast() -> None:
     """Also a weight that is used in the checkpoint and outside of it, from one cache of casts."""
-    from shardbook.autocast import autocast
+    from shardbook.precision.autocast import autocast
 
     found = []
     for again, context in ((OURS, autocast), (plainly, autocast), (TORCHS, torch.autocast)):

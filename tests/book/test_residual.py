@@ -20,13 +20,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import ranks
 from book.live import LiveStorages
 from book.toys import assert_equal, batch, chain, error
-from shardbook.check import Disagreement
-from shardbook.gpt import GPT, Config, loss
-from shardbook.host import pin, to_device, to_host
-from shardbook.ledger import ledger
-from shardbook.operations import digest
-from shardbook.reentrant import checkpoint_reentrant
-from shardbook.residual import (
+from shardbook.checkpointing.operations import digest
+from shardbook.checkpointing.reentrant import checkpoint_reentrant
+from shardbook.checkpointing.saved_tensors import checkpoint_saved
+from shardbook.foundations.agreement import Disagreement
+from shardbook.foundations.ledger import ledger
+from shardbook.models.gpt import GPT, Config, loss
+from shardbook.parameters.host import pin, to_device, to_host
+from shardbook.streaming.residual import (
     Kept,
     Placed,
     Residual,
@@ -37,7 +38,6 @@ from shardbook.residual import (
     partition,
     piece_numel,
 )
-from shardbook.saved_tensors import checkpoint_saved
 
 CONFIG = Config(layers=3, width=20, heads=2, context=11, vocabulary=23)
 BATCH = 3
@@ -357,7 +357,7 @@ def test_second_derivatives() -> None:
 def sharded_with_offload() -> None:
     """A unit of stage 3 empties the storage under its parameters between the passes."""
     from shardbook import Policy, shard
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     for policy in (Policy(), Policy(param_dtype=torch.bfloat16)):
         found = []

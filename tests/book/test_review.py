@@ -196,7 +196,7 @@ class Checkpointed(nn.Sequential):
 def recomputation_gathers_nothing_in_vain() -> None:
     """Checkpointed layer by layer, each unit is gathered twice a step, and two units are whole at most."""
     from shardbook import shard
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     model = shard(Checkpointed(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]))
     unit = (WIDTH * WIDTH + WIDTH) * 4

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardbook.ambient import AmbientAutocast, capture_autocast, device_types
-from shardbook.checkpointing import checkpoint
-from shardbook.rng import RNGState, capture
+from shardbook.checkpointing.autocast_state import AmbientAutocast, capture_autocast, device_types
+from shardbook.checkpointing.checkpointing import checkpoint
+from shardbook.foundations.rng import RNGState, capture
 
 
 class Boom(Exception):
@@ -295,8 +295,8 @@ def test_inside_autocast_is_as_it_was_and_after_it_as_before(
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_settings_of_our_own_autocast_are_captured_as_well(fails: bool) -> None:
-    from shardbook.autocast import autocast as own
-    from shardbook.autocast import current
+    from shardbook.precision.autocast import autocast as own
+    from shardbook.precision.autocast import current
 
     def product() -> torch.dtype:
         return torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shardbook import rounding
-from shardbook.formats import BF16, E4M3FN, E5M2, FORMATS, FP16, FP32, FP64, TF32, Format
-from shardbook.rounding import Census, census, running_sum
+from shardbook.precision import rounding
+from shardbook.precision.formats import BF16, E4M3FN, E5M2, FORMATS, FP16, FP32, FP64, TF32, Format
+from shardbook.precision.rounding import Census, census, running_sum
 
 DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, FP32: torch.float32, FP64: torch.float64}
 
@@ -152,4 +152,4 @@ def test_the_gradient_of_a_position_is_smaller_in_a_larger_batch() -> None:
 def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], words: str, sentence: str) -> None:
     assert rounding.main(words.split()) == 1
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"shardbook.rounding: {sentence}\n")
+    assert (out, err) == ("", f"shardbook.precision.rounding: {sentence}\n")

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from shardbook.determinism import CheckpointError
-from shardbook.saved_tensors import checkpoint_saved
+from shardbook.checkpointing.determinism import CheckpointError
+from shardbook.checkpointing.saved_tensors import checkpoint_saved
 
 Run = Callable[..., Any]
 

@@ -19,10 +19,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ranks
 from book.live import LiveStorages
-from shardbook import gpt, planner
-from shardbook.collectives import ledger
-from shardbook.gpt import Config
-from shardbook.model import shard
+from shardbook.foundations.collectives import ledger
+from shardbook.models import gpt
+from shardbook.models.gpt import Config
+from shardbook.planning import planner
+from shardbook.zero.model import shard
 
 BILLIONS = Config(layers=32, width=4416, heads=32, context=1024)
 TRILLION = Config(layers=128, width=25600, heads=200, context=1024)

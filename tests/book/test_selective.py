@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from shardbook import selective
-from shardbook.costs import SavedBytes
-from shardbook.flops import flops_of
-from shardbook.gpt import Block, Config
-from shardbook.saved_tensors import checkpoint_saved
-from shardbook.selective import Keep, contexts
+from shardbook.checkpointing import selective
+from shardbook.checkpointing.costs import SavedBytes
+from shardbook.checkpointing.flops import flops_of
+from shardbook.checkpointing.saved_tensors import checkpoint_saved
+from shardbook.checkpointing.selective import Keep, contexts
+from shardbook.models.gpt import Block, Config
 
 aten = torch.ops.aten
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ranks
-from shardbook.saved_tensors import checkpoint_saved
-from shardbook.selective import Keep, contexts
+from shardbook.checkpointing.saved_tensors import checkpoint_saved
+from shardbook.checkpointing.selective import Keep, contexts
 
 aten = torch.ops.aten
 
@@ -96,7 +96,7 @@ def test_what_sharding_does_in_its_hooks_is_no_part_of_the_function(stage: int) 
 
 def keep_everything_around_checkpoints_that_wait_elsewhere() -> list[bool]:
     """In the second run nothing is moved, so the copies of the first must not be counted."""
-    from shardbook.residual import offload, partition
+    from shardbook.streaming.residual import offload, partition
 
     torch.manual_seed(0)
     weights = [torch.randn(6, 6, requires_grad=True) for _ in range(4)]

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from shardbook.costs import SavedBytes
-from shardbook.flops import FlopCounter, flops_of
-from shardbook.gpt import GPT, Config, loss
-from shardbook.sequential import Segment, checkpoint_sequential, lengths, run
+from shardbook.checkpointing.costs import SavedBytes
+from shardbook.checkpointing.flops import FlopCounter, flops_of
+from shardbook.checkpointing.sequential import Segment, checkpoint_sequential, lengths, run
+from shardbook.models.gpt import GPT, Config, loss
 
 Run = Callable[[nn.Sequential, Tensor], Tensor]
 

@@ -220,7 +220,7 @@ def test_what_a_layer_of_stage_3_stands_other_stages_stand(stage: int) -> None:
 
 def sent_in_a_step() -> list[dict[str, Any]]:
     from shardbook import shard
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     found = []
     for stage in STAGES:
@@ -247,7 +247,7 @@ def test_a_step_sends_two_vectors_in_stages_0_to_2_and_three_in_stage_3(world_si
 
 def sent_in_an_evaluation() -> list[float]:
     from shardbook import shard
-    from shardbook.collectives import ledger
+    from shardbook.foundations.collectives import ledger
 
     found = []
     for stage in STAGES:

@@ -84,7 +84,7 @@ def test_what_is_saved_is_copied_to_the_host() -> None:
     """A fake device has no memory, but PyTorch keeps its name."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from shardbook.state import on_the_host
+    from shardbook.zero.state_dict import on_the_host
 
     with FakeTensorMode():
         value = torch.ones(3, 2, device="cuda")
@@ -98,7 +98,7 @@ def test_what_is_saved_is_copied_to_the_host() -> None:
 
 def saved_by_rank_0() -> list[str]:
     from shardbook import rank0_only, shard
-    from shardbook.state import spared
+    from shardbook.zero.state_dict import spared
 
     rank = dist.get_rank()
     for stage in range(4):

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 import ranks
 from book.live import LiveStorages
 from book.toys import assert_equal, batch, chain, error, optimizer_for
-from shardbook import residual, shard, streaming
-from shardbook.chunked import ChunkedGPT
-from shardbook.gpt import GPT, Config
-from shardbook.host import Crossing, to_host
-from shardbook.ledger import ledger
-from shardbook.slices import cut
-from shardbook.streaming import stream
+from shardbook import shard
+from shardbook.foundations.ledger import ledger
+from shardbook.models.chunked_loss import ChunkedGPT
+from shardbook.models.gpt import GPT, Config
+from shardbook.parameters.host import Crossing, to_host
+from shardbook.streaming import residual, streaming
+from shardbook.streaming.chain_cuts import cut
+from shardbook.streaming.streaming import stream
 
 CPU = torch.device("cpu")
 Build = Callable[[], nn.Sequential]

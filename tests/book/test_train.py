@@ -14,7 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardbook import launch, train
+from shardbook.command import Mistake
+from shardbook.train.loop import main
+from shardbook.train.options import parse, parser
+from shardbook.train.ranks import choose_device, environment
 
 OPTIONS = "--steps 30 --layers 2 --width 32 --heads 2 --context 32 --batch 4 --lr 3e-3 --device cpu"
 SMALL = OPTIONS.split()
@@ -111,10 +114,10 @@ def test_the_other_techniques_learn_too_and_are_forecast(options: str, told: str
 
 def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        train.main(["--help"])
+        main(["--help"])
     assert stopped.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
-    for action in launch.parser()._actions:
+    for action in parser()._actions:
         assert action.help
         assert all(option in shown for option in action.option_strings)
     assert "torchrun --standalone" in shown
@@ -180,8 +183,8 @@ def test_a_rank_outside_of_the_world_is_refused(
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "2")
     # Rank 2 is not the one that speaks, so the sentence is looked for in the exception.
-    with pytest.raises(launch.Mistake, match="RANK is 2, but WORLD_SIZE is 2, so the last rank is 1"):
-        launch.environment()
+    with pytest.raises(Mistake, match="RANK is 2, but WORLD_SIZE is 2, so the last rank is 1"):
+        environment()
 
 
 @pytest.mark.parametrize(
@@ -203,14 +206,14 @@ def test_a_mistake_in_the_options_is_told_once_on_each_machine(
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     for name, value in {"WORLD_SIZE": "16", **environment}.items():
         monkeypatch.setenv(name, value)
-    assert train.main(["--layers", "0"]) == 1
+    assert main(["--layers", "0"]) == 1
     said = "shardbook.train: layers is 0, but it must be at least 1\n" if speaks else ""
     assert capsys.readouterr() == ("", said)
 
 
 def test_only_the_rank_that_writes_needs_a_folder_for_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    assert launch.parse(["--json", "nowhere/figures.json"]).json == Path("nowhere/figures.json")
+    assert parse(["--json", "nowhere/figures.json"]).json == Path("nowhere/figures.json")
 
 
 @pytest.mark.parametrize(
@@ -247,18 +250,18 @@ def test_gpus_are_given_out_and_shared_only_on_gloo(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert launch.choose_device(launch.parse([])) == (torch.device("cuda:1"), "nccl")
+    assert choose_device(parse([])) == (torch.device("cuda:1"), "nccl")
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert launch.choose_device(launch.parse([])) == (torch.device("cpu"), "gloo")
-    shared = launch.parse(["--device", "cuda", "--backend", "gloo"])
-    assert launch.choose_device(shared) == (torch.device("cuda:1"), "gloo")
-    with pytest.raises(launch.Mistake, match="4 ranks were started on this machine, but it has 2 GPUs"):
-        launch.choose_device(launch.parse(["--device", "cuda"]))
+    assert choose_device(parse([])) == (torch.device("cpu"), "gloo")
+    shared = parse(["--device", "cuda", "--backend", "gloo"])
+    assert choose_device(shared) == (torch.device("cuda:1"), "gloo")
+    with pytest.raises(Mistake, match="4 ranks were started on this machine, but it has 2 GPUs"):
+        choose_device(parse(["--device", "cuda"]))
 
 
 def check_mistake(options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train.main(options) == 1
+    assert main(options) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert sentence in err

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ranks
-from shardbook import gpt
-from shardbook.collectives import ledger
-from shardbook.corpus import Reader, read, split
-from shardbook.forecast import Forecast, Setup, forecast
-from shardbook.gpt import GPT, Config
-from shardbook.launch import parse
-from shardbook.measure import Meter
-from shardbook.model import shard
-from shardbook.sharded_scaler import ShardedGradScaler
-from shardbook.train import make_optimizer, step
+from shardbook.foundations.collectives import ledger
+from shardbook.models import gpt
+from shardbook.models.corpus import Reader, read, split
+from shardbook.models.gpt import GPT, Config
+from shardbook.planning.forecast import Forecast, Setup, forecast
+from shardbook.planning.measure import Meter
+from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.train.loop import make_optimizer, step
+from shardbook.train.options import parse
+from shardbook.zero.model import shard
 
 
 def numbers() -> torch.Tensor:

@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed import init_device_mesh
 
 import ranks
-from shardbook.collectives import PendingGather, PendingReduce
-from shardbook.unit import Unit
-from shardbook.zero3 import Zero3
+from shardbook.foundations.collectives import PendingGather, PendingReduce
+from shardbook.zero.unit import Unit
+from shardbook.zero.zero3 import Zero3
 
 DATA = torch.arange(8.0).view(2, 4)
 
@@ -45,7 +45,7 @@ FIRST = {"the root": "scale", "first": "first.0.weight", "second": "second.0.wei
 def names_of_the_exchanges(stage: int, copies: int) -> set[tuple[str, ...]]:
     """What goes over the wire in two steps and a clipping: the kind, the unit, and its first parameter."""
     from shardbook import clip_grad_norm_, shard
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     world = torch.distributed.get_world_size()
     mesh = init_device_mesh("cpu", (copies, world // copies)) if copies > 1 else None
@@ -119,7 +119,7 @@ def test_every_exchange_is_agreed_under_the_name_of_its_units_first_parameter() 
 
 def what_is_refused() -> None:
     from shardbook import shard
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     model = shard(Model(), units=nn.Sequential, stage=0)
     for unit in conductor_of(model).drivers:

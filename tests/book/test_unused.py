@@ -201,8 +201,8 @@ def test_unused_zero_gives_them_the_gradient_zero() -> None:
 def reads(stage: int) -> tuple[list[int], bool]:
     """How often the host reads the answer in a step, and whether the bytes are those of the formula."""
     from shardbook import shard
-    from shardbook.collectives import ledger
-    from shardbook.unused import Usage
+    from shardbook.foundations.collectives import ledger
+    from shardbook.zero.unused import Usage
 
     found, read = [0], Usage.read
 
@@ -229,8 +229,8 @@ def test_a_rank_that_has_used_everything_does_not_read_what_others_have(stage: i
 
 def compared_for_units_that_step() -> tuple[int, int]:
     from shardbook import shard
-    from shardbook.collectives import ledger
-    from shardbook.lean import step_in_backward
+    from shardbook.foundations.collectives import ledger
+    from shardbook.training.step_in_backward import step_in_backward
 
     model = shard(Experts(), stage=0, units=nn.Linear)
     step_in_backward(model, partial(torch.optim.SGD, lr=0.1))
@@ -293,7 +293,7 @@ def test_scaler_and_clipping_pass_idle_experts_by() -> None:
 def two_means_in_one_pass() -> float:
     """The gradient of a parameter that this rank has used in the second of two exchanges only."""
     from shardbook import shard
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     model = shard(nn.Linear(1, 1, bias=False), stage=0)
     (flat,) = next(iter(conductor_of(model).drivers)).flats

@@ -326,7 +326,7 @@ def steps_in_its_backward_pass() -> None:
 def reads_of_a_step() -> None:
     """The host waits for the comparison after micro-batches that waited, and in no other step."""
     from shardbook import no_sync, shard
-    from shardbook.unused import Usage
+    from shardbook.zero.unused import Usage
 
     found, read = [0], Usage.read
 

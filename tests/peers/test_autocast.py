@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from shardbook.autocast import autocast, current
+from shardbook.precision.autocast import autocast, current
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 MAKERS: dict[str, Callable[..., AbstractContextManager[Any]]] = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ranks
-from shardbook.loss_scaling import SMALLEST, GradScaler
+from shardbook.precision.loss_scaling import SMALLEST, GradScaler
 
 MAKERS: dict[str, Callable[..., Any]] = {"torch": torch.amp.GradScaler, "shardbook": GradScaler}
 both = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)

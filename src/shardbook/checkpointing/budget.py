@@ -1,0 +1,193 @@
+r"""# The cheapest plan for a budget
+
+> Given the bytes that there are, the least that has to be computed twice can be found exactly.
+
+[A cut into equal segments](sequential.py) is a good choice for equal layers. The layers
+of a real chain differ: some save much and cost little, others the opposite. And what is
+given is a number of bytes, not a number of segments. So this chapter finds [the
+plan](plans.py) whose peak of saved bytes is within a budget, and whose cost is the
+least. The budget is not the memory of a device: parameters, gradients and optimizer
+state, workspaces and the allocator's fragments need room beside it.
+
+```python
+plan = cheapest(measure(model, x), budget=2 * 10**9)
+y = plan.apply(model, x)
+```
+
+**Against the rule.** Take a GPT of 16 blocks. With its embedding and its head the chain
+has 18 layers. The rule of the root cuts them into 4 segments and keeps the last. The
+table shows what is kept at the peak and what is recomputed: by the rule, and by the
+cheapest plans for the memory that the rule needs, for half of it, and for the least
+that is enough:
+
+>>> import torch
+>>> from shardbook.checkpointing.costs import measure
+>>> from shardbook.models.gpt import GPT, Config
+>>> from shardbook.checkpointing.sequential import cut
+>>> model = GPT(Config(layers=16, width=32, heads=4, context=32))
+>>> chain = measure(model, torch.zeros(2, 32, dtype=torch.long))
+>>> forward = sum(layer.cost for layer in chain.layers)
+>>> rule = evaluate(chain, cut(18, 4, balanced=True))
+>>> for name, plan in {
+...     "all kept": evaluate(chain, []),
+...     "the rule": rule,
+...     "as the rule": cheapest(chain, rule.peak),
+...     "half of it": cheapest(chain, rule.peak // 2),
+...     "the least": cheapest(chain, least(chain)),
+... }.items():
+...     print(f"{name:11} {plan.peak:9,} bytes {plan.cost / forward:.2f} forward passes")
+all kept    2,147,584 bytes 0.00 forward passes
+the rule      666,112 bytes 0.73 forward passes
+as the rule   640,000 bytes 0.52 forward passes
+half of it    265,216 bytes 0.65 forward passes
+the least     248,320 bytes 0.69 forward passes
+
+A block saves about 16 times what it reads, so segments of one block need the least. The
+cheapest plans checkpoint the first blocks, one in a segment, as many as they must. The
+embedding joins the first of them, because it computes nothing that counts. The last
+blocks are kept: the backward pass uses them first, and they are gone when the first
+blocks run again. The head is checkpointed in all three plans, at no cost: its matrix
+product comes after the last tensor that it saves, so it is never repeated.
+
+**Best among what?** Among all cuts of the chain into segments, each of which is kept or
+checkpointed as a whole. Other plans exist. A checkpoint inside a checkpoint computes
+some layers three times, and can need still less. [A policy](selective.py) keeps a part
+of a layer.
+
+:notation $i$: `start`, the number of layers that a partial plan treats
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from shardbook.checkpointing.costs import Chain
+from shardbook.checkpointing.plans import Plan, Step, evaluate, growing, take
+from shardbook.checkpointing.sequential import Segment
+
+__all__ = ["cheapest", "least"]
+# sidelit: show
+
+
+def cheapest(chain: Chain, budget: int) -> Plan:
+    """The plan with the least recomputation, of those whose peak is within the budget.
+
+    It is found layer by layer. A *partial plan* treats the first $i$ layers. What later
+    layers have to know of it is the bytes that it keeps, its cost, and whether the
+    tensor between layers $i$ and $i+1$ is among those bytes. Take two partial plans of
+    which both hold this tensor, or neither. If one of them keeps more and costs more,
+    the other is better whatever follows, so the worse one is dropped. No other one is
+    dropped, and so no better plan is missed.
+
+    A segment that runs again needs room beside what the segments before it keep.
+    Partial plans grow from the front, so that number is known when a segment is added.
+
+    **How long it takes.** Of partial plans with equal cost one is left. Where layers
+    are alike, as the blocks of a GPT are, there are few different costs: at each layer
+    of a chain at most three times as many partial plans as the chain has layers. If no
+    two layers are alike there are many more, and the search among a hundred of them is
+    slow.
+
+    :param chain: [what the layers cost](costs.py#measure)
+    :param budget: bytes for what autograd saves
+    :raises ValueError: no plan is within the budget
+    """
+    ways = search(chain, budget)
+    if not ways:
+        raise ValueError(
+            f"no plan for this chain is within {budget} bytes; the smallest budget for "
+            f"which there is one is {least(chain)} bytes"
+        )
+    best = min(ways, key=lambda way: (way.cost, way.saved))
+    return evaluate(chain, best.segments())
+
+
+def least(chain: Chain) -> int:
+    """The smallest budget for which there is a plan, in bytes.
+
+    A budget that is larger than a sufficient one is sufficient. So bisection finds the
+    smallest. How much a plan computes does not matter here, so all costs are set to
+    zero. Then at most two partial plans are left at each layer, one that holds the
+    tensor after it and one that does not, and a try takes little time.
+    """
+    layers = tuple(
+        replace(layer, cost=0, replay=None if layer.replay is None else 0)
+        for layer in chain.layers
+    )
+    free = Chain(chain.input, layers)
+    # To keep everything is a plan, too.
+    enough = evaluate(chain, []).peak
+    return bisect_left(
+        range(enough), True, key=lambda budget: bool(search(free, budget))
+    )
+
+
+class Way(NamedTuple):
+    """A partial plan: a way to treat the first layers of a chain.
+
+    :param counted: whether the tensor after them is among the bytes that it keeps
+    :param last: the last segment, and `before` the partial plan of what comes before it
+    """
+
+    saved: int
+    cost: float
+    counted: bool
+    last: Segment | None = None
+    before: Way | None = None
+
+    def segments(self) -> list[Segment]:
+        found: list[Segment] = []
+        way: Way | None = self
+        while way is not None and way.last is not None:
+            found.append(way.last)
+            way = way.before
+        return found[::-1]
+
+
+def search(chain: Chain, budget: int) -> list[Way]:
+    """The plans for the whole chain that are worth having within a budget."""
+    length = len(chain.layers)
+    ways: list[list[Way]] = [[] for _ in range(length + 1)]
+    ways[0].append(Way(0, 0, False))
+    for start in range(length):
+        for counted in (False, True):
+            here = worth_having(way for way in ways[start] if way.counted is counted)
+            if not here:
+                continue
+            for segment, step in next_ones(chain, start, counted):
+                room = budget - step.kept - step.recomputed
+                for way in here:
+                    if way.saved > room:
+                        break
+                    saved, cost = way.saved + step.kept, way.cost + step.cost
+                    further = Way(saved, cost, step.counted, segment, way)
+                    ways[segment.stop].append(further)
+        # Those that were dropped are free from here on.
+        ways[start].clear()
+    return worth_having(ways[length])
+
+
+def next_ones(
+    chain: Chain, start: int, counted: bool
+) -> Iterator[tuple[Segment, Step]]:
+    """The segments that may begin at a layer, and what they add."""
+    # To keep two layers is the same as to keep one and then the other.
+    one = Segment(start, start + 1, recompute=False)
+    step = take(chain, one, counted)
+    assert step is not None
+    yield one, step
+    for length, step in enumerate(growing(chain, start, counted), 1):
+        yield Segment(start, start + length, recompute=True), step
+
+
+def worth_having(ways: Iterable[Way]) -> list[Way]:
+    """Without those of which another one keeps no more and costs no more."""
+    kept: list[Way] = []
+    for way in sorted(ways, key=lambda way: (way.saved, way.cost)):
+        if not kept or way.cost < kept[-1].cost:
+            kept.append(way)
+    return kept

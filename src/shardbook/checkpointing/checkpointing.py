@@ -1,0 +1,378 @@
+r"""# Activation checkpointing
+
+> Keep what a function was given, recompute the rest in the backward pass: less memory for more computation.
+
+```python
+y = checkpoint(block, x)
+checkpoint_module(model, units=Block)
+```
+
+The forward pass leaves *activations* behind: the tensors that autograd saves, because
+gradients will be computed from them. *Activation checkpointing* saves only the
+arguments of a function. When the backward pass needs one of its activations, the
+function runs a second time. This second run is the *recomputation*. The first line of
+the example checkpoints one call. The second checkpoints every call of some modules, and
+leaves the model's code as it is.
+
+**What it costs.** In a chain of linear layers the forward pass is one matrix product
+for each layer. The backward pass is two, one for the gradient of the input and one for
+that of the weight. A checkpoint around the chain repeats the products of the forward
+pass, except the last one: no gradient needs its result, so [the second run
+ends](recomputation.py#Collector) before it. That is *early stop*. Between the two
+passes autograd keeps only the input:
+
+>>> import torch
+>>> from torch import nn
+>>> from shardbook.checkpointing.costs import SavedBytes
+>>> from shardbook.checkpointing.flops import FlopCounter
+>>> chain = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(8)])
+>>> x = torch.zeros(32, 64, requires_grad=True)
+>>> for run in (nn.Module.__call__, checkpoint):
+...     with SavedBytes(chain.parameters()) as saved, FlopCounter() as flops:
+...         y = run(chain, x)
+...         kept = saved.bytes // x.nbytes
+...         y.sum().backward()
+...     print(kept, "saved,", flops.get_total_flops() // (2 * 32 * 64 * 64), "products")
+8 saved, 24 products
+1 saved, 31 products
+
+**Where to put it.** That is the memory between the passes. The most that autograd
+saves at one moment is as much as without the checkpoint: when the backward pass begins,
+the whole chain is recomputed, and all of its activations are there at once. So
+checkpoint the layers of a model one by one, and not the model as a whole. The table
+shows a GPT of 12 blocks, 128 wide with 4 heads, on a sequence of 128 tokens in FP32,
+with 9.8 MB of parameters. Both columns of bytes count what autograd saves; gradients,
+temporaries and what the allocator holds in reserve come on top:
+
+| checkpointed | saved between the passes | peak of the saved bytes | forward passes added |
+|---|---|---|---|
+| no checkpoint | 12.77 MB | 12.77 MB | 0.00 |
+| one around the model | 0.00 MB | 12.77 MB | 0.99 |
+| [four equal segments](sequential.py), the last kept | 2.37 MB | 4.21 MB | 0.75 |
+| each layer | 0.85 MB | 1.77 MB | 0.71 |
+| each block | 0.92 MB | 1.78 MB | 0.71 |
+| each block, [reentrant](reentrant.py) | 0.92 MB | 1.78 MB | 0.99 |
+| each block, [attention kept](selective.py) | 1.73 MB | 2.52 MB | 0.56 |
+| each block, attention and products kept | 8.81 MB | 9.14 MB | 0.00 |
+| [the cheapest plan](budget.py) for half the bytes | 5.72 MB | 5.79 MB | 0.41 |
+| the cheapest plan for a quarter | 2.76 MB | 2.83 MB | 0.59 |
+| the plan with the least memory | 0.79 MB | 1.71 MB | 0.71 |
+
+The forward passes are counted in FLOPs. Early stop is the difference between 0.71 and
+0.99: more than a quarter of a block's FLOPs are in its last product.
+
+**Which variant?** PyTorch has two ways to run a function again, and so has this book.
+The default is the [non-reentrant](saved_tensors.py) variant: autograd records the graph
+in the first run, with placeholders for the tensors. The older [reentrant](reentrant.py)
+variant records no graph in the first run, and starts a second backward pass inside of
+the first one. Only the last two rows of the table are reasons to choose it:
+
+| if you | use | because |
+|---|---|---|
+| call `autograd.grad` or `backward(inputs=...)` | non-reentrant | the graph is a plain one |
+| take a second derivative | non-reentrant | the graph is a plain one |
+| have no input that requires a gradient | non-reentrant | parameters get gradients all the same |
+| drop one of two results before the backward pass | non-reentrant | what only it needs may be left out |
+| want a `policy` or `early_stop` | non-reentrant | the second run is watched |
+| want [both runs compared](determinism.py) | non-reentrant | the second run is watched |
+| save very many small tensors | reentrant | no Python runs for each of them |
+| run other operations the second time, to the same effect | reentrant | nothing is compared |
+
+**What holds for both.** The function runs twice, so the running mean of a `BatchNorm`
+moves twice. A function that changes an argument in place is refused; let it change a
+clone. So is one that [leaves tensors in a cache](segment.py#Held) among its arguments;
+train a language model of transformers with `use_cache=False`. A tensor that the
+function takes from its surroundings, as a closure does, is not dropped. One that
+autograd computed has to be an argument of [the reentrant
+variant](reentrant.py#Recomputation.backward).
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType, MethodType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import noop_context_fn
+
+from shardbook.checkpointing.determinism import LEVELS
+from shardbook.checkpointing.reentrant import call_reentrant
+from shardbook.checkpointing.saved_tensors import Contexts, call_saved
+from shardbook.checkpointing.segment import not_compiled
+from shardbook.checkpointing.selective import SavePolicy, contexts
+from shardbook.checkpointing.traced import (
+    compile_apart,
+    enters_graph,
+    not_a_beginning,
+    not_recorded,
+    warn_if_compiling,
+)
+from shardbook.zero.model import Select, called, select
+
+__all__ = ["checkpoint", "checkpoint_module"]
+
+M = TypeVar("M", bound=nn.Module)
+# sidelit: show
+
+
+@not_a_beginning
+def checkpoint(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    use_reentrant: bool | None = False,
+    preserve_rng_state: bool = True,
+    determinism_check: str = "default",
+    early_stop: bool = True,
+    policy: SavePolicy | Collection[Any] | None = None,
+    context_fn: Callable[[], Contexts] = noop_context_fn,
+    debug: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Call a function, keep what it was given, and recompute the rest when its gradient
+    is due.
+
+    :param function: any function or module
+    :param args: its arguments
+    :param use_reentrant: `True` chooses the reentrant variant, [see the
+        table](#module); `None` means the default, as if the option were left out
+    :param preserve_rng_state: draw [the same random numbers](rng.py) in both runs
+    :param determinism_check: [how closely](determinism.py) both runs are compared:
+        `"default"`, `"none"` or `"debug"`
+    :param early_stop: end the second run at the last tensor that a gradient needs
+    :param policy: [which operations](selective.py#contexts) are not recomputed
+    :param context_fn: gives a block for the forward pass and one for each
+        recomputation, as `torch.utils.checkpoint.create_selective_checkpoint_contexts`
+        does
+    :param debug: a message about two runs that differ lists the operations of both
+    :param kwargs: its keyword arguments; one with the name of an option is the option
+    :returns: what the function returns
+    :raises ValueError: if these options do not go together
+
+    Works like `torch.utils.checkpoint.checkpoint`, but is not reentrant unless told so.
+    It has all options of that function, with the same meaning, and also obeys [the
+    blocks that set some of them](torch_settings.py). Inside of [compiled
+    code](traced.py) it becomes that function.
+    """
+    options = Options(
+        use_reentrant,
+        preserve_rng_state,
+        determinism_check,
+        early_stop,
+        policy,
+        context_fn,
+        debug,
+    )
+    return options.run(function, args, kwargs)
+
+
+def checkpoint_module(model: M, units: Select | None = None, **options: Any) -> M:
+    """Checkpoint each call of some modules.
+
+    Their classes, names and parameters stay, and so do the keys of the `state_dict`.
+    The model can be copied and pickled. To undo it for one module, set
+    `module.forward = module.forward.__wrapped__`.
+
+    [A sharded model](model.py#shard) can be checkpointed before or after it is sharded,
+    to the same effect. `shard` adds hooks around the call of a module, and this
+    function replaces the `forward` inside of the call. In stage 3 a unit is gathered
+
+    | checkpointed | in a step |
+    |---|---|
+    | nothing | twice |
+    | the units of `shard`, or what is inside of them | twice |
+    | the call of several units | three times; the last of them twice, unless reentrant |
+
+    In the second row the second run finds the unit gathered for its backward pass. In
+    the third row the second run uses all units before the backward pass of any but the
+    last begins, and they are gathered for it again. So use the same `units` for both.
+
+    :param model: any module
+    :param units: which modules, [chosen as for](model.py#select) `shard`; `None` means
+        the children of an `nn.Sequential`, and any other model as a whole
+    :param options: those of [`checkpoint`](#checkpoint)
+    :returns: the same object
+    :raises TypeError: if `units` chooses nothing by its kind, or for an unknown option
+    :raises ValueError: if no module is chosen, one is checkpointed already, or the
+        options do not go together
+    """
+    chosen = Options(**options)
+    root, *inner = select(model, units).items()
+    modules = inner or ([] if units else [root])
+    if not modules:
+        raise ValueError(
+            f"units={units!r} selects no module; name a class that the model contains"
+        )
+    for name, module in modules:
+        if isinstance(vars(module).get("forward"), Checkpointed):
+            raise ValueError(
+                f"{called(name)} is checkpointed already; checkpoint a module only once"
+            )
+    for _, module in modules:
+        # An attribute of the object hides the method of its class.
+        module.forward = Checkpointed(module, chosen)
+    return model
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to checkpoint; the parameters are those of [`checkpoint`](#checkpoint)."""
+
+    use_reentrant: bool | None = False
+    preserve_rng_state: bool = True
+    determinism_check: str = "default"
+    early_stop: bool = True
+    policy: SavePolicy | Collection[Any] | None = None
+    context_fn: Callable[[], Contexts] = noop_context_fn
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse now what could fail only in the middle of a training step."""
+        if self.determinism_check not in LEVELS:
+            raise ValueError(
+                f"determinism_check={self.determinism_check!r} is not a level; "
+                f"choose one of {', '.join(map(repr, LEVELS))}"
+            )
+        for name in NON_REENTRANT:
+            value = getattr(self, name)
+            if self.use_reentrant and value != getattr(Options, name):
+                raise ValueError(
+                    f"{name}={value!r} needs the tensors one by one, and a reentrant "
+                    "checkpoint has only the whole; leave out use_reentrant=True"
+                )
+        if self.policy is not None and self.context_fn is not noop_context_fn:
+            raise ValueError(
+                "policy and context_fn both say what surrounds the two runs; give one"
+            )
+        if self.policy is not None and self.determinism_check == "debug":
+            raise ValueError(
+                'determinism_check="debug" compares what each operation gives, and a '
+                "policy hands out what it gave before; leave out one of them"
+            )
+
+    @not_a_beginning
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Hand a call to its variant, or to the compiler if one is recording."""
+        if not torch.compiler.is_compiling():
+            warn_if_compiling(function)
+        # These two look at each operation while it runs.
+        elif not self.debug and self.determinism_check != "debug":
+            own = None if self.context_fn is noop_context_fn else self.context_fn
+            return enters_graph(function, args, kwargs, self.policy, own)
+        return self.call_variant(function, args, kwargs)
+
+    @not_compiled
+    def call_variant(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the function as it is. Its arguments may have the names of options."""
+        if self.use_reentrant:
+            return call_reentrant(function, args, kwargs, self.preserve_rng_state)
+        blocks = None if self.context_fn is noop_context_fn else self.context_fn
+        return call_saved(
+            function,
+            args,
+            kwargs,
+            self.preserve_rng_state,
+            self.determinism_check,
+            self.early_stop,
+            blocks if self.policy is None else partial(contexts, self.policy),
+            self.debug,
+        )
+
+
+# The options that a reentrant checkpoint cannot have.
+NON_REENTRANT = ("determinism_check", "early_stop", "policy", "context_fn", "debug")
+
+
+BY_ITSELF = (
+    "the forward of a checkpointed module begins a graph of its own; compile the module "
+    "by itself, as in block.compile(), or call checkpoint(block, x) where one graph is "
+    "to hold more than the block"
+)
+
+
+class Checkpointed:
+    """The `forward` of a module, checkpointed.
+
+    It refers weakly to the module, because only the garbage collector would free a
+    module that held itself. A shallow copy of the module, such as a replica of
+    `nn.DataParallel`, shares this object, and computes with its own weights.
+    """
+
+    def __init__(self, module: nn.Module, options: Options) -> None:
+        self.options, self.module = options, weakref.ref(module)
+        # A library may have set a `forward` on this one object. `None` is the class's.
+        method = getattr(module.forward, "__self__", None) is module
+        self.own = None if method and "forward" not in vars(module) else module.forward
+
+    @not_a_beginning
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Find the module, and run it. The module cannot be found while the compiler
+        records, so the recording begins behind this line.
+        """
+        if torch.compiler.is_compiling():
+            end_graph()
+        method, call = self.begin()
+        return call(self.options.run, method, args, kwargs)
+
+    @not_recorded
+    def begin(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """What is called, and the function that calls it."""
+        method = self.method_of(self.caller())
+        return method, compile_apart(method)
+
+    def caller(self) -> nn.Module | None:
+        """The module that is called, by the frame of the call. A direct call of `forward`
+        has no such frame, and is one of the original.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is nn.Module._call_impl.__code__:
+                module: nn.Module = frame.f_locals["self"]
+                if vars(module).get("forward") is self:
+                    return module
+                break
+            frame = frame.f_back
+        return self.module()
+
+    def method_of(self, module: nn.Module | None) -> Callable[..., Any]:
+        """What `forward` would be without the checkpoint."""
+        if module is None:
+            raise ReferenceError("the module of this checkpointed forward is gone")
+        return (
+            MethodType(type(module).forward, module) if self.own is None else self.own
+        )
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """Where `inspect.signature` finds the parameters."""
+        return self.method_of(self.module())
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """A weak reference cannot be pickled. A copy of the module makes its own."""
+        return self.options, self.module(), self.own
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.options, module, self.own = state
+        self.module = weakref.ref(module)
+
+
+@partial(not_compiled, reason=BY_ITSELF)
+def end_graph() -> None:
+    """Where the compiler meets this call, it ends a graph."""

@@ -1,0 +1,223 @@
+r"""# What a layer costs
+
+> What autograd saves is counted in bytes, and what it costs to recompute it in FLOPs.
+
+The forward pass leaves something behind. Each operation saves the tensors from which
+its gradient will be computed, and they stay until the backward pass has used them.
+These tensors are the *activations*. Activation checkpointing drops some of them and
+recomputes them when they are needed. To choose which, both sides of the trade have to
+be counted: bytes on one side, computation on the other.
+
+Neither is in a layer's documentation. Some operations save their input, some their
+output, some both, some a mask. So this chapter asks autograd and counts:
+
+>>> from torch import nn
+>>> chain = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8), nn.Tanh())
+>>> x = torch.zeros(4, 8)
+>>> for layer in measure(chain, x).layers:
+...     saves = [name for name in ("input", "output") if getattr(layer, f"saves_{name}")]
+...     print(f"{layer.cost:4} FLOPs, output {layer.output} bytes, saves its", *saves)
+2048 FLOPs, output 512 bytes, saves its input
+   0 FLOPs, output 512 bytes, saves its input
+2048 FLOPs, output 128 bytes, saves its input
+   0 FLOPs, output 128 bytes, saves its output
+
+A linear layer and a GELU save what they read. A tanh saves what it returns, because its
+derivative is $1 - \tanh^2$. Where two layers save the tensor between them, it is one
+tensor, and it is counted once.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardbook.checkpointing.flops import FlopCounter
+from shardbook.foundations.rng import capture
+
+__all__ = ["Chain", "Layer", "SavedBytes", "measure"]
+# sidelit: show
+
+
+class SavedBytes:
+    """Within this block, count what autograd saves.
+
+    ```python
+    with SavedBytes(model.parameters()) as saved:
+        error = loss(model(x), y)
+    print(saved.bytes)
+    ```
+
+    :param known: tensors that exist anyway, such as parameters; they are not counted
+    :param counter: a counter of FLOPs; with it, `flops` holds the count at the moment
+        of the last saved tensor
+    """
+
+    def __init__(
+        self, known: Iterable[Tensor] = (), counter: FlopCounter | None = None
+    ) -> None:
+        self.hooks = saved_tensors_hooks(self.pack, lambda tensor: tensor)
+        self.known = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+        # Two saved tensors may be views of one block of memory, as the queries, keys
+        # and values of an attention are. So storages are counted, not tensors. The
+        # references are weak: to count a storage must not keep it alive.
+        self.storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self.counter = counter
+        self.flops: int | None = None
+
+    def __enter__(self) -> SavedBytes:
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.hooks.__exit__(*error)
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Autograd calls this with each tensor that it is about to save.
+
+        An alias is returned and not the tensor itself. Where an operation saves its own
+        output, the output holds the operation and the operation would hold the output.
+        Memory in such a circle stays until the garbage collector runs.
+        """
+        storage = tensor.untyped_storage()
+        if storage not in self.known:
+            self.storages.add(storage)
+        if self.counter is not None:
+            self.flops = self.counter.get_total_flops()
+        return tensor.detach()
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of those saved storages that still exist. After the backward pass
+        these are only the ones that something else holds, such as an input or a result.
+        """
+        return sum(storage.nbytes() for storage in self.storages)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one layer of a chain costs.
+
+    :param cost: what its forward pass computes, in FLOPs; or in seconds, if all layers
+        are given in seconds
+    :param replay: the part of `cost` up to the last tensor that it saves, where [a
+        recomputation ends](recomputation.py#Collector); so a linear layer that ends a
+        segment costs 0 there; `None` if it saves nothing
+    :param inner: the bytes that it saves, without its input and its output
+    :param output: the bytes of its output
+    :param saves_input: whether it saves its input
+    :param saves_output: whether it saves its output
+    :param passes: whether its output lies in the same memory as its input, as for
+        `nn.Identity` or a view
+    :param overwrites: whether it writes over its input, as `nn.ReLU(inplace=True)` does
+    """
+
+    cost: float
+    replay: float | None
+    inner: int
+    output: int
+    saves_input: bool
+    saves_output: bool
+    passes: bool = False
+    overwrites: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The layers of a chain, in their order.
+
+    :param input: the bytes of what the first layer reads
+    """
+
+    input: int
+    layers: tuple[Layer, ...]
+
+
+def measure(functions: Iterable[Callable[[Any], Any]], input: Tensor) -> Chain:
+    """Run the forward pass once, and count layer by layer.
+
+    The parameters and buffers of the modules are not counted. A tensor that two layers
+    save is counted once if it is the output of one and the input of the next. Otherwise
+    it is counted twice, so the bytes of a chain with a tensor that skips layers are
+    overestimated.
+
+    :param functions: an `nn.Sequential`, or an iterable of modules and functions
+    :param input: what the first of them reads
+    :raises TypeError: something else than one tensor goes into or out of a layer
+    :raises RuntimeError: under `torch.no_grad()`, where autograd saves nothing
+    """
+    if not torch.is_grad_enabled():
+        raise RuntimeError(
+            "autograd saves nothing here; call measure outside of torch.no_grad() and "
+            "torch.inference_mode()"
+        )
+    functions = list(functions)
+    modules = [function for function in functions if isinstance(function, nn.Module)]
+    known = [
+        tensor
+        for module in modules
+        for tensor in (*module.parameters(), *module.buffers())
+    ]
+    layers, value = [], input
+    # To measure must not change what the program draws or reads afterwards.
+    with capture(input, *modules).restored(), buffers_restored(modules):
+        for function in functions:
+            layer, value = measure_layer(function, value, known)
+            layers.append(layer)
+    return Chain(input.untyped_storage().nbytes(), tuple(layers))
+
+
+def measure_layer(
+    function: Callable[[Any], Any], value: Tensor, known: Iterable[Tensor]
+) -> tuple[Layer, Tensor]:
+    """What one layer costs, and what it returns."""
+    source, version = one_tensor(value).untyped_storage(), value._version
+    with FlopCounter() as counter, SavedBytes(known, counter) as saved:
+        output = one_tensor(function(value))
+    target = output.untyped_storage()
+    inner = saved.bytes - sum(
+        storage.nbytes() for storage in {source, target} & set(saved.storages)
+    )
+    return Layer(
+        cost=counter.get_total_flops(),
+        replay=saved.flops,
+        inner=inner,
+        output=target.nbytes(),
+        saves_input=source in saved.storages,
+        saves_output=target in saved.storages,
+        passes=target is source,
+        overwrites=value._version != version,
+    ), output
+
+
+@contextmanager
+def buffers_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A block after which buffers have the values from before, as the running mean of a
+    batch normalisation. Some kernels write to them without a new version, so the values
+    are compared.
+    """
+    before = [(buffer, buffer.clone()) for m in modules for buffer in m.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in before:
+                if not torch.equal(buffer, values):
+                    buffer.copy_(values)
+
+
+def one_tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    raise TypeError(
+        f"a layer hands on a {type(value).__name__}; only a chain in which one tensor goes "
+        "from layer to layer can be measured"
+    )

@@ -1,0 +1,163 @@
+r"""# What an operation computes
+
+> FLOPs are counted operation by operation, from the shapes.
+
+Time tells how fast one machine is today. The number of floating point operations, the
+*FLOPs*, is the same in every run, and on every machine that chooses the same kernels.
+So it can be compared exactly. A product of an $m \times k$ and a $k \times n$ matrix
+takes $2\,m\,k\,n$: one multiplication and one addition for each of the $m\,n$ results
+and each of the $k$ terms.
+
+What is left out has to be said, too. An elementwise operation counts as nothing, though
+it takes time: it moves bytes, and computes little with them. So FLOPs tell what a
+recomputation costs as long as matrix products are what takes the time.
+
+:notation $m$: the number of rows of the first matrix
+:notation $k$: the number of its columns, and of the rows of the second
+:notation $n$: the number of columns of the second matrix
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+__all__ = ["FlopCounter", "Price", "flops_of", "prices"]
+# sidelit: show
+
+
+class FlopCounter(FlopCounterMode):
+    """Within this block, count the floating point operations of what runs.
+
+    Two for each multiplication with its addition in a matrix product, a convolution or
+    an attention. PyTorch's counter knows the formulas, and counts elementwise
+    operations as nothing. It lacks the attention that runs on a CPU, so this class adds
+    it.
+    """
+
+    def __init__(self) -> None:
+        forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        formulas = {forward: attention_flops, backward: attention_backward_flops}
+        super().__init__(display=False, custom_mapping=formulas)
+
+
+def attention_flops(
+    q_BHTD: Sequence[int],
+    k_BHSD: Sequence[int],
+    v_BHSD: Sequence[int],
+    *_: Any,
+    **__: Any,
+) -> int:
+    """The scores are one product of matrices, the weighted sum of the values another.
+
+    A causal mask is not subtracted, as in PyTorch's count for the kernels of GPUs.
+
+    :param q_BHTD: the shape of the queries; the others are those of the keys and values
+    """
+    batch, heads, rows, width = q_BHTD
+    keys = k_BHSD[2]
+    return 2 * batch * heads * rows * keys * (width + v_BHSD[3])
+
+
+def attention_backward_flops(
+    gradient_BHTD: Sequence[int],
+    q_BHTD: Sequence[int],
+    k_BHSD: Sequence[int],
+    v_BHSD: Sequence[int],
+    *_: Any,
+    **__: Any,
+) -> int:
+    """Five products of matrices. The forward kernel keeps no scores, so the first one
+    computes them again. Two more give the gradients of the scores and of the values,
+    and the last two those of the queries and of the keys.
+
+    Three of the five are as wide as the queries, and two as wide as the values.
+
+    :param gradient_BHTD: the shape of the gradient of the result; the others are those
+        of the queries, the keys and the values
+    """
+    batch, heads, rows, width = q_BHTD
+    keys = k_BHSD[2]
+    return 2 * batch * heads * rows * keys * (3 * width + 2 * v_BHSD[3])
+
+
+def flops_of(function: Callable[..., Any], *args: Any) -> int:
+    """The FLOPs of one call.
+
+    >>> flops_of(torch.matmul, torch.zeros(2, 3), torch.zeros(3, 5))
+    60
+    """
+    with FlopCounter() as counter:
+        function(*args)
+    total: int = counter.get_total_flops()
+    return total
+
+
+@dataclass(slots=True)
+class Price:
+    """What the calls of one ATen operation compute, and the bytes of their results.
+
+    :param op: its name
+    :param calls: how often it was called
+    :param flops: what the calls have computed
+    :param bytes: the new memory of their results; a view of something else has none
+    """
+
+    op: str
+    calls: int = 0
+    flops: int = 0
+    bytes: int = 0
+
+
+def prices(function: Callable[..., Any], *args: Any) -> list[Price]:
+    """Call a function, and list the operations that compute something in it.
+
+    >>> prices(lambda x: torch.relu(x @ x).t(), torch.zeros(2, 2))
+    [Price(op='mm', calls=1, flops=16, bytes=16), Price(op='relu', calls=1, flops=0, bytes=16)]
+    """
+    with FlopCounter() as counter, Prices(counter) as found:
+        function(*args)
+    return list(found.by_op.values())
+
+
+class Prices(TorchDispatchMode):
+    """Notes each operation below autograd, inside a counter of FLOPs."""
+
+    def __init__(self, counter: FlopCounter) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counter, self.by_op = counter, dict[str, Price]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        before = self.counter.get_total_flops()
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            name = func.overloadpacket.__name__
+            price = self.by_op.setdefault(name, Price(name))
+            price.calls += 1
+            price.flops += self.counter.get_total_flops() - before
+            price.bytes += fresh_bytes((args, kwargs), result)
+        return result
+
+
+def fresh_bytes(given: Any, result: Any) -> int:
+    """The bytes of those storages of a result that the arguments do not have."""
+    old, new = (
+        {
+            leaf.untyped_storage()
+            for leaf in tree_leaves(tree)
+            if isinstance(leaf, Tensor)
+        }
+        for tree in (given, result)
+    )
+    return sum(storage.nbytes() for storage in new - old)

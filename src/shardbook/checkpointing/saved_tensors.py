@@ -1,0 +1,292 @@
+r"""# Non-reentrant checkpointing
+
+> Autograd saves placeholders, and the first one that the backward pass needs makes the function run again.
+
+[Activation checkpointing](checkpointing.py) keeps what a function was given, and runs
+the function again in the backward pass ([Chen et al.](bib:chen2016training)). The
+*non-reentrant* variant does it without a second backward pass.
+
+Autograd lets us decide how it saves a tensor. `saved_tensors_hooks(pack, unpack)` hands
+each tensor that is about to be saved to `pack` and keeps what `pack` returns. When the
+backward pass needs the tensor, `unpack` has to give it. So this chapter keeps nothing:
+
+| moment | what is done |
+|---|---|
+| before forward | the arguments are saved, the state of the generators and of autocast is captured |
+| a tensor is saved | `pack` returns an empty [placeholder](recomputation.py#Placeholder) |
+| the backward pass needs the first tensor | the function runs again, and its tensors fill the placeholders |
+| the backward pass needs a tensor | the placeholder hands it over and forgets it, which frees it after use |
+
+The graph of the forward pass stays. It is the one that autograd goes through, as if
+nothing had happened. So `torch.autograd.grad`, `backward(inputs=...)` and second
+derivatives work as they do without checkpoints, and a result may be any object that
+holds tensors. [The other variant](reentrant.py) has no graph to go through, and can do
+none of that. The second run records a graph, too. That graph is dropped at once, and
+only the tensors stay.
+
+## Checkpoints inside checkpoints
+
+A checkpoint saves its arguments with autograd. Inside another checkpoint they go to the
+outer checkpoint's `pack`, and become placeholders. When the inner checkpoint
+recomputes, it asks for its arguments, and so the outer one recomputes first. A tensor
+inside $d$ checkpoints is computed up to $d + 1$ times, and only the outermost
+checkpoints keep their arguments.
+
+## What remains
+
+What a function changes and then reads differs the second time, and [the
+check](determinism.py) finds it if other tensors are saved. Forward-mode derivatives of
+an argument do not pass a checkpoint: PyTorch raises at [the operation that saves the
+arguments](arguments.py).
+
+[Some settings](recomputation.py#Settings) around the forward pass come back for the
+second run. Others do not. Among them are the default dtype, the kernels that
+`sdpa_kernel` allows, the cache of `parametrize.cached`, whether TF32 or
+nondeterministic kernels are allowed, dispatch modes, and the current stream. Set them
+inside the function. Where the second run has another stream than the first, its tensors
+[are waited for](handover.py).
+
+Two recomputations in two threads, as autograd runs them for two devices, [take
+turns](rng.py#RNGState.restored) if they restore generators.
+
+:notation $d$: the number of checkpoints around an operation
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardbook.checkpointing.arguments import Arguments, Parameters
+from shardbook.checkpointing.determinism import Record, compare
+from shardbook.checkpointing.handover import Ready
+from shardbook.checkpointing.recomputation import Collector, Placeholder, Settings
+from shardbook.checkpointing.segment import Held
+from shardbook.checkpointing.torch_settings import (
+    debug_in_force,
+    early_stop_in_force,
+    group_in_force,
+)
+from shardbook.foundations.hook_context import in_backward
+
+__all__ = ["Contexts", "call_saved", "checkpoint_saved"]
+
+# A block to run the forward pass in, and one for each recomputation.
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+# sidelit: show
+
+
+def checkpoint_saved(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    preserve_rng_state: bool = True,
+    determinism_check: str = "default",
+    early_stop: bool = True,
+    context_fn: Callable[[], Contexts] | None = None,
+    debug: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Call a function, and keep nothing of what autograd would save in it. Its tensors
+    are recomputed in the backward pass.
+
+    :param function: what runs now, and again in the backward pass
+    :param args: its arguments; [tensors among them](arguments.py) are kept
+    :param preserve_rng_state: draw [the same random numbers](rng.py) again
+    :param determinism_check: [how closely](determinism.py) the two runs are compared
+    :param early_stop: end the second run
+        [at the last tensor that a gradient needs](recomputation.py#Collector)
+    :param context_fn: gives a block for the forward pass and one for recomputations
+    :param debug: list the operations of both runs in a message about a difference
+    :param kwargs: its keyword arguments
+    :returns: what the function returns
+    :raises CheckpointError: in the backward pass, if the second run differs from the
+        first, or if a tensor was changed in place
+    :raises RuntimeError: if the function [left a tensor](segment.py#Held) in an object
+        among its arguments
+    :raises ValueError: if there is no such level of `determinism_check`
+
+    Source: [Chen et al.](bib:chen2016training).
+    """
+    return call_saved(
+        function,
+        args,
+        kwargs,
+        preserve_rng_state,
+        determinism_check,
+        early_stop,
+        context_fn,
+        debug,
+    )
+
+
+def call_saved(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    preserve_rng_state: bool,
+    determinism_check: str,
+    early_stop: bool,
+    context_fn: Callable[[], Contexts] | None,
+    debug: bool = False,
+) -> Any:
+    """[The same](#checkpoint_saved), for arguments that may have the names of options."""
+    record = Record(determinism_check, debug_in_force(debug))
+    # Without gradients autograd saves nothing, and there is nothing to drop.
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    forward, again = context_fn() if context_fn else (nullcontext(), nullcontext())
+    arguments = Arguments(args, kwargs)
+    held = Held(function, arguments.leaves)
+    region = Region(
+        function,
+        arguments,
+        Settings.now(function, args, kwargs, draw_again=preserve_rng_state),
+        again,
+        record,
+        early_stop_in_force(early_stop),
+    )
+    with saved_tensors_hooks(region.pack, region.unpack), record.watching(), forward:
+        result = region.run(args, kwargs)
+        region.end()
+    # A block such as `contextlib.suppress` ends without an error, and without a result.
+    if not region.complete:
+        raise RuntimeError(
+            "the block that context_fn gave for the forward pass has swallowed an "
+            "error of the function, so there is no result; let errors pass"
+        )
+    held.refuse_additions()
+    return result
+
+
+class Region:
+    """One call of a checkpointed function, and how to repeat it.
+
+    Only the hooks and the nodes of the graph hold the region, and the region refers
+    weakly to the placeholders. So when autograd drops the graph, the arguments go with
+    it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        settings: Settings,
+        again: AbstractContextManager[Any],
+        record: Record,
+        early_stop: bool,
+    ) -> None:
+        self.function, self.arguments, self.settings = function, arguments, settings
+        self.again, self.record, self.early_stop = again, record, early_stop
+        self.placeholders: list[weakref.ref[Placeholder]] = []
+        self.parameters = Parameters(None if record.level == "none" else function)
+        # Whether the forward pass has ended. A function that itself asks for gradients
+        # wants its tensors before that.
+        self.complete = False
+        # Autograd runs the nodes of two devices in two threads. Both may be the first.
+        # A recomputation inside another takes the lock again in the same thread.
+        self.lock = RLock()
+        # When the tensors of the last recomputation are computed.
+        self.ready = arguments.ready
+        # The block in which backward passes share that recomputation.
+        self.group: Any = None
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function. [Messages](operations.py#place_of) name the lines that it
+        runs, and none above this one.
+        """
+        return self.function(*args, **kwargs)
+
+    def end(self) -> None:
+        """The forward pass has ended."""
+        self.complete = True
+        self.parameters.begin()
+
+    def pack(self, tensor: Tensor) -> Placeholder:
+        """Autograd wants to save a tensor of the forward pass."""
+        placeholder = Placeholder()
+        self.placeholders.append(weakref.ref(placeholder))
+        self.record.note(tensor)
+        return placeholder
+
+    def unpack(self, placeholder: Placeholder) -> Tensor:
+        """A node of the backward pass needs its tensor. If the placeholder is empty, the
+        tensors of all placeholders are recomputed.
+        """
+        with self.lock:
+            # What was recomputed for another group may be that of other weights.
+            if self.group is not None and self.group is not group_in_force():
+                self.empty()
+            if placeholder.value is None:
+                self.recompute()
+            value = placeholder.take()
+            # Outside a backward pass a program reads one attribute of a node, such as
+            # `grad_fn._saved_self`. The others would stay until somebody reads them.
+            if self.group is None and not in_backward():
+                self.empty()
+            return self.ready.hand_over(value) if self.ready.moments else value
+
+    def recompute(self) -> None:
+        """Run the function again, and fill the placeholders.
+
+        :raises CheckpointError: if the two runs differ
+        """
+        self.parameters.refuse_changes()
+        args, kwargs = self.arguments.get()
+        again = Record(self.record.level, self.record.debug)
+        collector = Collector(self.placeholders, again, self.early_stop)
+        try:
+            self.run_again(args, kwargs, collector)
+            # Two runs that have both reached their end are of the same length.
+            exact = self.complete and not self.early_stop
+            compare(self.record, again, collector.needed, exact)
+            self.parameters.note()
+        except BaseException:
+            self.empty()
+            raise
+        self.group, self.ready = group_in_force(), Ready(collector.filled())
+        if self.group is None and in_backward():
+            # What this backward pass does not take would stay until the next one, and
+            # the weights may have changed by then. The engine holds its callbacks until
+            # it has finished, so the callback must not hold the region.
+            left = partial(empty, weakref.ref(self))
+            torch.autograd.Variable._execution_engine.queue_callback(left)
+
+    def run_again(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], collector: Collector
+    ) -> None:
+        """Run the function in the state of the forward pass.
+
+        :raises CheckpointError: if it fails, and has saved other tensors before. The
+            forward pass did not fail, so the error comes from that difference.
+        """
+        try:
+            with self.settings.restored(), self.again, collector.collecting():
+                collector.until_enough(partial(self.run, args, kwargs))
+        except Exception:
+            compare(self.record, collector.record, needed=0, exact=False)
+            raise
+
+    def empty(self) -> None:
+        """Drop the tensors that were not taken."""
+        with self.lock:
+            for reference in self.placeholders:
+                placeholder = reference()
+                if placeholder is not None:
+                    placeholder.value = None
+
+
+def empty(region: weakref.ref[Region]) -> None:
+    """Empty a region, if it still exists."""
+    there = region()
+    if there is not None:
+        there.empty()

@@ -1,0 +1,412 @@
+r"""# Selective checkpointing
+
+> A policy decides, operation by operation, what is kept and what is recomputed.
+
+[A checkpoint](saved_tensors.py) drops every activation inside it, and recomputes every
+one. That is more than is needed. Almost half of the memory is in tensors that are cheap
+to recompute, and nearly all of the computation is in a few operations. *Selective
+checkpointing* keeps the results of those few. A *policy* is asked about each ATen
+operation, which is PyTorch's name for what its operators call below autograd:
+
+```python
+y = checkpoint(block, x, policy=[torch.ops.aten.addmm, *ATTENTION])
+```
+
+**What is worth keeping?** [Prices](flops.py#prices) lists what each operation of [a
+GPT's block](gpt.py#Block) computes, and the bytes of its result. Here with a width of
+512 and a context of 1024:
+
+>>> import torch
+>>> from shardbook.checkpointing.flops import prices
+>>> from shardbook.models.gpt import Block, Config
+>>> block = Block(Config(width=512, heads=8, context=1024))
+>>> x = torch.randn(1, 1024, 512, requires_grad=True)
+>>> for price in prices(block, x):
+...     print(f"{price.op[:27]:27} {price.bytes:9,} {price.flops / price.bytes:6.0f}")
+native_layer_norm           4,210,688      0
+addmm                       18,874,368    341
+_scaled_dot_product_flash_a 2,129,920   1008
+add                         4,194,304      0
+gelu                        8,388,608      0
+
+The last column is what a byte buys, in FLOPs. Norms, additions and GELUs take 44 % of
+the bytes and hold no matrix product. In FP32 a byte of the attention's result buys
+about as many FLOPs as there are positions, $T$. A byte of a linear layer's result buys
+half as many as the layer has inputs. In 16 bits both buy twice that. So the longer the
+context, the more the attention is worth keeping. The count does not subtract the causal
+mask. A kernel that skips the masked half computes half as much, so there a byte of the
+attention buys half as many FLOPs. The rows are kernels: an attention or a norm that is
+fused, as here, is one row, and from separate operations it would be several.
+
+**What it comes to.** What a policy keeps, and what it adds to the backward pass:
+
+>>> from shardbook.checkpointing.flops import flops_of
+>>> from shardbook.checkpointing.saved_tensors import checkpoint_saved
+>>> y = block(x)
+>>> plain = flops_of(y.backward, torch.ones_like(y))
+>>> def step(policy):
+...     forward, again = contexts(policy)
+...     y = checkpoint_saved(block, x, context_fn=lambda: (forward, again))
+...     return forward.bytes, flops_of(y.backward, torch.ones_like(y)) - plain
+>>> once = flops_of(block, x)
+>>> for policy in ([], ATTENTION, [torch.ops.aten.addmm, *ATTENTION]):
+...     kept, added = step(policy)
+...     print(f"{kept:10,} bytes kept, {added / once:.2f} forward passes added")
+         0 bytes kept, 0.75 forward passes added
+ 2,129,920 bytes kept, 0.50 forward passes added
+21,004,288 bytes kept, 0.00 forward passes added
+
+A quarter of the block's FLOPs are in its last product, and that one is never repeated:
+[the second run](recomputation.py#Collector) ends at the last tensor that a gradient
+needs, and the product comes after it. So the last policy keeps 2 MB of that product's
+result for nothing. A policy that is a function can leave the product out, since it sees
+the arguments.
+
+:notation $T$: the number of positions in a sequence
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import enum
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
+
+from shardbook.checkpointing.saved_results import Kept, Store, shapes, written_by
+from shardbook.foundations.hook_context import machinery_at_work
+from shardbook.foundations.rng import RNGState, capture
+from shardbook.zero.prefetch import calls_from_outside
+
+__all__ = ["ATTENTION", "Keep", "SavePolicy", "contexts"]
+
+SavePolicy = Callable[..., "Keep | bool | CheckpointPolicy"]
+# Their types have no public names.
+OPERATIONS = (OpOverload, OpOverloadPacket)
+aten = torch.ops.aten
+# sidelit: show
+
+
+class Keep(enum.Enum):
+    """What a policy answers.
+
+    A policy that was written for PyTorch's checkpoint may answer as it does there:
+
+    | here | in PyTorch |
+    |---|---|
+    | `Keep.SAVE` | `True`, or `CheckpointPolicy.MUST_SAVE` |
+    | `Keep.PREFER` | `CheckpointPolicy.PREFER_SAVE` |
+    | `Keep.RECOMPUTE` | `False`, `CheckpointPolicy.MUST_RECOMPUTE` or `PREFER_RECOMPUTE` |
+
+    Outside of a compiler PyTorch recomputes what `MUST_CPU_OFFLOAD` and
+    `PREFER_CPU_OFFLOAD` name, without a word. Here these two are
+    [refused](#keep_of).
+    """
+
+    # Keep the result. Where that would give wrong gradients, raise.
+    SAVE = enum.auto()
+    # Keep the result. Where that would give wrong gradients, recompute it.
+    PREFER = enum.auto()
+    # Recompute it.
+    RECOMPUTE = enum.auto()
+
+
+def contexts(policy: SavePolicy | Collection[Any]) -> tuple[Keeping, HandingOut]:
+    """The blocks for one call of a checkpointed function, for its two runs.
+
+    ```python
+    y = checkpoint_saved(function, x, context_fn=partial(contexts, policy))
+    ```
+
+    :param policy: `policy(op, *args, **kwargs)`, which returns a `Keep` for an ATen
+        operation and its arguments; or the operations to save, such as `ATTENTION`,
+        `torch.ops.aten.mm` with all its overloads, or `torch.ops.aten.mm.default`
+    :returns: the block for the forward pass and the one for each recomputation
+    :raises TypeError: something else is given
+    """
+    store = Store()
+    return Keeping(policy_of(policy), store), HandingOut(store)
+
+
+def policy_of(policy: SavePolicy | Collection[Any]) -> SavePolicy:
+    """The function that decides.
+
+    :raises TypeError: if there is none, or it was written for PyTorch's checkpoint,
+        which hands it a context before the operation
+    """
+    # An operation can be called, so it would pass for a policy, and fail at its first
+    # answer.
+    if isinstance(policy, OPERATIONS):
+        raise TypeError(f"{policy} is one operation; give a list of them")
+    if not callable(policy):
+        return saves(policy)
+    if first_parameter(policy) in ("ctx", "context"):
+        raise TypeError(
+            "a policy is called with the operation and its arguments, and the first "
+            "parameter of this one is a context, as in PyTorch; leave that parameter "
+            "out, or give context_fn=partial(create_selective_checkpoint_contexts, policy)"
+        )
+    return policy
+
+
+def first_parameter(policy: Callable[..., Any]) -> str:
+    """The name of a function's first parameter. Other callables have none to look at."""
+    code = getattr(policy, "__code__", None)
+    return "".join(code.co_varnames[: min(1, code.co_argcount)]) if code else ""
+
+
+def saves(operations: Collection[Any]) -> SavePolicy:
+    """The policy that saves some operations and nothing else."""
+    for op in operations:
+        if not isinstance(op, OPERATIONS):
+            raise TypeError(
+                f"{op!r} is not an ATen operation; name it as torch.ops.aten.mm"
+            )
+    return Listed(frozenset(operations))
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The policy of a list."""
+
+    operations: frozenset[Any]
+
+    def __call__(self, op: OpOverload, *args: Any, **kwargs: Any) -> Keep:
+        listed = op in self.operations or op.overloadpacket in self.operations
+        return Keep.SAVE if listed else Keep.RECOMPUTE
+
+    def warn_if_unfused(self, ran: Iterable[Any]) -> None:
+        """Warn that an attention ran, and none of the kernels that are listed for it.
+
+        Where no kernel fits, PyTorch computes the scores, a softmax and the weighted
+        sum as operations of their own. Nothing that a list of kernels names is among
+        them.
+
+        :param ran: the operations of one forward pass
+        """
+        packets = {op.overloadpacket for op in ran}
+        # PyTorch uses this softmax nowhere else.
+        unfused = aten._safe_softmax in packets
+        if unfused and self.operations & {*ATTENTION} and not packets & {*ATTENTION}:
+            warnings.warn(
+                "the policy saves the kernels of attention, and this attention ran "
+                "without one, so nothing of it is kept; a CPU has no kernel with "
+                "dropout, so set dropout_p=0.0 there, or list torch.ops.aten.bmm, too",
+                stacklevel=calls_from_outside(),
+            )
+
+
+# PyTorch's attention is another operation for each kernel. Which one runs depends on
+# the device, the dtype and the shapes. A list that lacks it keeps nothing, and raises
+# nothing. Nested tensors call the last three. Where no kernel runs, [a
+# warning](#Listed.warn_if_unfused) says so.
+ATTENTION = (
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_cudnn_attention,
+    aten._scaled_dot_product_fused_attention_overrideable,
+    aten._scaled_dot_product_attention_math_for_mps,
+    aten._flash_attention_forward,
+    aten._efficient_attention_forward,
+    aten._cudnn_attention_forward,
+)
+
+
+class Keeping(TorchDispatchMode):
+    """The block of the forward pass.
+
+    A dispatch mode sees the operations below autograd, as kernels are called. A linear
+    layer with a bias is one `addmm` there, whatever Python function has asked for it.
+    """
+
+    def __init__(self, policy: SavePolicy, store: Store) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.policy, self.store = policy, store
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # A recomputation in the middle of the forward pass is no part of it.
+        if self.store.replaying or not computes(func):
+            return func(*args, **kwargs)
+        keep = keep_of(self.policy, func, args, kwargs)
+        written = written_by(func, args, kwargs)
+        self.store.overwrite(func, written)
+        if not wanted(func, keep):
+            self.store.calls[func].append(None)
+            return func(*args, **kwargs)
+        before = random_state(func, args, kwargs)
+        result = func(*args, **kwargs)
+        after = random_state(func, args, kwargs)
+        # If the operation writes to an argument, the next one that writes there would
+        # change what is kept. So a copy is kept. A new tensor is kept as it is.
+        value = [tensor.clone() for tensor in written] if written else result
+        drawn = after if differ(before, after) else RNGState()
+        kept = Kept(func, shapes(args, kwargs), value, drawn, keep is Keep.SAVE)
+        self.store.add(kept, written)
+        return result
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if isinstance(self.policy, Listed):
+            self.policy.warn_if_unfused(self.store.calls)
+        self.store.seal()
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that are kept at this moment."""
+        return self.store.bytes
+
+
+class HandingOut(TorchDispatchMode):
+    """The block of a recomputation: what was kept is handed out, and not computed.
+
+    Autograd takes it for the result of the operation, and goes on as in the forward
+    pass.
+
+    A kept operation that draws random numbers does not run here, but the next one that
+    draws may. So after each kept operation the generators are set to where it had left
+    them in the forward pass. Otherwise every later dropout would draw the mask of an
+    earlier one. PyTorch 2.13 does not do this: with one of two masks kept, its
+    gradients are wrong, and no error is raised.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.store = store
+
+    def __enter__(self) -> HandingOut:
+        # After `retain_graph=True` another recomputation enters this block anew.
+        self.numbers: defaultdict[Any, int] = defaultdict(int)
+        self.drawn = ExitStack()
+        self.store.replaying += 1
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not computes(func):
+            return func(*args, **kwargs)
+        number = self.numbers[func]
+        self.numbers[func] += 1
+        kept = self.store.get(func, number, args, kwargs)
+        if kept is None:
+            return func(*args, **kwargs)
+        # At the end of the block the generators get back the state from before it.
+        self.drawn.enter_context(kept.drawn.restored())
+        return kept.hand_out(args, kwargs, copied=not self.store.complete)
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.store.replaying -= 1
+        self.drawn.close()
+
+
+def computes(op: OpOverload) -> bool:
+    """Whether an operation of the function makes or writes values.
+
+    A view makes none, and has to be a view of its own run's tensor, so views are made
+    again and no policy is asked about them. Nor is it asked about [the work of a
+    hook](hook_context.py#machinery): the second run may find a sharded unit whole.
+    """
+    if machinery_at_work() or op.is_view or torch.Tag.inplace_view in op.tags:
+        return False
+    # PyTorch has no public name for the signature of an operation.
+    schema = op._schema
+    gives = any("Tensor" in str(value.type) for value in schema.returns)
+    return gives or schema.is_mutable
+
+
+def keep_of(policy: SavePolicy, op: OpOverload, args: Any, kwargs: Any) -> Keep:
+    """What a policy answers for an operation.
+
+    No `TypeError` may leave an operation. Of `x @ x` Python would take it to mean that
+    tensors have no such operator, and its own message would hide the policy's.
+
+    :raises RuntimeError: if the policy fails with a `TypeError`, or answers something
+        else
+    """
+    try:
+        answer = policy(op, *args, **kwargs)
+    except TypeError as error:
+        raise RuntimeError(f"for {op} the policy has failed: {error}") from error
+    if isinstance(answer, bool):
+        return Keep.SAVE if answer else Keep.RECOMPUTE
+    keep = AS_IN_TORCH[answer] if isinstance(answer, CheckpointPolicy) else answer
+    if isinstance(keep, Keep):
+        return keep
+    raise RuntimeError(
+        f"for {op} the policy has answered {answer!r}, which is not a Keep; to move "
+        "what is kept to the host, use shardbook.offload() around the forward pass"
+    )
+
+
+# Later versions of PyTorch may have more answers. These are all that mean a `Keep`.
+AS_IN_TORCH = dict.fromkeys(CheckpointPolicy) | {
+    CheckpointPolicy.MUST_SAVE: Keep.SAVE,
+    CheckpointPolicy.PREFER_SAVE: Keep.PREFER,
+    CheckpointPolicy.MUST_RECOMPUTE: Keep.RECOMPUTE,
+    CheckpointPolicy.PREFER_RECOMPUTE: Keep.RECOMPUTE,
+}
+
+
+def torch_policy(
+    policy: SavePolicy | None, context: Any, op: Any, *args: Any, **kwargs: Any
+) -> CheckpointPolicy:
+    """The same policy for [a compiler](traced.py), in PyTorch's words.
+
+    :param policy: `None` keeps nothing
+    :param context: what PyTorch adds, and this library's policies do not use
+    """
+    if policy is None or not isinstance(op, OpOverload) or not computes(op):
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    keep = keep_of(policy, op, args, kwargs)
+    if keep is Keep.RECOMPUTE:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    save = CheckpointPolicy.MUST_SAVE
+    return save if keep is Keep.SAVE else CheckpointPolicy.PREFER_SAVE
+
+
+def wanted(op: OpOverload, keep: Keep) -> bool:
+    """Whether a result is kept, given what the policy has answered.
+
+    :raises RuntimeError: if it cannot be kept, but has to be
+    """
+    if keep is Keep.RECOMPUTE:
+        return False
+    schema = op._schema
+    fresh = any(value.alias_info is None for value in schema.returns)
+    if not (schema.is_mutable and fresh):
+        return True
+    if keep is Keep.SAVE:
+        raise RuntimeError(
+            f"{op} writes over an argument and gives a new tensor, too, so its result "
+            "alone cannot be kept; let the policy answer Keep.PREFER for it"
+        )
+    return False
+
+
+def random_state(op: OpOverload, args: Any, kwargs: Any) -> RNGState:
+    """The state of the generators that an operation may draw from."""
+    draws = torch.Tag.nondeterministic_seeded in op.tags
+    return capture(args, kwargs) if draws else RNGState()
+
+
+def differ(before: RNGState, after: RNGState) -> bool:
+    """Whether it has drawn. An attention without dropout may, and does not."""
+    return any(
+        not torch.equal(state, after.states[source])
+        for source, state in before.states.items()
+    )

@@ -1,0 +1,206 @@
+r"""# Checkpoints inside compiled code
+
+> Inside of `torch.compile` a checkpoint becomes a mark in the graph, and the compiler itself recomputes.
+
+```python
+checkpoint_module(model, units=Block)
+for block in model.blocks:
+    block.compile()
+```
+
+`torch.compile` records what a function computes as a graph, and compiles the graph. A
+checkpoint could not be recorded as it is: its second run begins in the middle of a
+backward pass, where no graph is recorded. So PyTorch's compiler knows one function by
+name, `torch.utils.checkpoint.checkpoint`, and records the operations inside of it with
+a mark that they are to be computed again. When the compiler later cuts the graph into a
+forward and a backward graph, it copies the marked operations into the second.
+
+So a checkpoint of this library that is being recorded calls PyTorch's. Gradients and
+memory are those of PyTorch's checkpoint under the compiler:
+
+| option | inside of compiled code |
+|---|---|
+| `use_reentrant`, `early_stop`, `determinism_check="none"` | no effect: there is one graph |
+| `preserve_rng_state` | always on |
+| `policy`, `context_fn` | the operations that they name are not copied into the backward graph |
+| `debug`, `determinism_check="debug"` | not recorded, because they look at each operation while it runs |
+
+A function may hold something that cannot be recorded, such as a call of `print`. Then
+there is nothing to mark, and the checkpoint runs as without the compiler. Of the
+function nothing is compiled, and [a warning](#warn_if_compiling) says so. With
+`fullgraph=True` the compiler raises instead.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from types import CodeType, FunctionType
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+
+# The switch of one code object: whether the compiler begins to record where it runs.
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    get_eval_frame_callback,
+    set_code_exec_strategy,
+)
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+from shardbook.checkpointing.selective import (
+    SavePolicy,
+    contexts,
+    policy_of,
+    torch_policy,
+)
+from shardbook.foundations.rng import capture
+from shardbook.zero.prefetch import calls_from_outside
+
+__all__ = [
+    "compile_apart",
+    "enters_graph",
+    "not_a_beginning",
+    "not_recorded",
+    "warn_if_compiling",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+# sidelit: show
+
+
+def enters_graph(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    policy: SavePolicy | Collection[Any] | None,
+    context_fn: Callable[[], Any] | None,
+) -> Any:
+    """Call PyTorch's checkpoint, while the compiler records.
+
+    The arguments are handed over by position, so none of them is taken for an option.
+
+    :param policy: what is kept; `None` keeps nothing
+    :param context_fn: the caller's own choice, in the place of a policy
+    """
+    count, names = len(args), tuple(kwargs)
+
+    def call(*given: Any) -> Any:
+        return function(*given[:count], **dict(zip(names, given[count:], strict=True)))
+
+    return torch_checkpoint(
+        call,
+        *args,
+        *kwargs.values(),
+        use_reentrant=False,
+        context_fn=context_fn or partial(blocks_of_graph, policy),
+    )
+
+
+def blocks_of_graph(policy: SavePolicy | Collection[Any] | None) -> tuple[Any, Any]:
+    """The blocks in which the recorded operations run, for both runs.
+
+    A compiler that cuts the graph in two runs the operations once, to look at them. It
+    finds the answers of the policy in PyTorch's own blocks. A backend that does not cut
+    runs the recorded operations through PyTorch's checkpoint in each step, but without
+    the state of the generators: there, dropout would draw another mask the second time.
+    So these blocks restore the state.
+    """
+    if torch.compiler.is_compiling():
+        asked = None if policy is None else policy_of(policy)
+        answers = partial(torch_policy, asked)
+        found: tuple[Any, Any] = create_selective_checkpoint_contexts(answers)
+        return found
+    forward, again = contexts([] if policy is None else policy)
+    accelerator = torch.accelerator.current_accelerator()
+    random = capture(*([accelerator] if accelerator else []))
+    return Together(forward), Together(again, random.restored)
+
+
+class Together:
+    """Several blocks as one that may be entered many times.
+
+    The compiler also sets an attribute of the block of the forward pass.
+
+    :param blocks: blocks, or functions that give a new one
+    """
+
+    def __init__(self, *blocks: Any) -> None:
+        self.blocks, self.open = blocks, list[ExitStack]()
+
+    def __enter__(self) -> None:
+        stack = ExitStack()
+        for block in self.blocks:
+            give: AbstractContextManager[Any] = block() if callable(block) else block
+            stack.enter_context(give)
+        self.open.append(stack)
+
+    def __exit__(self, *error: Any) -> None:
+        self.open.pop().__exit__(*error)
+
+
+def not_a_beginning(function: F) -> F:
+    """A function that the compiler records where it is called by recorded code, and
+    leaves alone where it is the first that the compiler meets.
+
+    Such a function is a fork: recorded, it takes the compiler's way. If the recording
+    was given up, it is called as any other, and must take the other way.
+    """
+    leave = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
+    set_code_exec_strategy(function.__code__, leave)
+    return function
+
+
+def not_recorded(function: F) -> F:
+    """A function that the compiler leaves alone, with all that it calls."""
+    leave = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    set_code_exec_strategy(function.__code__, leave)
+    return function
+
+
+def compile_apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls another one, and is the first that the compiler meets.
+
+    The compiler keeps what it compiled with the code of the first function, and only a
+    few versions with each code. If the `forward` of all classes were called from the
+    same line, they would compete for these few. So each has a copy of the caller.
+
+    :returns: `call(run, *args)`, which calls `run(*args)`
+    """
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    # Nothing compiles before the compiler is loaded.
+    if code is None or "torch._dynamo" not in sys.modules:
+        return caller
+    if code not in CALLERS:
+        own = caller.__code__.replace(co_name=f"checkpointed_{code.co_name}")
+        CALLERS[code] = FunctionType(own, caller.__globals__)
+    return CALLERS[code]
+
+
+def caller(run: Callable[..., Any], *args: Any) -> Any:
+    return run(*args)
+
+
+CALLERS: WeakKeyDictionary[CodeType, FunctionType] = WeakKeyDictionary()
+
+
+@not_a_beginning
+def warn_if_compiling(function: Callable[..., Any]) -> None:
+    """Warn, if a compiler is at work, that it does not compile this function."""
+    # While it is at work, it has a function that looks at each frame.
+    if callable(get_eval_frame_callback()):
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        warnings.warn(
+            f"{name} is checkpointed and could not be recorded by torch.compile as one "
+            "graph, so nothing of it is compiled; find the reason with fullgraph=True, "
+            "or checkpoint a function that is compiled by itself, as in "
+            "checkpoint(torch.compile(block), x)",
+            stacklevel=calls_from_outside(),
+        )

@@ -1,0 +1,1 @@
+"""What every part of the library stands on: collectives, layouts, streams, and ranks that compare."""

@@ -1,0 +1,232 @@
+r"""# Around a hook
+
+> A hook is called in the middle of a program, and has to know what else is under way.
+
+The hooks of this library do not call the program; the program calls them. It may be in
+a backward pass, inside of another call of the same module, or in the hands of a
+compiler. Nothing in a hook's arguments says so. This chapter holds what a hook can ask.
+
+It also holds what a hook says. A program that watches each operation of a function sees
+more than the function's own. [A policy of a checkpoint](selective.py) is such a
+program: it counts the operations of the first run, and finds each again in the second.
+If a sharded unit is called in the function, its gather makes copies in between. The
+second run may gather a unit less, because it finds it whole. From there on each count
+would mean another operation. So the hooks say when they are at work, and whoever
+watches looks away.
+
+And it holds how a hook changes the tensors that go into a module or come out of it.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import (
+    tree_flatten,
+    tree_map_only,
+    tree_unflatten,
+)
+
+__all__ = [
+    "calls_under_way",
+    "in_backward",
+    "is_freed",
+    "machinery",
+    "machinery_at_work",
+    "map_tensors",
+    "not_compiled",
+    "tensors_in",
+]
+# sidelit: show
+
+
+@contextmanager
+def machinery() -> Iterator[None]:
+    """What this thread does in the block is the library's own work.
+
+    Blocks may nest. A method that is one such block has this as its decorator.
+
+    >>> with machinery():
+    ...     machinery_at_work()
+    True
+    >>> machinery_at_work()
+    False
+    """
+    before, here.at_work = here.at_work, True
+    try:
+        yield
+    finally:
+        here.at_work = before
+
+
+def machinery_at_work() -> bool:
+    """Whether this thread is in such a block."""
+    return here.at_work
+
+
+class Here(threading.local):
+    """What is so in one thread. While one gathers, another may run a function that is watched."""
+
+    at_work = False
+
+
+here = Here()
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside of a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def calls_under_way(*modules: nn.Module) -> int:
+    """How many calls of these modules have begun and not ended, by the stack of calls.
+
+    A module that calls itself must not start anew, and one whose last call was
+    interrupted must. No flag can tell the two apart, since an interrupt from the
+    keyboard runs no hooks. The stack can: an interrupted call is not on it.
+    """
+    frame, calls = sys._getframe(1), 0
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            called = frame.f_locals["self"]
+            calls += any(called is module for module in modules)
+        frame = frame.f_back  # type: ignore[assignment]
+    return calls
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in what a module takes or returns, each of them once.
+
+    Containers of all kinds are searched, and the attributes of objects. A module is no
+    container here. What is [overlooked](demand.py) is gathered later than it could be.
+
+    >>> class Output:
+    ...     def __init__(self, tensor):
+    ...         self.states, self.itself = [{"last": tensor}], self
+    >>> list(tensors_in((Output(torch.ones(1)), None)))
+    [tensor([1.])]
+    """
+    seen: set[int] = set()
+    waiting = [value]
+    # An argument may refer to a whole program, such as its data set.
+    while waiting and len(seen) < MOST:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            yield value
+        else:
+            waiting += [v for v in inside(value) if type(v) not in _PLAIN][::-1]
+
+
+MOST = 10_000
+_PLAIN = {
+    *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device),
+    *(FunctionType, BuiltinFunctionType, type, ModuleType, torch.Size),
+}
+
+
+def inside(value: Any) -> Iterable[Any]:
+    """What a container or an object holds."""
+    kind = type(value)
+    if kind is dict:
+        return value.values()  # type: ignore[no-any-return]
+    if kind is tuple or kind is list:
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, (nn.Module, type, ModuleType)):
+        return ()
+    found = [getattr(value, name, None) for name in slots_of(kind)]  # type: ignore[arg-type]
+    if isinstance(value, dict):
+        found += value.values()
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        found += value
+    return found + list(getattr(value, "__dict__", {}).values())
+
+
+@cache
+def slots_of(kind: type) -> tuple[str, ...]:
+    """The attributes that the objects of a class have without a dictionary."""
+    found: list[str] = []
+    for one in kind.__mro__:
+        slots = vars(one).get("__slots__", ())
+        found += (slots,) if isinstance(slots, str) else slots
+    return tuple(found)
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Whether a tensor's memory has been given back while the tensor still exists."""
+    plain = type(tensor) in (Tensor, nn.Parameter)
+    return (
+        plain
+        and tensor.layout is torch.strided
+        and tensor.numel() > 0
+        and tensor.untyped_storage().nbytes() == 0
+    )
+
+
+def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that is at work, and that `torch.compile` runs as it is.
+
+    With `fullgraph=True`, which leaves nothing uncompiled, it stops with the reason.
+    """
+
+    def work(*args: Any, **kwargs: Any) -> Any:
+        with machinery():
+            return hook(*args, **kwargs)
+
+    quiet: Callable[..., Any] = torch.compiler.disable(
+        work,
+        reason="a sharded unit gathers its parameters here; compile its units by "
+        "themselves, as in unit.compile()",
+    )
+    return quiet
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Change the tensors in lists, dictionaries, dataclasses and other containers.
+
+    A container in which nothing changes remains the same object. A model may write into
+    what it is given, as a decoder does into its cache, and in a copy that is lost.
+
+    >>> given = ([], [torch.ones(1)])
+    >>> found = map_tensors(torch.neg, given)
+    >>> found[1], found[0] is given[0]
+    ([tensor([-1.])], True)
+    """
+    # A compiler cannot tell whether two containers are the same.
+    if isinstance(value, Tensor) or torch.compiler.is_compiling():
+        return tree_map_only(Tensor, change, value)
+    # Only the first container is opened. The function that says so must not refer to
+    # it: PyTorch holds that function in a circle, and with it the tensors would stay
+    # until the garbage collector runs.
+    once = iter([False])
+    children, structure = tree_flatten(value, is_leaf=lambda _: next(once, True))
+    names = []
+    if structure.is_leaf():
+        if not is_dataclass(value) or isinstance(value, type | nn.Module):
+            return value
+        names = [f.name for f in fields(value) if hasattr(value, f.name)]
+        children = [getattr(value, name) for name in names]
+    found = [map_tensors(change, child) for child in children]
+    if all(new is old for new, old in zip(found, children, strict=True)):
+        return value
+    if not names:
+        return tree_unflatten(found, structure)
+    value = copy(value)
+    for name, new in zip(names, found, strict=True):
+        # A frozen dataclass, too.
+        object.__setattr__(value, name, new)
+    return value

@@ -1,0 +1,1 @@
+"""What is refused because it would train something else than the plain model."""

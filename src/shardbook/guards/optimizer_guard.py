@@ -1,0 +1,225 @@
+r"""# What an optimizer may do
+
+> Every optimizer is looked at before it steps on sharded parameters.
+
+A sharded parameter looks like any other, so any optimizer accepts it. Not every
+optimizer can train it. Some compute with a parameter's shape, which a slice has lost.
+And any optimizer that steps too early trains with gradients that were not averaged. In
+each case the numbers would be wrong and no error would be raised, so this chapter
+raises one.
+
+PyTorch calls a hook before each step of each optimizer. It costs a loop over the
+parameters, and no message. Before the first step [the optimizer is
+tried](optimizer_trial.py).
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from shardbook.foundations.layout import Slot
+from shardbook.foundations.streams import compute_stream
+from shardbook.guards.interrupted import refuse_interrupted
+from shardbook.guards.optimizer_trial import Kind, options_of, refuse_unless_elementwise
+from shardbook.guards.unowned import refuse_unowned_of
+from shardbook.parameters.flat import Flat, owner_of
+
+__all__ = ["before_step", "refuse_copies_of", "refuse_waiting", "register_guard"]
+# sidelit: show
+
+
+@cache
+def register_guard() -> None:
+    """Let every optimizer of this process be looked at. One hook serves all models.
+
+    A compiled `optimizer.step` calls it uncompiled. It counts steps, and a compiler
+    would take each new count for another program.
+    """
+    register_optimizer_step_pre_hook(torch.compiler.disable(before_step))
+
+
+def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Stop an optimizer that would silently train something else, and count the steps
+    of the others.
+
+    Gradients that wait for their exchange would miss the step, and after an interrupted
+    pass gradients are missing. The steps are counted because a backward pass [must not
+    find other weights](hooks.py#Hooks.before_backward) than its forward pass had.
+
+    :raises TypeError: if the optimizer does not treat each element by itself, and its
+        parameters are slices
+    :raises ValueError: if its groups were made by the shapes of slices, or its state
+        has other shapes than the slices
+    :raises RuntimeError: if gradients were collected and not averaged, if a pass was
+        interrupted while the parameters were in use, or if some of the parameters
+        [belong to no unit](unowned.py)
+    :raises Disagreement: if the ranks have [left the common order](exchange_order.py)
+    """
+    parameters = (
+        parameter for group in optimizer.param_groups for parameter in group["params"]
+    )
+    # A dictionary keeps the order, so that every rank names the same parameter.
+    flats = list(dict.fromkeys(filter(None, map(owner_of, parameters))))
+    if any(flat.order.meeting is not None for flat in flats):
+        refuse_unowned_of(optimizer)
+    if any(flat.sliced for flat in flats):
+        # The first of these is the optimizer itself, unless a program passes none.
+        given = chain(args[1:], kwargs.values())
+        refuse_unfit(optimizer, flats, closure=any(map(callable, given)))
+    for flat in flats:
+        flat.order.check()
+        # The optimizer may run on a stream of its own, after all that this library did.
+        compute_stream(flat.device)
+        refuse_waiting(flat)
+        flat.changes += 1
+
+
+# The options with which an optimizer was let pass, and the state that it had.
+_passed: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
+
+
+def refuse_unfit(
+    optimizer: torch.optim.Optimizer, flats: Sequence[Flat], *, closure: bool
+) -> None:
+    """Look closely at an optimizer of slices before its first step, and again after its
+    groups, their options or its state were replaced.
+    """
+    options = [(len(g["params"]), options_of(g)) for g in optimizer.param_groups]
+    before, state = _passed.get(optimizer, (None, None))
+    if options == before and state is optimizer.state:
+        return
+    slots = {
+        id(parameter): slot
+        for flat in flats
+        if flat.sliced
+        for slot, parameter in zip(flat.layout.slots, flat.parameters, strict=True)
+    }
+    refuse_state_of_whole(optimizer, slots)
+    if options != before:
+        if depends_on_shapes(type(optimizer)):
+            raise TypeError(
+                f"{type(optimizer).__name__} depends on a parameter's shape; "
+                "use an elementwise optimizer such as AdamW, or shard with stage=0"
+            )
+        refuse_lost_split(optimizer, slots)
+        kinds = {
+            id(parameter): Kind(
+                len(slots[id(parameter)].shape), parameter.dtype, parameter.device
+            )
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            # Integers never get a gradient, so no optimizer moves them.
+            if id(parameter) in slots and parameter.is_floating_point()
+        }
+        refuse_unless_elementwise(optimizer, kinds, closure=closure)
+    _passed[optimizer] = options, optimizer.state
+
+
+def refuse_state_of_whole(
+    optimizer: torch.optim.Optimizer, slots: dict[int, Slot]
+) -> None:
+    """Stop an optimizer whose state does not fit its slices.
+
+    That is so if it has trained the model before it was sharded, or has loaded the
+    state of a whole model or of another number of ranks. PyTorch compares no sizes when
+    it loads.
+
+    :raises ValueError: naming the entry, the parameter and both shapes
+    """
+    for parameter, state in optimizer.state.items():
+        if id(parameter) not in slots:
+            continue
+        for key, value in state.items():
+            if not isinstance(value, Tensor) or value.numel() == 1:
+                continue
+            if value.shape != parameter.shape:
+                raise ValueError(
+                    f"{key} of {slots[id(parameter)].names[0]} in this "
+                    f"{type(optimizer).__name__} has shape {tuple(value.shape)}, and the "
+                    f"slice has {tuple(parameter.shape)}; load optimizer state by "
+                    "load_optimizer_state_dict()"
+                )
+
+
+def refuse_lost_split(optimizer: torch.optim.Optimizer, slots: dict[int, Slot]) -> None:
+    """Stop an optimizer whose groups were to differ by the shapes of their parameters, and
+    were made when all of them were slices already.
+
+    `p.dim() >= 2` is false for every slice. So the group that was to decay is empty,
+    and the other one has got the matrices beside the vectors.
+
+    :raises ValueError: naming the first of the matrices
+    """
+    groups = optimizer.param_groups
+    decays = {g.get("weight_decay") for g in groups if not g["params"]}
+    for group in groups:
+        here = [slots[id(p)] for p in group["params"] if id(p) in slots]
+        matrix = next((slot for slot in here if len(slot.shape) > 1), None)
+        vector = any(len(slot.shape) < 2 for slot in here)
+        if matrix and vector and decays - {group.get("weight_decay")}:
+            raise ValueError(
+                f"{matrix.names[0]} is in one group with vectors, and a group with "
+                "another weight_decay is empty, because slices have one dimension; make "
+                "groups by shape before shard(), or leave the empty group out"
+            )
+
+
+def refuse_waiting(flat: Flat) -> None:
+    """Stop whoever would use gradients of which [a part still waits](accumulate.py), or
+    after [a pass that did not end](interrupted.py).
+    """
+    refuse_interrupted(flat)
+    if flat.waits:
+        raise RuntimeError(
+            f"the gradient of {flat.layout.slots[0].names[0]} has not been averaged "
+            "yet; run a backward pass to its end, outside of no_sync()"
+        )
+
+
+def depends_on_shapes(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer computes with a parameter's shape, its norm, or an inner
+    product.
+
+    Only its name can tell, or that of a class it is derived from. Other libraries
+    derive classes of their own, and add to the name.
+
+    >>> [depends_on_shapes(type(name, (), {})) for name in ("FusedLAMB", "LambdaSGD")]
+    [True, False]
+    """
+    return any(_SHAPE_DEPENDENT.search(base.__name__.lower()) for base in kind.__mro__)
+
+
+_SHAPE_DEPENDENT = re.compile(
+    "adafactor|^came|dadapt|galore|lamb(?!da)|larc|lars|lbfgs|muon|novograd|prodigy|"
+    "shampoo|sm3|soap"
+)
+
+
+def refuse_copies_of(module: nn.Module) -> None:
+    """Let `deepcopy` and `torch.save` of a module fail in one sentence.
+
+    A copy's parameters would belong to no unit, and it would train on one rank alone.
+    Both look for this method on the object itself.
+    """
+    vars(module).update(__reduce_ex__=refuse_copy)
+
+
+def refuse_copy(protocol: Any) -> NoReturn:
+    """Say what to do instead.
+
+    :raises TypeError: always
+    """
+    raise TypeError(
+        "a sharded model cannot be copied or pickled; "
+        "load its state_dict() into a plain model"
+    )

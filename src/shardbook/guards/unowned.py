@@ -1,0 +1,120 @@
+r"""# Parameters that no unit owns
+
+> A parameter that was not there when the model was sharded is trained by each rank alone.
+
+`shard` puts the parameters that it finds into units, and the units average their
+gradients. A layer that is added to the model afterwards is in no unit. Each rank
+computes its gradient from the rank's own data, and the optimizer steps with it. So the
+layer becomes another one on each rank, while no error is raised and the loss still
+falls. The same happens
+
+- if only a part of the model was sharded, such as its blocks,
+- if a layer was replaced, for example the head before fine-tuning,
+- if an adapter was put around a layer.
+
+This chapter looks for such parameters in two places. One is an optimizer that is about
+to step: it must not mix them with sharded ones. The other is a sharded model that is
+about to run. An optimizer that holds no sharded parameter at all is left alone, because
+a program may train a second model in another way.
+
+A third change is more hidden. If an attribute of a module is given another parameter,
+[the unit](unit.py#Unit.show) would put its own back there and go on training that.
+[The site](parameter_sites.py#Site.check) compares before it does.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from shardbook.parameters.flat import flat_of, is_sharded
+
+__all__ = ["refuse_unowned_in", "refuse_unowned_of"]
+# sidelit: show
+
+
+def refuse_unowned_of(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that trains sharded parameters and others at the same time.
+
+    A parameter without a gradient is not trained, and is let pass.
+
+    :raises RuntimeError: naming the first of the others
+    """
+    refuse(
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None and not is_sharded(parameter)
+    )
+
+
+def refuse_unowned_in(model: nn.Module) -> None:
+    """Refuse a sharded model that has got another trainable parameter since.
+
+    The dictionaries of the modules are read directly. This runs before each forward
+    pass, and `model.parameters()` would take three times as long.
+
+    :raises RuntimeError: naming the parameter
+    """
+    refuse(
+        parameter
+        for module in model.modules()
+        for parameter in module._parameters.values()
+        if parameter is not None and flat_of(parameter) is None
+    )
+
+
+def refuse(unowned: Iterable[Tensor]) -> None:
+    """Refuse the first parameter that would be trained and that nobody averages."""
+    for parameter in unowned:
+        if parameter.requires_grad and not is_averaged(parameter):
+            shape = tuple(parameter.shape)
+            name = name_of(parameter) or f"a parameter of shape {shape}"
+            raise RuntimeError(
+                f"{name} belongs to no unit, so each rank would train it alone; call "
+                "shard() on the whole model, after the last change of its layers"
+            )
+
+
+def is_averaged(parameter: Tensor) -> bool:
+    """Whether the gradient of a parameter is averaged by `DistributedDataParallel`.
+
+    That wrapper leaves no trace on a parameter, so all objects of the program are
+    searched for it. The answer is kept on the parameter, because the search takes as
+    long as a small training step.
+    """
+    if not hasattr(parameter, _AVERAGED):
+        for module in modules_of(DistributedDataParallel):
+            for each in module.parameters():
+                setattr(each, _AVERAGED, True)
+    return hasattr(parameter, _AVERAGED)
+
+
+_AVERAGED = "_shardbook_averaged"
+
+
+def name_of(parameter: Tensor) -> str | None:
+    """The name of a parameter in the outermost module of the program that holds it."""
+    names = (
+        name
+        for module in modules_of(nn.Module)
+        for name, other in module.named_parameters()
+        if other is parameter
+    )
+    return max(names, key=len, default=None)
+
+
+def modules_of(kind: type[nn.Module]) -> Iterator[nn.Module]:
+    """All modules of a class, or derived from it, that the program has.
+
+    `isinstance` is not used here: it would run the code of objects that pretend to be
+    of another class.
+    """
+    for found in gc.get_objects():
+        if issubclass(type(found), kind) and "_parameters" in vars(found):
+            yield found

@@ -1,0 +1,175 @@
+r"""# No second wrapper
+
+> A sharded model inside another wrapper is refused before the two exchange anything.
+
+`DistributedDataParallel` averages the gradients of a model over the ranks, and so does
+`shard`. Both around one model cannot work. The wrapper compares the shapes of its
+parameters over the ranks, and slices have other shapes on every rank, so some ranks
+raise an error of the wrapper while the others wait for them. In the same way
+`fully_shard` would cut the slices a second time. Programs do this without a line of
+their own: `accelerator.prepare(model)` and the `Trainer` of the `transformers` library
+wrap each model that they are given.
+
+Each wrapper is detected where every rank passes:
+
+| wrapper | detected when |
+|---|---|
+| DDP, `DataParallel`, FSDP1, DeepSpeed's engine | it stores the model: PyTorch calls a hook |
+| `fully_shard` and `replicate`, around the model or a part | it looks up what was applied before |
+| one that was there before `shard` | `shard` looks at the modules and parameters |
+| one around a module whose part is sharded later | it calls the part: it is on the stack |
+
+Nothing has been exchanged by then, and each rank raises the same sentence.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed._composable.contract import REGISTRY_KEY
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from shardbook.parameters.flat import is_sharded
+
+__all__ = ["refuse_call_by_wrapper", "refuse_wrappers", "wrapped"]
+# sidelit: show
+
+
+def refuse_wrappers(model: nn.Module) -> None:
+    """Let every attempt to wrap a sharded model, or a part of it, fail in one sentence.
+
+    :param model: a model that has just been sharded
+    """
+    watch_registrations()
+    for path, module in model.named_modules():
+        held = [f"{path}.{name}".lstrip(".") for name, _ in module.named_parameters()]
+        if held:
+            vars(module).setdefault(REGISTRY_KEY, Applied(held[0]))
+
+
+@cache
+def watch_registrations() -> None:
+    """Look at each module that is stored in another. One hook serves the process."""
+    register_module_module_registration_hook(refuse_storing)
+
+
+def refuse_storing(wrapper: nn.Module, name: str, module: nn.Module | None) -> None:
+    """Refuse to store a sharded model in a wrapper.
+
+    Only wrappers are looked into. So a program that builds modules of other kinds pays
+    for one comparison of names each.
+
+    :raises RuntimeError: naming the wrapper and a parameter
+    """
+    if module is not None and is_wrapper(wrapper):
+        for parameter, value in module.named_parameters():
+            if is_sharded(value):
+                raise RuntimeError(refusal(kind_of(wrapper), parameter))
+
+
+class Applied(dict[str, Any]):
+    """What PyTorch's composable functions have applied to a module, which they look up
+    before they begin.
+
+    `fully_shard` and `replicate` look up their names in this dictionary of the module.
+    The lookup raises the reason why they cannot be applied.
+
+    :param parameter: the name of a parameter in a sharded model
+    """
+
+    def __init__(self, parameter: str) -> None:
+        super().__init__()
+        self.parameter = parameter
+
+    def __contains__(self, name: object) -> bool:
+        """:raises RuntimeError: for a function that exchanges gradients or parameters"""
+        if name in ("fully_shard", "replicate"):
+            # `FullyShardedDataParallel` asks for the other two as well.
+            raise RuntimeError(refusal(COMPOSABLE, self.parameter))
+        return super().__contains__(name)
+
+
+def wrapped(model: nn.Module) -> str | None:
+    """Why a model cannot be sharded because it is inside of another wrapper, or around
+    one; `None` if it is free.
+    """
+    for name, module in model.named_modules():
+        if is_wrapper(module):
+            return (
+                f"{name or 'the model'} is a {kind_of(module)}; "
+                "shard the plain model instead, with no other wrapper around it"
+            )
+    for name, parameter in model.named_parameters():
+        if is_distributed(parameter):
+            return (
+                f"{name} is a DTensor, so something else has distributed it already; "
+                "shard the plain model instead, without fully_shard or a parallel plan"
+            )
+    return None
+
+
+def refuse_call_by_wrapper(model: nn.Module) -> None:
+    """Refuse the forward pass of a sharded model that a wrapper has called.
+
+    A model that was sharded after something around it was wrapped is found only here.
+
+    :raises RuntimeError: naming the wrapper and a parameter
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            caller = frame.f_locals["self"]
+            if is_wrapper(caller):
+                parameter = next((name for name, _ in model.named_parameters()), "it")
+                raise RuntimeError(refusal(kind_of(caller), parameter))
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def refusal(wrapper: str, parameter: str) -> str:
+    """The one sentence.
+
+    >>> refusal("DataParallel", "head.weight").partition(";")[0]
+    'head.weight is sharded, so DataParallel cannot exchange it once more'
+    """
+    return (
+        f"{parameter} is sharded, so {wrapper} cannot exchange it once more; use the "
+        "model that shard returned without a wrapper, with stage=0 for what "
+        "DistributedDataParallel does"
+    )
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether a module is one of those that exchange what is inside of them.
+
+    The names of its classes decide, so that no library has to be imported, and those
+    that derive classes of their own are found, too.
+    """
+    return any(base.__name__ in WRAPPERS for base in type(module).__mro__)
+
+
+def kind_of(wrapper: nn.Module) -> str:
+    """The name of the class by which a wrapper was found."""
+    names = (base.__name__ for base in type(wrapper).__mro__)
+    return next(name for name in names if name in WRAPPERS)
+
+
+COMPOSABLE = "fully_shard, replicate or FullyShardedDataParallel"
+WRAPPERS = frozenset(
+    (
+        "DataParallel",
+        "DeepSpeedEngine",
+        "DistributedDataParallel",
+        "FSDPModule",
+        "FullyShardedDataParallel",
+        "ShardedDataParallel",
+    )
+)
+
+
+def is_distributed(parameter: Tensor) -> bool:
+    """Whether a parameter is a `DTensor`, of which each rank holds a part."""
+    return any(base.__name__ == "DTensor" for base in type(parameter).__mro__)

@@ -1,0 +1,1 @@
+"""The models that the book trains, and their text."""

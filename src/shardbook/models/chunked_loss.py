@@ -1,0 +1,225 @@
+r"""# A loss in chunks
+
+> The logits of a few positions at a time are enough to train on all of them.
+
+[The head](gpt.py#Head) gives each position one score for each token. With $n$ positions
+and $V$ tokens these *logits* are $nV$ numbers, and the plain loss holds three tensors
+of that size at once: the logarithms of the probabilities, their gradient, and the
+gradient of the logits. For 512 positions and 8192 tokens that is 50 MB, as much as
+three whole heads of width 512. The result of all this is a single number.
+
+No position's logits depend on another's. So this chapter takes the positions in chunks,
+$c$ of them. It computes the logits of one chunk, its part of the loss and its part of
+the gradients, forgets the logits, and goes on to the next chunk. At most two tensors of
+the size $nV/c$ exist.
+
+```python
+model = shard(ChunkedGPT(config, chunks=8))
+loss = model(bytes_BT, next_bytes_BT)
+loss.backward()
+```
+
+The gradients are computed *in the forward pass*. There the logits are at hand. To wait
+for the backward pass would mean to compute them twice, one more product of the head's
+matrix for each chunk. Two gradients are kept from the forward to the backward pass:
+that of the matrix, and that of what the matrix is multiplied with, the output of the
+head's norm.
+
+The class below is made for the book's GPT. [The function](#chunked_loss) works in the
+`forward` of any module that holds such a matrix, because there the matrix is whole.
+
+Sums over positions are now sums of the chunks' sums, so the last bits differ from those
+of the plain loss. A sharded model with a chunked loss still equals the unsharded model
+with the same chunked loss, bit for bit.
+
+**With a matrix in 16 bits** the logits have 16 bits, as those of a linear layer have,
+and all that follows is computed in FP32: the logarithms, each position's share $1/n$,
+the sum, and both gradients until the backward pass. A sum of 9,216 losses of 9 nats is
+83,000, and FP16 ends at 65,504. The gradients wait in FP32 for [the loss
+scale](loss_scaling.py), which arrives with the backward pass as the gradient of the
+loss. It multiplies them before they are rounded to 16 bits. In the other order the
+smallest would be lost before the scale could save them. The price is that the
+gradients' two products run in FP32, from an FP32 copy of the matrix, and that both
+gradients take four bytes a number until the backward pass.
+
+:notation $n$: `positions`, the number of positions in a batch
+:notation $c$: `chunks`, the number of chunks
+:notation $V$: `config.vocabulary`, the number of different tokens
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from shardbook.models.gpt import GPT, Config, Head
+
+__all__ = ["ChunkedGPT", "ChunkedHead", "chunked_loss"]
+
+IGNORED = -100
+# sidelit: show
+
+
+class ChunkedGPT(GPT):
+    """[The GPT](gpt.py#GPT), whose last layer takes the targets and returns the loss.
+
+    The parameters have the same names and start from the same values, so a saved
+    `state_dict` fits both.
+
+    :param config: the model's shape
+    :param chunks: into how many chunks the positions of a batch are divided
+    :raises ValueError: `chunks` is smaller than 1
+    """
+
+    def __init__(self, config: Config, chunks: int = 8) -> None:
+        super().__init__(config)
+        plain = self[-1]
+        assert isinstance(plain, Head)
+        self[-1] = ChunkedHead(plain, chunks)
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        """The mean loss, or without targets the logits, as whoever writes text needs
+        them.
+
+        `nn.Sequential` passes one value from layer to layer. The head needs two, so
+        this class runs the chain by itself. Each layer is called as a module, because
+        [hooks](hooks.py#Hooks) on that call gather the layer.
+        """
+        *layers, head = self
+        x_BTC = tokens_BT
+        for layer in layers:
+            x_BTC = layer(x_BTC)
+        result: Tensor = head(x_BTC, targets_BT)
+        return result
+
+
+class ChunkedHead(nn.Module):
+    """The head and the loss in one layer: what leaves it is one number.
+
+    It takes over the layers of a plain head, and with them the names of the parameters.
+    """
+
+    def __init__(self, head: Head, chunks: int) -> None:
+        super().__init__()
+        if chunks < 1:
+            raise ValueError(f"chunks is {chunks}, but it must be at least 1")
+        self.norm, self.score, self.chunks = head.norm, head.score, chunks
+
+    def forward(self, x_BTC: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        x_BTC = self.norm(x_BTC)
+        if targets_BT is None:
+            logits_BTV: Tensor = self.score(x_BTC)
+            return logits_BTV
+        return chunked_loss(x_BTC, self.score.weight, targets_BT, self.chunks)
+
+
+def chunked_loss(
+    x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, chunks: int
+) -> Tensor:
+    """The mean cross-entropy of `x_BTC @ weight_VC.T`, without ever holding that product.
+
+    As in `F.cross_entropy`, a target of -100 takes no part.
+
+    :param x_BTC: what the last linear layer reads
+    :param weight_VC: that layer's matrix; it has no bias
+    :param chunks: into how many chunks the positions are divided
+    :returns: 0-dim, in the dtype of the matrix, or in FP32 if that has 16 bits
+    """
+    # Autocast would compute the products in 16 bits, and then round the sum of the
+    # gradients after each chunk. So the dtype of the matrix decides.
+    with torch.autocast(x_BTC.device.type, enabled=False):
+        x_NC = x_BTC.flatten(0, -2).to(weight_VC.dtype)
+        # Without gradients, the loss is all that is wanted.
+        wanted = torch.is_grad_enabled()
+        loss: Tensor = _Chunked.apply(  # type: ignore[no-untyped-call]
+            x_NC, weight_VC, targets_BT.flatten(), chunks, wanted
+        )
+    return loss
+
+
+class _Chunked(torch.autograd.Function):
+    """One node for all chunks, so that autograd saves nothing of any of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_NC: Tensor,
+        weight_VC: Tensor,
+        targets_N: Tensor,
+        chunks: int,
+        wanted: bool,
+    ) -> Tensor:
+        # FP32 at least. A matrix that has this dtype is not copied.
+        wide = torch.promote_types(weight_VC.dtype, torch.float32)
+        valid_N = (targets_N != IGNORED).to(wide)
+        # Each position's share of the mean.
+        share_N1 = (valid_N / valid_N.sum()).unsqueeze(1)
+        needs_x, needs_weight = (wanted and need for need in ctx.needs_input_grad[:2])
+        grad_x_NC = torch.empty_like(x_NC, dtype=wide) if needs_x else None
+        grad_weight_VC = (
+            torch.zeros_like(weight_VC, dtype=wide) if needs_weight else None
+        )
+        wide_VC = weight_VC.to(wide) if needs_x else weight_VC
+        total, start = x_NC.new_zeros((), dtype=wide), 0
+        for x, targets, share in zip(
+            x_NC.chunk(chunks),
+            targets_N.chunk(chunks),
+            share_N1.chunk(chunks),
+            strict=True,
+        ):
+            stop = start + len(x)
+            grad = _logits_gradient(x, weight_VC, targets, share, total)
+            if grad_x_NC is not None:
+                torch.mm(grad, wide_VC, out=grad_x_NC[start:stop])
+            if grad_weight_VC is not None:
+                grad_weight_VC.addmm_(grad.t(), x.to(wide))
+            # Otherwise it would stay while the next chunk's logits are computed.
+            del grad
+            start = stop
+        ctx.gradients, ctx.dtype = (grad_x_NC, grad_weight_VC), weight_VC.dtype
+        return total / valid_N.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Hand out what the forward pass has computed, times the gradient of the loss.
+
+        Under [loss scaling](loss_scaling.py) this factor is the scale, so the product
+        is formed before it is rounded to the dtype of the matrix. It is written over
+        the gradient, which is as large as the matrix. So this works once.
+        """
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "a chunked loss keeps its gradients for one backward pass; "
+                "compute the loss again before the second one"
+            )
+        (grad_x_NC, grad_weight_VC), ctx.gradients = ctx.gradients, None
+        for gradient in (grad_x_NC, grad_weight_VC):
+            if gradient is not None:
+                gradient.mul_(grad)
+        narrow = [
+            g if g is None else g.to(ctx.dtype) for g in (grad_x_NC, grad_weight_VC)
+        ]
+        return *narrow, None, None, None
+
+
+def _logits_gradient(
+    x: Tensor, weight_VC: Tensor, targets: Tensor, share: Tensor, total: Tensor
+) -> Tensor:
+    r"""Add a chunk's losses to `total`, and return their gradient with respect to
+    the chunk's logits.
+
+    The loss of a position with the logits $z$ and the target $t$ is
+    $\ln \sum_j e^{z_j} - z_t$. Its derivative with respect to $z_k$ is the
+    probability of token $k$, less 1 if $k$ is the target.
+    """
+    log_p = F.log_softmax(x @ weight_VC.t(), dim=-1, dtype=total.dtype)
+    total += F.nll_loss(log_p, targets, reduction="sum", ignore_index=IGNORED)
+    # The logits are forgotten by now, and the gradient is written over `log_p`.
+    grad = log_p.exp_().mul_(share)
+    return grad.scatter_add_(1, targets.clamp(min=0).unsqueeze(1), -share)

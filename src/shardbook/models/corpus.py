@@ -1,0 +1,112 @@
+r"""# The text, and who reads which part
+
+> Every rank reads another part of each batch, and together they read what one rank alone would read.
+
+The examples train on *Alice's Adventures in Wonderland*, which comes with the library.
+A text of 148 kB is small, but a byte is a token here, so a model of a million
+parameters has something to learn in a minute.
+
+Data parallelism stands on one condition: in a step no two ranks read the same data.
+Ranks that do compute the same gradient twice, the mean over ranks is the gradient of
+one rank, and nothing looks wrong, for the loss still falls. So this chapter makes the
+condition easy to check. The ranks share one order of all windows, and rank $r$ takes
+the $r$-th part of each batch.
+
+:notation $N_d$: `world_size`, the number of ranks
+:notation $B$: `batch`, the number of windows that one rank reads at a time
+:notation $T$: `context`, the number of tokens in a window
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+import torch
+from torch import Tensor
+
+__all__ = ["Reader", "read", "split"]
+# sidelit: show
+
+
+class Reader:
+    r"""One rank's share of the batches, the same in every run with the same seed.
+
+    Batches are numbered from 0 and can be asked for in any order. A run that resumes in
+    the middle needs only the number of the batch where it stopped.
+
+    :param text: the bytes to read, 1-D and of type `uint8`
+    :param context: $T$, the tokens of a window
+    :param batch: $B$, the windows of one batch on one rank
+    :param rank: this rank
+    :param world_size: $N_d$, the ranks that share the text
+    :param seed: decides the order; it has to be the same on every rank
+    :raises ValueError: if the text is too short for one batch on every rank
+    """
+
+    def __init__(
+        self,
+        text: Tensor,
+        *,
+        context: int,
+        batch: int,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+    ) -> None:
+        self.text, self.context, self.batch_size = text, context, batch
+        self.rank, self.world_size, self.seed = rank, world_size, seed
+        # One byte more than the windows cover, because the last one needs a target.
+        self.windows = max(0, len(text) - 1) // context
+        self.batches = self.windows // (batch * world_size)
+        if self.batches == 0:
+            raise ValueError(
+                f"a batch of {batch} on each of {world_size} ranks takes {batch * world_size} windows, "
+                f"but a text of {len(text)} bytes has {self.windows} windows of {context}; "
+                "lower batch or context"
+            )
+        self._shuffled: tuple[int, list[int]] | None = None
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        """The batch with this number: what the model reads, and the byte that follows each position."""
+        epoch, number = divmod(number, self.batches)
+        # The $N_d$ parts of a batch lie side by side in the common order, so they
+        # cannot overlap.
+        first = (number * self.world_size + self.rank) * self.batch_size
+        windows = self.order(epoch)[first : first + self.batch_size]
+        return self.cut(windows, 0), self.cut(windows, 1)
+
+    def order(self, epoch: int) -> Sequence[int]:
+        """All windows in the order of one epoch. Each is read at most once before any is read again."""
+        if self._shuffled is None or self._shuffled[0] != epoch:
+            # A generator of its own: the ranks may use the global one differently, and
+            # then their orders would drift apart, and their windows would overlap.
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._shuffled = (
+                epoch,
+                torch.randperm(self.windows, generator=generator).tolist(),
+            )
+        return self._shuffled[1]
+
+    def cut(self, windows: Sequence[int], shift: int) -> Tensor:
+        """The windows' bytes as tokens, a `(B, T)` tensor of integers, starting `shift` bytes late."""
+        starts = [window * self.context + shift for window in windows]
+        return torch.stack(
+            [self.text[start : start + self.context] for start in starts]
+        ).long()
+
+
+def read() -> Tensor:
+    """The whole text, one `uint8` for each byte."""
+    content = (files("shardbook") / "data" / "alice.txt").read_bytes()
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def split(text: Tensor, held_out: float = 0.1) -> tuple[Tensor, Tensor]:
+    """The text in two: what the model trains on, and the end of the book, which it never sees.
+
+    The cut is a single one, so no window to be predicted overlaps one that was read.
+    """
+    cut = len(text) - int(len(text) * held_out)
+    return text[:cut], text[cut:]

@@ -1,0 +1,1 @@
+"""What becomes of the parameters of a unit: flat vectors, masters, gradients, formats."""

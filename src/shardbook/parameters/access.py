@@ -1,0 +1,374 @@
+r"""# Access to a slice
+
+> A parameter that is read where a rank has only a slice of it is refused, on every rank.
+
+Between its uses a rank holds only its own slice of a parameter, in stages 1 to 3. A
+model usually reads its parameters in the forward pass of [their unit](unit.py), where
+they are whole. But not every program does. The loss of CLIP reads
+`model.logit_scale.exp()`. That parameter has one element, so rank 0 has all of it, and
+the other ranks have none:
+
+| | `logit_scale` | `logit_scale.exp() * similarity` |
+|---|---|---|
+| rank 0 | 1 element | right |
+| rank 1 | 0 elements | an error about shapes, or an empty result |
+
+A slice therefore has a class of its own. PyTorch hands each operation on a tensor of
+such a class to the class's `__torch_function__` first, before it runs. Three rules
+decide there:
+
+1. Whatever only looks at the slice runs: its shape, its gradient, `detach`, `.data`.
+2. An operation that autograd would record is refused. The gradient would belong to the
+   slice, and no exchange would average it.
+3. Without gradients, an operation that treats each element by itself runs, such as the
+   `lerp_` of an average of weights. Its other operands have the slice's shape, or one
+   element without dimensions, and so does its result. Any other operation mixes the
+   slice with something else, and is refused.
+
+The result of the third rule remembers what it was computed from. Without that,
+`logit_scale.exp()` would run on all ranks under `no_grad`, and the product with the
+similarities would fail on rank 1 alone. A full reduction, such as a norm, has a result
+without dimensions. It is a plain number, that of this rank's slice.
+
+A program that means the slice writes `parameter.detach()`, which gives a plain tensor.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from traceback import walk_stack
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from shardbook.parameters.flat import Flat, as_plain, is_whole_form, owner_of
+
+__all__ = ["Slice", "guard_again", "guard_slices"]
+# sidelit: show
+
+
+class Place(NamedTuple):
+    """Which elements of which parameter a slice holds.
+
+    :param name: the parameter's name in the model
+    :param unit: the name of its unit
+    :param shape: the shape of the whole parameter
+    :param offset: the parameter's first place in the unit's flat vector
+    :param length: how much of that vector each rank keeps
+    """
+
+    name: str
+    unit: str
+    shape: torch.Size
+    offset: int
+    length: int
+
+    def refusal(self, operation: str) -> RuntimeError:
+        """Which parameter was read, and what to do instead."""
+        return RuntimeError(
+            f"{self.name} of unit {self.unit} was read outside of that unit's forward "
+            f"pass, where a rank has only a slice of it ({operation}); call the unit "
+            'itself, or read it inside of "with whole(model):"'
+        )
+
+    def cut_alike(self, other: Place) -> bool:
+        """Whether two parameters have the same shape and are cut at the same places.
+
+        Those of two equal models are, when the weights of one follow the other's. All
+        ranks get the same answer, although the slices of some may fit by chance.
+        """
+        return self[2:] == other[2:]
+
+
+class Guarded:
+    """What is so for a slice and for what was computed from one."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """PyTorch calls this in the place of each operation on a slice."""
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name == "__get__":
+            # Most properties only look. But `parameter.T` is an operation.
+            name = func.__self__.__name__  # type: ignore[attr-defined]
+            looks = name not in _VIEWS
+        else:
+            looks = name in _LOOKS or name.startswith("new_")
+        with as_plain():
+            if looks:
+                return func(*args, **kwargs)
+            return compute(func, name, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled: `torch.save` of `named_parameters` would store a slice
+        under the whole parameter's name.
+
+        :raises TypeError: always
+        """
+        place = place_of(self)
+        raise TypeError(
+            f"{place.name} of unit {place.unit} is only a slice of the parameter here, "
+            "and would be saved under the whole one's name; save model.state_dict(), "
+            "or parameter.detach() in a file of each rank's own"
+        )
+
+
+class Slice(Guarded, nn.Parameter):
+    """One of the model's own parameters, while it is only this rank's slice."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """A copy belongs to no unit. So it is a plain parameter with the slice's values,
+        as a copy of an optimizer needs it.
+        """
+        if id(self) not in memo:
+            memo[id(self)] = nn.Parameter(self.detach().clone(), self.requires_grad)
+        copied: nn.Parameter = memo[id(self)]
+        return copied
+
+
+class Part(Guarded, Tensor):
+    """What was computed from a slice, element by element."""
+
+
+def guard_slices(flat: Flat, unit: str) -> None:
+    """Let the model's own parameters in a flat vector be read only where it is right.
+
+    They remain the same objects and change only their class. Where a rank keeps the
+    whole parameter, every operation is right, and its class stays.
+
+    :param unit: the name of the vector's unit
+    """
+    watch_optimizers()
+    if not flat.sliced:
+        for parameter in flat.parameters:
+            pickle_plain = partial(without_owner, weakref.ref(parameter))
+            vars(parameter).update(__reduce_ex__=pickle_plain)
+        return
+    length = flat.layout.shard_numel
+    for slot, parameter in zip(flat.layout.slots, flat.parameters, strict=True):
+        place = Place(slot.names[0], unit, slot.shape, slot.offset, length)
+        setattr(parameter, _PLACE, place)
+        set_class(parameter, Slice)
+
+
+def without_owner(parameter: Callable[[], Any], protocol: Any) -> Any:
+    """How a whole parameter is pickled: as a plain one, which belongs to no unit."""
+    whole = parameter()
+    return nn.Parameter(whole.detach(), whole.requires_grad).__reduce_ex__(protocol)
+
+
+_PLACE = "_shardbook_place"
+
+
+def place_of(value: Any) -> Place:
+    """What a slice holds, or what a result was computed from."""
+    place: Place = getattr(value, _PLACE)
+    return place
+
+
+def compute(
+    func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run an operation on slices if it treats each element by itself, without gradients.
+
+    The operation is judged by what goes in and by what comes out, because a list of
+    operations would never be complete. If the operation itself fails, the reason is
+    most likely the slice's shape, and that differs from rank to rank. So the error
+    becomes the sentence that is raised where the shapes fit by chance.
+
+    :raises RuntimeError: for any other operation
+    """
+    given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    first = next(value for value in given if isinstance(value, Guarded))
+    place = place_of(first)
+    # These pair the elements of lists of tensors, as an optimizer's step does.
+    pairs = name.startswith(("_foreach_", "_fused_"))
+    if func is torch.autograd.grad:
+        raise RuntimeError(
+            f"torch.autograd.grad cannot reach {place.name} of unit {place.unit}, "
+            "because autograd knows only the whole parameter; call loss.backward()"
+        )
+    if name in _RANDOM and first is given[0]:
+        raise RuntimeError(
+            f"{name} would give a slice of {place.name} of unit {place.unit} other "
+            "values than the whole parameter; fill it before sharding, or through init="
+        )
+    if not pairs and not is_elementwise(name, args, given, first):
+        raise place.refusal(name)
+    try:
+        result = func(*args, **kwargs)
+    except (RuntimeError, ValueError, IndexError) as error:
+        # PyTorch itself lets no parameter change in place while autograd records.
+        if first is given[0] and name.endswith("_") and torch.is_grad_enabled():
+            raise
+        raise place.refusal(name) from error
+    for value in tree_leaves(result):
+        if isinstance(value, Tensor) and not isinstance(value, Guarded):
+            recorded = torch.is_grad_enabled() and value.requires_grad
+            if recorded or (value.ndim and value.shape != first.shape and not pairs):
+                raise place.refusal(name)
+    if pairs:
+        return result
+    changed = {id(value) for value in given}
+    return tree_map_only(Tensor, partial(mark, changed, first), result)
+
+
+def is_elementwise(
+    name: str, args: tuple[Any, ...], given: Sequence[Tensor], piece: Tensor
+) -> bool:
+    """Whether an operation treats each element by itself, as far as its operands tell."""
+    if name in _MIXES or (name in _LARGEST and len(given) == 1):
+        return False
+    if name in _INDEXES and not takes_all(args[1]):
+        return False
+    return all(fits(value, piece) for value in given)
+
+
+def fits(value: Tensor, piece: Tensor) -> bool:
+    """Whether an operand may meet a slice element by element."""
+    if isinstance(value, Guarded) and not place_of(value).cut_alike(place_of(piece)):
+        return False
+    return value.ndim == 0 or value.shape == piece.shape
+
+
+def takes_all(index: Any) -> bool:
+    """Whether an index takes every element, or is a mask over them.
+
+    >>> [takes_all(index) for index in (..., slice(None), 0, slice(0, 1))]
+    [True, True, False, False]
+    """
+    if isinstance(index, Tensor):
+        return index.dtype is torch.bool
+    return index is ... or (isinstance(index, slice) and index == slice(None))
+
+
+def mark(changed: set[int], piece: Tensor, result: Tensor) -> Tensor:
+    """Let a result remember the slice that it was computed from.
+
+    A tensor that the operation wrote to keeps its class. A full reduction is a number.
+    """
+    if id(result) in changed or result.ndim == 0:
+        return result
+    part = result.as_subclass(Part)
+    setattr(part, _PLACE, place_of(piece))
+    return part
+
+
+def names(text: str) -> frozenset[str]:
+    """The words of a text, as names of operations."""
+    return frozenset(text.split())
+
+
+# Operations that only look at a slice, or at what belongs to it.
+_LOOKS = names(
+    "__set__ __delete__ __repr__ __format__ __hash__ __len__ __array__ detach detach_ "
+    "tolist numpy size dim ndimension numel nelement stride storage_offset data_ptr "
+    "untyped_storage storage is_contiguous element_size is_floating_point is_complex "
+    "is_inference get_device requires_grad_ register_hook retain_grad "
+    "register_post_accumulate_grad_hook zeros_like ones_like empty_like full_like "
+    "rand_like randn_like randint_like"
+)
+# Properties that are operations.
+_VIEWS = names("T mT H mH real imag")
+# Operations whose result has the shape of the slice or none, but whose elements come
+# from other elements, or from the first one.
+_MIXES = names(
+    "__bool__ __float__ __int__ __index__ __complex__ __contains__ item softmax "
+    "log_softmax cumsum cumprod logcumsumexp sort argsort flip roll normalize select "
+    "narrow unbind split chunk gather take scatter_ index_select index_fill_ "
+    "index_copy_ index_add_ linear matmul __matmul__ __rmatmul__ mv layer_norm "
+    "rms_norm group_norm batch_norm"
+)
+# Operations that have no result on a rank whose slice is empty.
+_LARGEST = names("max min amax amin aminmax argmax argmin median quantile")
+_INDEXES = frozenset(("__getitem__", "__setitem__"))
+_RANDOM = names(
+    "normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ "
+    "kaiming_uniform_ kaiming_normal_ trunc_normal_"
+)
+
+
+# Where an optimizer steps, its parameters have the plain class. PyTorch chooses the
+# kernels of a step by that class, and an operation on a slice takes longer. Both hooks
+# serve all models of the process.
+@cache
+def watch_optimizers() -> None:
+    """Let every optimizer step on plain parameters."""
+    register_optimizer_step_pre_hook(torch.compiler.disable(unguard))
+    register_optimizer_step_post_hook(torch.compiler.disable(guard_stepped))
+
+
+def unguard(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Give an optimizer's slices the plain class for the time of the step.
+
+    :raises RuntimeError: if it was given whole parameters, which nobody trains
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if is_whole_form(parameter):
+                raise RuntimeError(
+                    f"{type(optimizer).__name__} was made in whole(model) or in a forward "
+                    "pass, and has parameters that do not last; make it outside"
+                )
+            if type(parameter) is Slice:
+                set_class(parameter, nn.Parameter)
+                owner = owner_of(parameter)
+                if owner is not None:
+                    owner.plain = True
+
+
+def guard_stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Give them their own class again. An optimizer's step may call that of another
+    one, and then the outer step is still under way.
+    """
+    if steps_under_way() > 1:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if hasattr(parameter, _PLACE):
+                set_class(parameter, Slice)
+
+
+def guard_again(flat: Flat) -> None:
+    """Guard the slices of a vector after a step that raised, which runs no hook.
+
+    While a step calls the model, as one with a closure does, they stay plain.
+    """
+    if flat.plain and not steps_under_way():
+        flat.plain = False
+        for parameter in flat.parameters:
+            set_class(parameter, Slice)
+
+
+def set_class(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:
+    """Let a parameter be of another class. It remains the same object.
+
+    A parameter of any other class keeps it, because that class may hold what its tensor
+    needs. PyTorch's fake tensors, which have no values, are of that kind.
+    """
+    if type(parameter) in (nn.Parameter, Slice):
+        parameter.__class__ = kind
+
+
+def steps_under_way() -> int:
+    """How many steps of optimizers have begun and not ended, by the stack of calls."""
+    return sum(frame.f_code is _STEP for frame, _ in walk_stack(None))
+
+
+# The function that PyTorch puts around each optimizer's `step` and that runs the hooks.
+_STEP = Optimizer.profile_hook_step(lambda: None).__code__

@@ -1,0 +1,301 @@
+r"""# The flat vector
+
+> Some parameters, laid side by side in one vector, and what a rank keeps of it.
+
+A unit stores its parameters in flat vectors, one for each kind of parameter. One
+exchange then moves all of them. This chapter holds such a vector in its forms: `full`
+is the whole vector of $P_u$ elements, `whole` are the parameters in their old shapes as
+views into it, and `shard` is what this rank keeps between uses, often the $S_u$
+elements of its own part. [The next chapter](gradients.py) adds the gradients.
+
+Nothing here communicates. [The unit](unit.py) decides when a vector is filled and
+emptied, and [the stage](replicate.py) decides how much of it a rank keeps.
+
+:notation $N_d$: `world_size`, the number of ranks that share the vector
+:notation $P_u$: `padded`, the length of the vector with its padding
+:notation $S_u$: `shard_numel`, the length of one rank's part, $P_u / N_d$
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardbook.foundations.collectives import PendingGather
+from shardbook.foundations.huge_pages import ask_for_large_pages
+from shardbook.foundations.layout import Layout, flatten, shares_storage, views
+from shardbook.parameters.freezing import trainable
+
+__all__ = [
+    "Flat",
+    "as_plain",
+    "flat_of",
+    "has_gradient_hook",
+    "is_sharded",
+    "is_whole_form",
+    "owner_of",
+    "resize",
+    "version_of",
+]
+# sidelit: show
+
+# In such a block [the guard of slices](access.py) is not asked: what is done with them
+# is the library's own work. PyTorch documents the name beside `__torch_function__`.
+as_plain = torch._C.DisableTorchFunctionSubclass
+
+
+class Flat:
+    """One flat vector of a unit: parameters of one dtype, all trainable or all frozen
+    when the model is sharded.
+
+    It starts whole. [`keep_whole`](#Flat.keep_whole) or
+    [`keep_part`](#Flat.keep_part) then says what stays.
+    """
+
+    def __init__(self, layout: Layout, parameters: dict[str, nn.Parameter]) -> None:
+        self.layout = layout
+        self.parameters = tuple(parameters[slot.names[0]] for slot in layout.slots)
+        self.gathering: PendingGather | None = None
+        # Whether the modules compute with the whole parameters now, and how often an
+        # optimizer has stepped or values were loaded.
+        self.in_use, self.changes = False, 0
+        # Whether an optimizer's step has taken [the guard](access.py) off the slices.
+        self.plain = False
+        # How often each of the whole parameters had been written to when that began or
+        # ended, and whether some were in between.
+        self.writes: list[int] = []
+        self.written = False
+        # [The order](exchange_order.py) of the unit's exchanges and [its
+        # hooks](hooks.py), for whoever knows only parameters.
+        self.order: Any = None
+        self.driver: Callable[[], Any] = lambda: None
+        # For this moment the unit exists twice, in the model and in `full`. A model is
+        # sharded unit by unit, so no more than one unit ever does.
+        self.device = self.parameters[0].device
+        self.full = torch.empty(layout.padded, dtype=layout.dtype, device=self.device)
+        flatten(layout, [each.detach() for each in self.parameters], self.full)
+
+    def keep_whole(self) -> None:
+        """Keep the whole vector. Each of the model's parameters keeps its shape."""
+        self.sliced = False
+        self.take(slice(None), apart=False)
+        self.point_at(
+            (s.offset, s.offset + s.numel, s.shape) for s in self.layout.slots
+        )
+
+    def keep_part(self, rank: int, *, apart: bool) -> None:
+        """Keep the part of one rank. Each of the model's parameters becomes the 1-D
+        slice that falls into that part, often an empty one.
+
+        :param apart: whether the part is a vector of its own, so that `full` can be
+            emptied, or a view into `full`
+        """
+        size = self.layout.shard_numel
+        self.sliced = True
+        self.take(slice(rank * size, (rank + 1) * size), apart=apart)
+        pieces = (self.layout.piece(slot, rank) for slot in self.layout.slots)
+        self.point_at((start, stop, (stop - start,)) for start, stop in pieces)
+
+    def take(self, place: slice, *, apart: bool) -> None:
+        """Take from `full` what is kept, and lay the whole parameters over it."""
+        self.place_of_shard, self.shard = place, self.full[place]
+        if apart:
+            self.shard = self.shard.clone()
+        self.whole = self.parameters_in(self.full, trainable=self.layout.trainable)
+        for whole in self.whole:
+            setattr(whole, _WHOLE_IN, weakref.ref(self))
+
+    def parameters_in(
+        self, full: Tensor, *, trainable: bool
+    ) -> tuple[nn.Parameter, ...]:
+        """The parameters in their old shapes, as views into a whole vector."""
+        # PyTorch counts the writes to a tensor together with those to its views.
+        # `.data` gives each view a count of its own. Otherwise autograd would take each
+        # gather, which writes into `full`, for a forbidden change of the parameters.
+        return tuple(
+            nn.Parameter(view.data, requires_grad=trainable)
+            for view in views(self.layout, full)
+        )
+
+    def point_at(self, places: Iterable[tuple[int, int, Sequence[int]]]) -> None:
+        """Let the model's own parameters show what is kept of them.
+
+        They remain the same objects. So the names, the optimizer's groups, and
+        everything else that refers to them stay as they were. With new objects for the
+        slices, `AdamW(model.parameters())` would train something that no unit gathers,
+        and no error would be raised.
+
+        :param places: for each parameter the start and stop in `shard`, and the shape
+        """
+        self.places = tuple(places)
+        for parameter, kept in zip(self.parameters, self.cut(self.shard), strict=True):
+            parameter.data = kept
+            setattr(parameter, _OWNER, weakref.ref(self))
+        # Autograd must bring its gradients to `whole`, where they are collected.
+        if self.learns:
+            for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
+                refuse = partial(refuse_gradient, slot.names[0])
+                with trainable(parameter):
+                    parameter.register_hook(refuse)
+
+    def cut(self, kept: Tensor) -> list[Tensor]:
+        """The parts of a vector laid out like `shard` that belong to the model's parameters."""
+        return [kept[start:stop].view(shape) for start, stop, shape in self.places]
+
+    def store(self) -> None:
+        """Take the values in `full` for this rank's own, after they were loaded."""
+        self.changes += 1
+        if not shares_storage(self.shard, self.full):
+            self.shard.copy_(self.full[self.place_of_shard])
+
+    @property
+    def learns(self) -> bool:
+        """Whether its parameters can be trained, [now or later](freezing.py)."""
+        return self.layout.dtype.is_floating_point
+
+    @property
+    def waits(self) -> bool:
+        """Whether gradients were collected and not averaged yet."""
+        return False
+
+    @property
+    def version(self) -> int:
+        """A number that grows whenever somebody changes the model's parameters.
+
+        PyTorch counts the writes to each tensor, also to an empty one, so all ranks
+        agree. It does not see the writes of a fused optimizer. So each step of an
+        optimizer is counted, too.
+        """
+        with as_plain():
+            return self.changes + sum(p._version for p in self.parameters)
+
+    def use(self, whole: bool) -> None:
+        """The modules begin or end to compute with the whole parameters."""
+        self.in_use, before = whole, self.writes
+        # PyTorch does not count the writes to what was made in inference mode.
+        self.writes = [0 if p.is_inference() else p._version for p in self.whole]
+        self.written = not whole and self.writes != before
+
+    def refuse_writes(self, unit: str) -> None:
+        """Refuse a forward pass that wrote to its own parameters, as an embedding with
+        `max_norm` does.
+
+        Only where the modules compute with the stored parameters themselves would the
+        write last. What is gathered or cast for one use is dropped after it.
+
+        :raises RuntimeError: naming the unit and what to do
+        """
+        lasts = not self.sliced and shares_storage(self.full, self.shard)
+        if self.written and not lasts:
+            raise RuntimeError(
+                f"the forward pass of {unit} has written to its own parameters, and "
+                "such a write does not last; change parameters between steps"
+            )
+
+    def check(self, unit: str) -> None:
+        """Refuse to gather after a change of the parameters that a unit cannot follow.
+
+        `model.half()` or `model.to(device)` replaces the data of every parameter. The
+        optimizer would then train the replacement, and the other ranks would go on
+        receiving the old values. If it happens while the parameters are
+        [whole](whole.py), the modules would compute with the replacement from then on.
+        A complex parameter that is trained later has no mean here. And a gradient hook
+        would never be called.
+
+        :raises RuntimeError: naming the parameter and what to do
+        """
+        forms = zip(self.layout.slots, self.parameters, self.whole, strict=True)
+        for slot, parameter, whole in forms:
+            kept = shares_storage(parameter, self.shard)
+            if not kept or not shares_storage(whole, self.full):
+                raise RuntimeError(
+                    f"{slot.names[0]} in unit {unit} has left its shard; "
+                    "convert or move the model before sharding"
+                )
+            if parameter.requires_grad and not self.learns:
+                raise RuntimeError(
+                    f"{slot.names[0]} in unit {unit} is complex and cannot be trained; "
+                    "store its real and imaginary parts instead"
+                )
+            if has_gradient_hook(parameter):
+                raise RuntimeError(
+                    f"the gradient hook on {slot.names[0]} in unit {unit} would never "
+                    "be called; remove it"
+                )
+
+
+# A parameter refers to its vector by this name. The reference is weak: in a circle, a
+# model that nobody uses would keep its memory until the garbage collector runs.
+_OWNER = "_shardbook_flat"
+_WHOLE_IN = "_shardbook_whole_in"
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether a parameter belongs to a unit already."""
+    return hasattr(parameter, _OWNER)
+
+
+def owner_of(parameter: Tensor) -> Flat | None:
+    """The vector that a parameter belongs to, if there is one."""
+    owner: Flat | None = getattr(parameter, _OWNER, lambda: None)()
+    return owner
+
+
+def flat_of(parameter: Tensor) -> Flat | None:
+    """The vector of one of the model's own parameters, or of its whole form."""
+    whole_in: Flat | None = getattr(parameter, _WHOLE_IN, lambda: None)()
+    return whole_in or owner_of(parameter)
+
+
+def is_whole_form(parameter: Tensor) -> bool:
+    """Whether this is what a unit computes with, and not one of the model's own."""
+    return hasattr(parameter, _WHOLE_IN)
+
+
+def version_of(value: Tensor) -> int:
+    """A number that grows whenever somebody changes a tensor's values.
+
+    A whole parameter changes with the model's own, and PyTorch counts no write to it.
+    """
+    flat: Flat | None = getattr(value, _WHOLE_IN, lambda: None)()
+    return value._version + (flat.version if flat is not None else 0)
+
+
+def has_gradient_hook(parameter: Tensor) -> bool:
+    """Whether somebody waits for this parameter's gradient.
+
+    Autograd never sees a slice: its gradient is put there after the exchange. So a hook
+    on it would never be called, and no error would be raised.
+    """
+    hooks = (parameter._backward_hooks or {}).values()
+    others = [h for h in hooks if getattr(h, "func", None) is not refuse_gradient]
+    return bool(others or parameter._post_accumulate_grad_hooks)
+
+
+def refuse_gradient(name: str, gradient: Tensor) -> None:
+    """Refuse a gradient that autograd brings to the model's own parameter.
+
+    `model.forward(x)` instead of `model(x)` passes the hooks by. In stage 0 the model
+    would compute all the same, and the gradient would never be averaged.
+
+    :raises RuntimeError: always
+    """
+    raise RuntimeError(
+        f"{name} was used outside of its unit's forward pass, so its gradient is not "
+        "averaged; call model(x) and not model.forward(x), and read parameters "
+        'elsewhere, as in a penalty on the weights, inside of "with whole(model):"'
+    )
+
+
+def resize(tensor: Tensor, numel: int) -> None:
+    """Let the storage under `tensor` hold `numel` elements. Every view of it stays a view
+    of that storage, so nothing that refers to the vector has to learn of the change.
+    """
+    tensor.untyped_storage().resize_(numel * tensor.element_size())
+    ask_for_large_pages(tensor)

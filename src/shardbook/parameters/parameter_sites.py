@@ -1,0 +1,176 @@
+r"""# Where parameters stand
+
+> The attributes of modules that name the whole parameters while a unit computes.
+
+A model finds its parameters by attribute: `self.weight`. An optimizer finds them by
+object. Sharding needs the two to differ for a while: the optimizer keeps the object
+that it trains, and the attribute names the whole parameter while the module computes.
+Such an attribute is called a *site* here. This chapter finds all sites of a model, and
+decides to which unit each belongs.
+At the end it says which parameters and models cannot be sharded.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from shardbook.parameters.flat import has_gradient_hook
+
+__all__ = [
+    "STREAMED",
+    "Site",
+    "is_streamed",
+    "parts_of",
+    "sites_by_unit",
+    "sites_of",
+    "unfit",
+]
+# sidelit: show
+
+
+class Site:
+    """One place where a parameter stands in the model: an attribute of a module.
+
+    The optimizer must see the slices, and the computation must see the whole
+    parameters. So the attribute names the one or the other, and both are leaf tensors
+    of their own. [`Unit.show`](unit.py#Unit.show) changes it. If one object served
+    both, its shape would change while it carries a gradient from one micro-batch to the
+    next.
+
+    :param name: the parameter's name in the model, as `named_parameters` gives it
+    :param module: the module that owns the attribute
+    :param attribute: the attribute's name
+    """
+
+    def __init__(self, name: str, module: nn.Module, attribute: str) -> None:
+        self.name, self.module, self.attribute = name, module, attribute
+        self.parameter: nn.Parameter = getattr(module, attribute)
+
+    def check(self, unit: str) -> None:
+        """Refuse to change an attribute that somebody has changed since sharding.
+
+        A new parameter there would be overwritten, and the old one trained.
+        `weight_norm`, parametrizations, and `functional_call` put other tensors there,
+        too.
+
+        :raises RuntimeError: naming the parameter and what to do
+        """
+        if self.module._parameters.get(self.attribute) is not self.parameter:
+            raise RuntimeError(
+                f"{self.name} in unit {unit} was replaced or removed after sharding; "
+                "change the model before shard(), and values by load_state_dict()"
+            )
+
+    def put(self, parameter: nn.Parameter) -> None:
+        """Let the attribute name `parameter`."""
+        # A plain module needs only its dictionary changed. A module that watches its
+        # attributes, as recurrent layers do, must see the change or it computes with
+        # the old one.
+        if type(self.module).__setattr__ is nn.Module.__setattr__:
+            self.module._parameters[self.attribute] = parameter
+        else:
+            setattr(self.module, self.attribute, parameter)
+
+
+def sites_of(module: nn.Module) -> list[Site]:
+    """Every place in a module where a parameter stands, in the order of
+    `named_parameters`.
+    """
+    return [
+        Site(f"{path}.{attribute}" if path else attribute, owner, attribute)
+        for path, owner in module.named_modules()
+        for attribute, parameter in owner._parameters.items()
+        if parameter is not None
+    ]
+
+
+def sites_by_unit(
+    model: nn.Module, modules: dict[str, nn.Module]
+) -> dict[str, list[Site]]:
+    """The sites of a model, each with the unit that it belongs to.
+
+    A parameter belongs to the innermost unit around it. A tied parameter stands in
+    several places and belongs to the innermost unit around all of them. That may be the
+    *root*, the unit that is the model itself. In two units it would be gathered and
+    reduced by both, and the two copies would be trained differently.
+
+    :param modules: the modules that are units, by name; `""` is the model itself
+    :raises ValueError: the model, or a part of it, is [streamed](streaming.py)
+    """
+    if is_streamed(model):
+        raise ValueError("this model is streamed; stream a model or shard it, not both")
+    sites = sites_of(model)
+    around: dict[int, list[str]] = {}
+    for site in sites:
+        here = [name for name in modules if is_inside(site.name, name)]
+        known = around.setdefault(id(site.parameter), here)
+        around[id(site.parameter)] = [name for name in known if name in here]
+    by_unit: dict[str, list[Site]] = {name: [] for name in modules}
+    for site in sites:
+        by_unit[max(around[id(site.parameter)], key=len)].append(site)
+    return by_unit
+
+
+def parts_of(model: nn.Module, sites: Sequence[Site]) -> list[nn.Module]:
+    """The modules below a model inside of which some of its own parameters stand.
+
+    A program may call them by themselves: `generate()` of an encoder-decoder model
+    calls `model.encoder(...)`. Without hooks of its own the encoder would compute with
+    slices.
+
+    :param sites: the sites of the unit that the model itself is
+    """
+    paths = [site.name.split(".")[:-1] for site in sites]
+    around = {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
+    return [module for name, module in model.named_modules() if name in around]
+
+
+def is_inside(name: str, unit: str) -> bool:
+    """Whether a parameter of this name stands below a module of that name.
+
+    >>> is_inside("blocks.1.weight", "blocks.1"), is_inside("blocks.10.weight", "blocks.1")
+    (True, False)
+    """
+    return not unit or name.startswith(f"{unit}.")
+
+
+def unfit(
+    parameters: Sequence[tuple[str, nn.Parameter]], device: torch.device
+) -> str | None:
+    """Why these parameters cannot be sharded together, or `None`.
+
+    :param parameters: names and parameters of the whole model
+    :param device: where those on the meta device are going to be
+    """
+    first: tuple[str, torch.device] | None = None
+    for name, parameter in parameters:
+        if nn.parameter.is_lazy(parameter):
+            return f"{name} has no shape yet; run a forward pass before sharding"
+        if has_gradient_hook(parameter):
+            return f"the gradient hook on {name} would never be called; remove it"
+        if parameter.grad is not None:
+            return f"{name} has a gradient already; call zero_grad() before sharding"
+        if parameter.requires_grad and parameter.is_complex():
+            return f"{name} is complex; store its real and imaginary parts instead"
+        here = device if parameter.is_meta else parameter.device
+        first = first or (name, here)
+        if here != first[1]:
+            return (
+                f"{name} is on {here}, {first[0]} on {first[1]}; "
+                "move the module to one device before sharding"
+            )
+    return None
+
+
+# The chains that [are streamed](chain_cuts.py) through their device.
+STREAMED: WeakSet[nn.Module] = WeakSet()
+
+
+def is_streamed(model: nn.Module) -> bool:
+    """Whether a model is a streamed chain, or contains one."""
+    return any(module in STREAMED for module in model.modules())

@@ -1,0 +1,184 @@
+r"""# The policy
+
+> The format in which modules compute, and the format in which gradients travel.
+
+A model is stored in the dtype that it has when it is sharded. The policy says in which
+dtype it computes, in which dtype its gradients travel, and where it is stored. With
+`param_dtype` the modules [compute with a copy](masters.py) in another format, and the
+stored parameters become *master weights*. With `offload` the masters [stay in the
+host's memory](offload.py).
+
+```python
+shard(model, policy=Policy(param_dtype=torch.bfloat16))
+```
+
+The exchange of the gradients can have a format of its own. BF16 takes half the bytes of
+FP32, and each value loses 16 of its 24 significant bits before it is averaged. The mean
+is formed in FP32 and then rounded to BF16 once more. In the other direction, BF16
+gradients that travel as FP32 lose nothing on the way. By default a gradient travels in
+the format in which it was computed: to widen it would double the bytes and add no
+digit. Every backend carries 16 bits as they are, since the ranks [send each other
+pieces](exchange.py) and add them up themselves. NCCL's own reduce-scatter would add in
+16 bits.
+
+The format of the exchange is not that of the sum. The ranks' values are
+[added](collectives.py#reduce_scatter_mean) in FP32 at least: in FP16, $40000 + 40000$
+is infinite, although the mean is not.
+
+The policy also sets the device of the masters, because one copy changes both device and
+format. If modules compute in 16 bits, the host casts its FP32 masters first, so only
+half the bytes cross.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardbook.parameters.norms import LOSSES, NORM_FUNCTIONS, NORMS
+
+__all__ = ["Policy"]
+# sidelit: show
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Policy:
+    """The formats in which a sharded model works. `None` leaves a dtype as it is.
+
+    :param param_dtype: the floating-point dtype in which modules compute with their
+        parameters
+    :param reduce_dtype: the floating-point dtype in which gradients are exchanged;
+        `None` means the dtype in which they were computed
+    :param buffer_dtype: the floating-point dtype to which floating-point buffers are
+        cast when the model is sharded
+    :param output_dtype: the floating-point dtype of what the model returns; FP32 for a
+        loss that is computed outside of the model
+    :param cast_inputs: whether floating-point inputs of the model are cast to
+        `param_dtype`
+    :param fp32_modules: the modules that [compute in FP32](norms.py) under a
+        `param_dtype`
+    :param fp32_norms: functions that compute in FP32 and give back the dtype they were
+        given
+    :param fp32_losses: functions that compute in FP32 and whose result stays FP32
+    :param offload: whether the parameters, their mean gradients and the optimizer's
+        state are stored in the host's memory
+    :raises TypeError: if a dtype is not a floating-point dtype of 16 bits or more, a
+        table is not a tuple of classes or functions, or a switch is no `bool`
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    buffer_dtype: torch.dtype | None = None
+    output_dtype: torch.dtype | None = None
+    cast_inputs: bool = True
+    fp32_modules: tuple[type[nn.Module], ...] = NORMS
+    fp32_norms: tuple[Callable[..., Any], ...] = NORM_FUNCTIONS
+    fp32_losses: tuple[Callable[..., Any], ...] = LOSSES
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        for name, needs in NEEDS.items():
+            wanted = getattr(self, name)
+            if wanted is None:
+                continue
+            # For dtypes of fewer bits PyTorch has conversions and scaled products, but
+            # no other arithmetic.
+            if not (
+                isinstance(wanted, torch.dtype)
+                and wanted.is_floating_point
+                and wanted.itemsize > 1
+            ):
+                raise TypeError(
+                    f"{name}={wanted!r} cannot hold {needs}; "
+                    "choose a floating-point dtype of 16 bits or more, such as torch.float32"
+                )
+        for name, what in TABLES.items():
+            table = getattr(self, name)
+            fits = is_class if what == "classes" else is_function
+            if not isinstance(table, tuple) or not all(map(fits, table)):
+                raise TypeError(
+                    f"{name}={told(table)} is not a tuple of {what}; "
+                    f"write {name}=(first, second), or () for none"
+                )
+        for name in ("cast_inputs", "offload"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
+
+    def __repr__(self) -> str:
+        """What differs from the default, the same text on every rank.
+
+        Ranks compare it. The text that Python gives a function contains an address.
+
+        >>> Policy(param_dtype=torch.bfloat16, fp32_modules=(nn.LayerNorm,))
+        Policy(param_dtype=torch.bfloat16, fp32_modules=(LayerNorm))
+        """
+        changed = [
+            f"{field.name}={told(getattr(self, field.name))}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return f"Policy({', '.join(changed)})"
+
+    def computes_in(self, dtype: torch.dtype, *, in_fp32: bool = False) -> torch.dtype:
+        """The dtype in which modules compute with parameters that are stored in `dtype`.
+
+        :param in_fp32: whether the parameter belongs to one of the `fp32_modules`
+        """
+        if self.param_dtype is None or not dtype.is_floating_point:
+            return dtype
+        if in_fp32:
+            return torch.promote_types(self.param_dtype, torch.float32)
+        return self.param_dtype
+
+    def collects_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which the gradients of `dtype` parameters add up before they are sent.
+
+        This is the narrowest dtype that holds the values of the dtype of computation
+        and of the dtype of the exchange. If a parameter is used several times in one
+        forward pass, autograd adds the gradients of these uses before they arrive here,
+        in the dtype of computation. `reduce_dtype` does not change that.
+        [Micro-batches](accumulate.py) that wait for each other are added up in FP32 at
+        least.
+        """
+        return torch.promote_types(dtype, self.sends_in(dtype))
+
+    def sends_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which the gradients of `dtype` parameters travel."""
+        return self.reduce_dtype or dtype
+
+
+NEEDS = {
+    "param_dtype": "parameters",
+    "reduce_dtype": "a mean",
+    "buffer_dtype": "buffers",
+    "output_dtype": "outputs",
+}
+
+
+TABLES = {
+    "fp32_modules": "classes",
+    "fp32_norms": "functions",
+    "fp32_losses": "functions",
+}
+
+
+def is_class(value: Any) -> bool:
+    """Whether `isinstance` takes it."""
+    return isinstance(value, type)
+
+
+def is_function(value: Any) -> bool:
+    """Whether it can be the function of a call. A module or its class never is."""
+    return callable(value) and not isinstance(value, type | nn.Module)
+
+
+def told(value: Any) -> str:
+    """A setting as text. Classes and functions go by their names."""
+    if isinstance(value, tuple):
+        return f"({', '.join(told(each) for each in value)})"
+    return str(getattr(value, "__qualname__", repr(value)))

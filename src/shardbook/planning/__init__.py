@@ -1,0 +1,1 @@
+"""The bytes that a plan predicts, and those that a step takes."""

@@ -1,0 +1,274 @@
+r"""# What a step will cost
+
+> The bytes a rank sends and the bytes it stores follow from shapes alone, before anything runs.
+
+A formula is worth as much as its comparison with a count. This chapter predicts three
+figures for each rank, and [the training script](loop.py) prints them beside what it has
+counted.
+
+- **Bytes sent** in a step. In stage 3 each unit crosses the network three times for
+  each micro-batch: gathered for the forward pass, gathered for the backward pass,
+  reduced afterwards. In the other stages it does so twice. Each time a rank sends
+  $(N_d-1)/N_d$ of the padded vector, at 4 bytes an element. To [compare which
+  parameters were used](unused.py) takes $n$ numbers more, one for each parameter
+  tensor.
+- **Steady bytes**, stored between two steps. AdamW keeps two moments, so in stage 3
+  there are 12 bytes for each parameter of the shard. The rest is small: padding,
+  AdamW's step counters, and the text.
+- **Peak bytes**, the most that is stored at any moment of a step. Activations and the
+  units in flight count here.
+
+$$\text{sent}_3 = 4\,\Bigl(3 \sum_u P_u + 2n\Bigr)\,\frac{N_d-1}{N_d} \qquad
+\text{sent}_{0,1,2} = 4\,\Bigl(2 \sum_u P_u + 2n\Bigr)\,\frac{N_d-1}{N_d}$$
+
+The first two are exact for any FP32 model without frozen parameters whose units each run once in a forward
+pass, if each micro-batch exchanges its gradients. [A policy](policy_bytes.py) sets other bytes an element,
+and both stay exact. The last is known for stage 3 only, without such a policy and
+without checkpoints, and exact for [this GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many
+shapes. On a GPU attention saves other tensors for its backward pass, so there the figure is an estimate. None
+of the three contains the temporaries inside one operation, the buffers inside the communication backend, or
+what an allocator adds to round a size up.
+
+:notation $N_d$: `world_size`, the number of ranks
+:notation $P_u$: `padded`, the elements of unit $u$ with its padding
+:notation $n$: `numbers`, one for each parameter tensor, in stage 0 two more, as a multiple of $2N_d$
+:notation $S_u$: `shard_numel`, a rank's part of them, $P_u / N_d$
+:notation $L$: `config.layers`, the number of blocks
+:notation $d$: `config.width`, the number of values that stand for one position
+:notation $h$: `config.heads`, the number of attention heads in a block
+:notation $V$: `config.vocabulary`, the number of different tokens
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shardbook.foundations.layout import Layout
+from shardbook.foundations.ledger import all_reduce_bytes
+from shardbook.models.gpt import GPT, Config
+from shardbook.parameters.policy import Policy
+from shardbook.planning.policy_bytes import AS_IT_IS, layouts_with, total
+
+__all__ = ["Forecast", "Setup", "forecast"]
+# sidelit: show
+
+FLOAT, INTEGER = 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All that the figures depend on.
+
+    :param config: the model's shape
+    :param world_size: the number of ranks
+    :param batch: the windows of one micro-batch on one rank
+    :param accumulate: the micro-batches of one step
+    :param optimizer: `"adamw"`, or `"sgd"` without momentum, which stores nothing
+    :param text: the bytes of text that each rank holds
+    :param stage: the stage of ZeRO
+    :param policy: in which dtypes the model computes and its gradients travel, and
+        whether the model is stored on the host
+    :param checkpointed: whether the blocks recompute their activations
+    """
+
+    config: Config
+    world_size: int
+    batch: int
+    accumulate: int = 1
+    optimizer: str = "adamw"
+    text: int = 0
+    stage: int = 3
+    policy: Policy = AS_IT_IS
+    checkpointed: bool = False
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss is scaled: in FP16 only, since BF16 has the range of FP32."""
+        return self.policy.param_dtype is torch.float16
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The figures of one rank, in bytes: `steady` by its terms, the peak by the moments where it can lie.
+
+    Where the moments are not known, the peak is `None`. `host` is the part of the
+    steady bytes that is on the host, and `moved` what crosses between host and device
+    in a step.
+    """
+
+    sent: int
+    steady: dict[str, int]
+    moments: dict[str, int]
+    host: int = 0
+    moved: int = 0
+
+    @property
+    def peak(self) -> int | None:
+        return max(self.moments.values(), default=None)
+
+    @property
+    def peak_moment(self) -> str:
+        """The moment of a step in which the rank stores the most."""
+        return max(self.moments, key=self.moments.__getitem__, default="")
+
+
+def forecast(setup: Setup, rank: int) -> Forecast:
+    """Predict the figures of one rank. Ranks differ in how much of the padding falls to them."""
+    # A model on the meta device has shapes and no values, so this costs nothing at any
+    # size.
+    with torch.device("meta"):
+        model = GPT(setup.config)
+    policy = setup.policy
+    units = [layouts_with(policy, layer, setup.world_size) for layer in model]
+    layouts = [layout for unit in units for layout in unit]
+    kinds = total(layouts, setup.stage, policy)
+    steady = steady_terms(setup, layouts, rank)
+    plain = policy.param_dtype is None and not policy.offload
+    known = setup.stage == 3 and plain and not setup.checkpointed
+    extra = extra_moments(setup, layouts, rank) if known else {}
+    moments = {name: sum(steady.values()) + more for name, more in extra.items()}
+    # What the optimizer stores stands where the masters stand.
+    state = sum(steady.get(name, 0) for name in ("moments", "step counters"))
+    # The ranks compare one flag before each step of the optimizer.
+    flag = all_reduce_bytes(rank, setup.world_size, FLOAT, FLOAT) if setup.scaled else 0
+    return Forecast(
+        sent=setup.accumulate * kinds.sent + flag,
+        steady=steady,
+        moments=moments,
+        host=kinds.masters_on_host + state if policy.offload else 0,
+        moved=setup.accumulate * kinds.moved,
+    )
+
+
+def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, int]:
+    r"""What a rank stores between steps.
+
+    With $\Psi_r$ parameters in this rank's slices, and $n$ parameter tensors in the
+    model, it is in stage 3
+
+    $$4 \sum_u S_u + 8\,\Psi_r + 4n + \text{text}$$
+
+    The shards count their padding, but the moments do not, since an optimizer sees only
+    the slices. Below stage 3 the vectors stay whole, with $P_u$ instead of $S_u$. In
+    stage 0 so do the moments. What a policy adds is in [a table of its
+    own](policy_bytes.py).
+    """
+    kinds = total(layouts, setup.stage, setup.policy)
+    terms = {"parameters": kinds.parameters + kinds.masters_on_host}
+    if setup.optimizer == "adamw":
+        trained = sum(
+            sum(pieces(layout, rank)) if setup.stage else layout.numel
+            for layout in layouts
+        )
+        terms["moments"] = 2 * FLOAT * trained
+        # AdamW counts the steps of each tensor by itself, also of one that is empty on
+        # this rank.
+        terms["step counters"] = FLOAT * sum(len(layout.slots) for layout in layouts)
+    if setup.scaled:
+        # The factor, and the steps since it last changed.
+        terms["loss scale"] = FLOAT + FLOAT
+    return {**terms, "text": setup.text}
+
+
+def extra_moments(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, int]:
+    r"""What comes on top of the steady bytes, at each moment where the peak can lie.
+
+    For each token a block saves $16d + 4 + h$ numbers for its backward pass: $5d$ for
+    the inputs of its two norms, of its attention's two products and of the expansion,
+    $3d$ for the queries, keys and values, $8d$ around the GELU, and the statistics of
+    the norms and of the softmax.
+    """
+    config, last = setup.config, len(layouts) - 1
+    d, vocabulary = config.width, config.vocabulary
+    tokens = setup.batch * config.context
+    saved = 16 * d + 4 + config.heads
+    # The tokens and their targets, the positions, the loss and the gradient it starts
+    # with.
+    inputs = INTEGER * (2 * tokens + config.context) + 2 * FLOAT
+    flight = [units_in_flight(setup, layouts, k, rank) for k in range(last + 1)]
+    # Where the loss is computed no unit is whole. Three tensors of the logits' size
+    # meet: the log-probabilities, their gradient, and the logits' gradient.
+    logits = tokens * vocabulary
+    numbers = {
+        "loss": waiting_gradients(setup, layouts)
+        + tokens * (config.layers * saved + 2 * d + 2)
+        + 3 * logits
+    }
+    # While the matrix of the head gets its gradient, either the logits' gradient is
+    # still there, or already the vector that collects the unit's gradients. It is the
+    # head's first gradient to be stored, so the unit before is not yet [on its
+    # way](hooks.py#Hooks.look_ahead).
+    collected = layouts[last].padded
+    numbers["backward of the head"] = (
+        flight[last]
+        - layouts[last - 1].padded
+        + tokens * (config.layers * saved + 2 * d + 2)
+        + vocabulary * d
+        + max(tokens * d + logits - collected, 0)
+    )
+    for k in range(1, last):
+        # The gradient that comes in, and then either the one inside the GELU, four
+        # times as wide, or that of the second matrix's weights. That of its bias has
+        # been stored, and the unit before is on its way.
+        inside = tokens * d + max(4 * tokens * d, 4 * d * d)
+        numbers[f"backward of block {k - 1}"] = flight[k] + tokens * k * saved + inside
+        # When this block has ended and is free again, the exchange of the layer after
+        # is completed, and the mean takes memory of its own.
+        numbers[f"end of block {k - 1}"] = (
+            flight[k]
+            - layouts[k].padded
+            + layouts[k + 1].shard_numel
+            + tokens * ((k - 1) * saved + d)
+        )
+    # By now the positions are gone, and each was as large as two floats.
+    numbers["backward of the embedding"] = (
+        flight[0] + tokens * d + vocabulary * d - 2 * config.context
+    )
+    # The optimizer needs all gradients and, for one tensor at a time, two temporaries.
+    largest = max(piece for layout in layouts for piece in pieces(layout, rank))
+    moments = {name: FLOAT * number + inputs for name, number in numbers.items()}
+    moments["optimizer step"] = FLOAT * (
+        sum(layout.shard_numel for layout in layouts) + 2 * largest
+    )
+    return moments
+
+
+def units_in_flight(setup: Setup, layouts: list[Layout], k: int, rank: int = 0) -> int:
+    """The elements that the units hold beyond their shards, in the middle of unit `k`'s backward pass.
+
+    This unit is whole, and the one before is being gathered. One vector collects the
+    unit's gradients. The vector of the unit after is being exchanged, which takes
+    memory for [what is received](exchange.py). The units after that have their shard of
+    the gradients.
+    """
+    full = [layout.padded for layout in layouts]
+    gathered = sum(full[max(0, k - 1) : k + 1])
+    received = setup.world_size - (rank in (0, setup.world_size - 1))
+    exchanged = sum(
+        layout.padded + received * layout.shard_numel
+        for layout in layouts[k + 1 : k + 2]
+    )
+    finished = sum(layout.shard_numel for layout in layouts[k + 2 :])
+    return (
+        gathered
+        + full[k]
+        + exchanged
+        + finished
+        + waiting_gradients(setup, layouts[: k + 2])
+    )
+
+
+def waiting_gradients(setup: Setup, layouts: list[Layout]) -> int:
+    """The gradients that the micro-batches before have left."""
+    return sum(layout.shard_numel for layout in layouts) if setup.accumulate > 1 else 0
+
+
+def pieces(layout: Layout, rank: int) -> list[int]:
+    """The sizes of a rank's slices of a vector."""
+    return [
+        stop - start
+        for start, stop in (layout.piece(slot, rank) for slot in layout.slots)
+    ]

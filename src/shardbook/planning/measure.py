@@ -1,0 +1,91 @@
+r"""# Counting what is stored
+
+> A meter that adds up every live tensor after every operation.
+
+Memory is easy to misjudge. Of the allocator's figures `memory_reserved` contains what
+it keeps for later, and `memory_allocated` does not. The system's figures contain the
+interpreter. All of them miss which tensor it was. This meter counts *storages*, the
+blocks of memory under the tensors. Two views of one storage count once. A storage that
+was shrunk to nothing, such as [a unit's vector](flat.py) between its uses, counts
+nothing.
+
+```python
+with Meter() as meter:
+    step()
+print(meter.peak, meter.now())
+```
+
+The meter is slow, so it is meant for one step and not for a whole run.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Meter"]
+# sidelit: show
+
+
+class Meter(TorchDispatchMode):
+    """Counts the bytes of all live storages, on all devices but `meta`, where nothing is stored.
+
+    A sparse tensor has no storage of its own, and is left out. The book makes none.
+
+    It sees each operation below autograd, so it also sees the tensors that only the
+    graph refers to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        # Keyed by the storage's address in C++. An entry goes when its storage does:
+        # torch keeps a storage's Python object for as long as the storage is in use,
+        # and weak references follow that object.
+        self.storages: WeakValueDictionary[int, torch.UntypedStorage] = (
+            WeakValueDictionary()
+        )
+
+    def __enter__(self) -> Meter:
+        # Tensors from before the step may take no part in it, and they still are
+        # stored. The type is looked up with `type`, because `isinstance` asks the
+        # object, and some objects answer with a warning.
+        gc.collect()
+        for thing in gc.get_objects():
+            if issubclass(type(thing), Tensor):
+                self.see(thing)
+        self.peak = self.now()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_dispatch__(
+        self,
+        operation: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        for value in tree_leaves((args, kwargs, result)):
+            if isinstance(value, Tensor):
+                self.see(value)
+        self.peak = max(self.peak, self.now())
+        return result
+
+    def see(self, tensor: Tensor) -> None:
+        """Remember the storage under a tensor."""
+        if tensor.layout is torch.strided and not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            self.storages[storage._cdata] = storage
+
+    def now(self) -> int:
+        """The bytes of all storages that are alive, at their present sizes."""
+        return sum(storage.nbytes() for storage in self.storages.values())

@@ -1,0 +1,289 @@
+r"""# The planner
+
+> What a rank will store follows from shapes alone, before anything runs.
+
+[The first chapter](memory.py) counts as the ZeRO paper does. This one counts the bytes
+that this library stores, by kind. In FP32 a parameter takes 4 bytes, its gradient 4,
+and AdamW's two moments 8.
+
+| stage | parameters | gradients | AdamW | sent in a step |
+|---|---|---|---|---|
+| 0 | $4\sum_u P_u$ | $4\sum_u P_u$ | $8\,\Psi + 4n$ | $8\sum_u P_u\,\frac{N_d-1}{N_d}$ |
+| 1 | $4\sum_u P_u$ | $4\sum_u P_u$ | $8\,\Psi_r + 4n$ | the same |
+| 2 | $4\sum_u P_u$ | $4\sum_u S_u$ | $8\,\Psi_r + 4n$ | the same |
+| 3 | $4\sum_u S_u$ | $4\sum_u S_u$ | $8\,\Psi_r + 4n$ | $12\sum_u P_u\,\frac{N_d-1}{N_d}$ |
+
+The vectors of parameters and gradients count their [padding](layout.py). The moments do
+not, since an optimizer sees only the parameters themselves: all $\Psi$ of them, or the
+$\Psi_r$ in this rank's slices. AdamW also counts the steps of each of the $n$ tensors,
+in 4 bytes. What [a policy](policy.py) changes is in [a table of its
+own](policy_bytes.py).
+
+**Between steps** a rank stores parameters and optimizer state. **In a step** gradients
+join them, and two more kinds that depend on the model. *In flight* are the
+[units](unit.py) that are whole for the moment, and the vectors of gradients that are
+being exchanged. *Activations* are what the forward pass saves for the backward pass,
+and what the loss needs. These kinds do not all reach their largest size at the same
+moment. So their sum is a bound: a step takes at most that much, if one unit is gathered
+ahead and the optimizer treats one tensor after the other (`foreach=False`). [The
+forecast](forecast.py) gives the exact peak, but of stage 3 only, without a policy and
+without checkpoints.
+
+What the plan leaves out: temporaries inside one operation, buffers of the communication
+backend, and what an allocator adds. On CUDA the allocator of pinned memory rounds each
+block on the host up to a power of two, so what [offload](offload.py) keeps there may
+take up to twice the planned bytes. The figures for activations are those of a CPU. On a
+GPU attention saves other tensors.
+
+The tests run the library itself with 7.5 billion parameters on 64 ranks and with a
+trillion on 1024, on tensors that have shapes and no values. What is stored between
+steps and what is sent agree with the table to the byte.
+
+:notation $N_d$: `world_size`, the number of ranks
+:notation $P_u$: `padded`, the elements of unit $u$ with its padding
+:notation $S_u$: `shard_numel`, a rank's part of them, $P_u / N_d$
+:notation $\Psi$: `numel`, the number of parameters
+:notation $\Psi_r$: `pieces(layout, rank)`, the parameters that rank $r$ trains
+:notation $n$: `layout.slots`, the tensors that the optimizer holds, as many as there are slots
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardbook.foundations.layout import Layout, plan
+from shardbook.models.gpt import GPT, Config
+from shardbook.parameters.policy import Policy
+from shardbook.planning.forecast import (
+    FLOAT,
+    Setup,
+    extra_moments,
+    steady_terms,
+    units_in_flight,
+)
+from shardbook.planning.policy_bytes import AS_IT_IS, layouts_with, total
+
+__all__ = ["Own", "activations", "layouts_of", "one_vector", "own_bytes", "tables"]
+# sidelit: show
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The bytes that this library stores and sends on rank 0 at one stage. With offload `host` counts what
+    is on the host, gradients included, and the other kinds what is on the device.
+    """
+
+    stage: int
+    parameters: int
+    state: int
+    gradients: int
+    sent: int
+    in_flight: int | None = None
+    activations: int | None = None
+    host: int | None = None
+    moved: int | None = None
+
+    @property
+    def steady(self) -> int:
+        """What is stored between two steps."""
+        return self.parameters + self.state
+
+    @property
+    def step(self) -> int | None:
+        """What a step takes at most."""
+        if self.in_flight is None or self.activations is None:
+            return None
+        return self.steady + self.gradients + self.in_flight + self.activations
+
+
+def own_bytes(
+    layouts: list[Layout],
+    stage: int,
+    optimizer: str,
+    extra: int | None = None,
+    policy: Policy = AS_IT_IS,
+) -> Own:
+    """Add up the bytes of one stage from the layouts of all units.
+
+    :param extra: the bytes of activations; `None` if they are not known, as under a
+        policy with a `param_dtype` or offload
+    :param policy: [what it changes](policy_bytes.py) about the bytes
+    """
+    setup = Setup(
+        Config(), layouts[0].world_size, 1, 1, optimizer, stage=stage, policy=policy
+    )
+    kinds = total(layouts, stage, policy)
+    _, *terms = steady_terms(setup, layouts, rank=0).values()
+    state = sum(terms)
+    on_host = kinds.masters_on_host + kinds.gradients_on_host + state
+    # From stage 2 on three vectors of gradients are there at once: one is filled, one
+    # sent, one received. At stage 3 two units are whole besides, one that computes and
+    # one on its way. Stages 0 and 1 keep all vectors until the backward pass ends, so
+    # only the received one comes on top, and at stage 0 the mean.
+    whole, vectors = (0, 0, 0, 2)[stage], (2, 1, 3, 3)[stage]
+    # A unit has one vector for each kind of parameter.
+    largest: dict[tuple[Any, ...], int] = {}
+    for layout in layouts:
+        kind = layout.dtype, layout.computes_in, layout.trainable
+        largest[kind] = max(largest.get(kind, 0), layout.padded)
+    in_flight = sum(
+        padded * (whole * dtype.itemsize + vectors * policy.collects_in(dtype).itemsize)
+        for (_, dtype, _), padded in largest.items()
+    )
+    return Own(
+        stage=stage,
+        parameters=kinds.parameters,
+        state=0 if policy.offload else state,
+        gradients=kinds.gradients,
+        in_flight=None if extra is None else in_flight,
+        activations=extra,
+        sent=kinds.sent,
+        host=on_host if policy.offload else None,
+        moved=kinds.moved if policy.offload else None,
+    )
+
+
+def activations(config: Config, batch: int, checkpointing: bool) -> int:
+    """The most that activations and temporaries take at one moment, on a CPU.
+
+    [The forecast](forecast.py#extra_moments) goes through the moments in which the peak
+    can lie. It need not do so for every block, since each one saves as much as the one
+    before.
+
+    With activation checkpointing a block saves only its input in the forward pass. In
+    the backward pass its forward pass runs again, and then one block at a time has
+    everything it needs. For a GPT of 24 blocks and eight windows that is 1.5 GB instead
+    of 13.1 GB:
+
+    >>> config = Config(layers=24, width=1024, heads=16, context=1024)
+    >>> [activations(config, 8, checkpointing) // 10**6 for checkpointing in (False, True)]
+    [13068, 1477]
+    """
+    loss, head, block, embedding = moments(replace(config, layers=1), batch)
+    # What a second block adds is what a block saves.
+    each = moments(replace(config, layers=2), batch)[0] - loss
+    if checkpointing:
+        first = FLOAT * batch * config.context * config.width
+        loss, head, each = loss - each + first, head - each + first, first
+    # Of all blocks the last is the first to run backward, and then the others have
+    # saved theirs.
+    return max(max(loss, head, block) + (config.layers - 1) * each, embedding)
+
+
+def moments(config: Config, batch: int) -> tuple[int, int, int, int]:
+    """The bytes at the loss, and while the head, a block and the embedding run backward.
+
+    The forecast includes what the units hold at these moments. Here that is taken away
+    again. At the head's moment the unit before it is not yet whole.
+    """
+    layouts, setup = layouts_of(config, 1), Setup(config, 1, batch)
+    numbers = extra_moments(setup, layouts, 0)
+    held = [FLOAT * units_in_flight(setup, layouts, k) for k in range(len(layouts))]
+    return (
+        numbers["loss"],
+        numbers["backward of the head"] - held[-1] + FLOAT * layouts[-2].padded,
+        numbers["backward of block 0"] - held[1],
+        numbers["backward of the embedding"] - held[0],
+    )
+
+
+def layouts_of(
+    config: Config, world_size: int, policy: Policy = AS_IT_IS
+) -> list[Layout]:
+    """The layouts of all units of the GPT. All blocks have the same ones, so they are made once."""
+    with torch.device("meta"):
+        model = GPT(replace(config, layers=1))
+    first, block, last = (layouts_with(policy, unit, world_size) for unit in model)
+    return [*first, *block * config.layers, *last]
+
+
+def one_vector(numel: int, world_size: int, policy: Policy = AS_IT_IS) -> Layout:
+    """The layout of parameters of which only the number is known."""
+    tensor = nn.Parameter(torch.empty(numel, device="meta"))
+    low = policy.computes_in(tensor.dtype)
+    return plan([("all", tensor)], world_size, computes_in=lambda _: low)[0]
+
+
+def tables(figures: dict[str, Any]) -> str:
+    """Both tables, for a person to read."""
+    # One unit for all cells, so that they can be compared: the largest in which stage 3
+    # takes at least 1.
+    least = figures["zero"][3]["total"]
+    size, unit = next(pair for pair in UNITS if least >= pair[0] or pair[0] == 1)
+    ranks, model = figures["ranks"], figures["model"]
+    cost = " + ".join(map(str, figures["bytes_per_parameter"].values()))
+    kind = f"{figures['precision']} and {figures['optimizer']}"
+    known = [f"{name} {value}" for name, value in (model or {}).items()]
+    if known:
+        state = "with" if figures["checkpointing"] else "without"
+        known += [f"batch {figures['batch']}", f"{state} activation checkpointing"]
+    numel = figures["parameters"]
+    zero = [
+        {**row, "moved": f"{row['moved'] // numel} Ψ = {row['moved']:,}"}
+        for row in figures["zero"]
+    ]
+    under = f", {figures['policy']}" if figures["policy"] else ""
+    lines = [
+        f"{numel:,} parameters on {ranks:,} rank{'s' * (ranks > 1)}",
+        *([", ".join(known)] if known else []),
+        f"Each figure is for one rank, in {unit}.",
+        "",
+        f"By the ZeRO paper: {kind}, {cost} bytes for each parameter",
+        *columns(zero, ZERO, size),
+        "",
+        f"Stored by this library: fp32 and {figures['optimizer']}{under}",
+        *columns(figures["own"], OWN, size),
+    ]
+    return "\n".join(lines)
+
+
+UNITS = [
+    (10**9, "GB of 1,000,000,000 bytes"),
+    (10**6, "MB of 1,000,000 bytes"),
+    (10**3, "kB of 1,000 bytes"),
+    (1, "bytes"),
+]
+STAGES = ("0  nothing", "1  optimizer", "2  + gradients", "3  + parameters")
+ZERO = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "state": "optimizer",
+    "total": "total",
+    "moved": "elements sent",
+}
+OWN = {
+    "parameters": "parameters",
+    "state": "optimizer",
+    "steady": "between steps",
+    "gradients": "gradients",
+    "in_flight": "in flight",
+    "activations": "activations",
+    "host": "on the host",
+    "step": "step, at most",
+    "sent": "sent",
+    "moved": "moved",
+}
+
+
+def columns(rows: list[dict[str, Any]], names: dict[str, str], size: int) -> list[str]:
+    """The lines of one table. What is not known has no column."""
+    shown = [key for key in names if rows[0][key] is not None]
+    lines = [["stage splits", *(names[key] for key in shown)]]
+    for row, stage in zip(rows, STAGES, strict=True):
+        cells = [cell(row[key], size) for key in shown]
+        lines.append([stage, *cells])
+    widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
+    return [
+        first.ljust(widths[0]) + "".join(map(str.rjust, rest, widths[1:]))
+        for first, *rest in lines
+    ]
+
+
+def cell(value: Any, size: int) -> str:
+    """A number of bytes in the table's unit; text as it is."""
+    return value if isinstance(value, str) else f"{value / size:,.1f}"

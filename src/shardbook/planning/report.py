@@ -1,0 +1,214 @@
+r"""# What a run prints
+
+> While the model trains, one line shows how far it is; at the end a table compares counts with predictions.
+
+Only rank 0 prints. The ranks exchange what they have counted after the ledger is
+closed, so that the report adds nothing to the bytes it reports.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from shardbook.models.gpt import parameters
+from shardbook.planning.forecast import Forecast, Setup, forecast
+
+__all__ = ["Counted", "Progress", "report"]
+# sidelit: show
+
+
+@dataclass(slots=True)
+class Counted:
+    """What one rank counted in a run."""
+
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    unseen: float = math.nan
+    sent: dict[str, int] = field(default_factory=dict)
+    steady: int = 0
+    peak: int = 0
+
+
+def report(setup: Setup, counted: Counted, options: argparse.Namespace) -> None:
+    """Bring the ranks' figures to rank 0, print the table there, and write the file if one was asked for."""
+    ranks: list[Any] = [None] * setup.world_size
+    dist.all_gather_object(ranks, counted)
+    if dist.get_rank() != 0:
+        return
+    forecasts = [forecast(setup, rank) for rank in range(setup.world_size)]
+    figures = summary(setup, ranks, forecasts, options)
+    print(table(figures))
+    if options.json is not None:
+        write(options.json, json.dumps(figures, indent=1) + "\n")
+
+
+def summary(
+    setup: Setup,
+    ranks: list[Counted],
+    forecasts: list[Forecast],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """All figures under flat names.
+
+    `losses` has a mean over ranks for each step, and `techniques` names what was turned
+    on. `sent`, `steady`, `peak` and their forecasts have an entry for each rank.
+    `sent_by_collective`, `steady_terms` and the time are those of rank 0.
+    """
+    steps = len(ranks[0].losses)
+    # The first step creates buffers and state, and the last one runs under the meter.
+    # With two steps there is no other, and the first has to do.
+    timed = ranks[0].seconds[1:-1] or ranks[0].seconds[:1]
+    tokens = setup.world_size * setup.batch * setup.accumulate * setup.config.context
+    losses = [
+        statistics.fmean(of_step)
+        for of_step in zip(*(rank.losses for rank in ranks), strict=True)
+    ]
+    worst = max(forecasts, key=lambda one: one.peak or 0)
+    return {
+        "ranks": setup.world_size,
+        "stage": setup.stage,
+        "techniques": [
+            *[options.precision] * (options.precision != "fp32"),
+            *[f"{options.checkpoint} checkpoints"] * (options.checkpoint != "none"),
+            *["offload"] * options.offload,
+        ],
+        "steps": steps,
+        "parameters": parameters(setup.config),
+        **asdict(setup.config),
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
+        "loss_unseen": statistics.fmean(rank.unseen for rank in ranks),
+        "loss_of_not_knowing": math.log(setup.config.vocabulary),
+        "losses": losses,
+        "tokens_per_second": tokens * len(timed) / sum(timed),
+        "sent_by_collective": ranks[0].sent,
+        "sent": [sum(rank.sent.values()) for rank in ranks],
+        "sent_formula": (
+            f"({12 if setup.stage == 3 else 8} ΣP + 8 n) (N-1)/N"
+            if setup.policy.param_dtype is None
+            else "each vector in its own format"
+        ),
+        "sent_forecast": [steps * one.sent for one in forecasts],
+        "steady": [rank.steady for rank in ranks],
+        "steady_forecast": [sum(one.steady.values()) for one in forecasts],
+        "steady_terms": forecasts[0].steady,
+        "peak": [rank.peak for rank in ranks],
+        "peak_forecast": [one.peak for one in forecasts],
+        "peak_moment": worst.peak_moment,
+    }
+
+
+def table(figures: dict[str, Any]) -> str:
+    """The table as text. Of figures that differ by rank it shows the largest; the file has them all."""
+    steps = figures["steps"]
+    rows = [
+        ("", "counted", "by formula", ""),
+        (
+            "loss, first step",
+            f"{figures['loss_first']:.3f}",
+            f"{figures['loss_of_not_knowing']:.3f}",
+            "ln V",
+        ),
+        ("loss, last step", f"{figures['loss_last']:.3f}", "", ""),
+        ("loss, unseen text", f"{figures['loss_unseen']:.3f}", "", ""),
+        ("tokens/s", f"{figures['tokens_per_second']:,.0f}", "", ""),
+        (
+            "bytes sent per rank and step",
+            *both(figures, "sent", steps),
+            figures["sent_formula"],
+        ),
+        (
+            "steady bytes per rank",
+            *both(figures, "steady"),
+            " + ".join(figures["steady_terms"]),
+        ),
+        (
+            "peak bytes per rank",
+            *both(figures, "peak"),
+            f"in: {figures['peak_moment']}" if figures["peak_moment"] else "",
+        ),
+    ]
+    heading = (
+        f"GPT of {figures['layers']} x {figures['width']}, {figures['parameters']:,} parameters, "
+        f"{figures['ranks']} rank{'s' * (figures['ranks'] > 1)}, stage {figures['stage']}, "
+        f"{', '.join([*figures['techniques'], f'{steps} steps'])}"
+    )
+    lines = [
+        f"{name:<30}{left:>14}{right:>14}  {note}".rstrip()
+        for name, left, right, note in rows
+    ]
+    return "\n".join(["", heading, *lines])
+
+
+def both(figures: dict[str, Any], name: str, steps: int = 1) -> tuple[str, str]:
+    """A counted figure and its forecast; nothing where there is no forecast.
+
+    Each is the largest of any rank, since a run needs memory for the rank that stores
+    the most.
+    """
+    counted = f"{max(figures[name]) / steps:,.0f}"
+    forecasts = [one for one in figures[f"{name}_forecast"] if one is not None]
+    return counted, f"{max(forecasts) / steps:,.0f}" if forecasts else ""
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+class Progress:
+    """One line on the terminal, redrawn after each step; in a log file, about ten lines for a whole run.
+
+    The loss it shows is this rank's own. A mean over ranks would cost an exchange in
+    each step.
+    """
+
+    def __init__(self, steps: int, *, enabled: bool) -> None:
+        self.steps, self.enabled = steps, enabled
+        self.live = sys.stderr.isatty()
+        self.started = time.perf_counter()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.enabled and self.live:
+            print(file=sys.stderr)
+
+    def show(self, number: int, loss: float) -> None:
+        """Tell that step `number` is done."""
+        done = number + 1
+        if not self.enabled or not (
+            self.live or done * 10 // self.steps > number * 10 // self.steps
+        ):
+            return
+        left = (time.perf_counter() - self.started) / done * (self.steps - done)
+        filled = 24 * done // self.steps
+        bar = "━" * filled + "╌" * (24 - filled)
+        line = f"{bar}  step {done:>{len(str(self.steps))}}/{self.steps}  loss {loss:.3f}  {left:.0f} s left"
+        print(
+            f"\r{line:<78}" if self.live else line,
+            end="" if self.live else "\n",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,1 @@
+"""Floating-point formats, autocast, and the scaling of losses."""

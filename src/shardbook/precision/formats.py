@@ -1,0 +1,306 @@
+r"""# Floating-point formats
+
+> Sixteen bits are a choice between range and digits.
+
+A floating-point number has three fields: a sign $s$, an exponent $e$ and a mantissa
+$m$. The mantissa has $M$ bits, the exponent $E$ bits. The number they stand for is
+
+$$x = (-1)^s \cdot \Bigl(1 + \frac{m}{2^M}\Bigr) \cdot 2^{e - b}, \qquad b = 2^{E-1} - 1$$
+
+An exponent of all zeros is for 0 and the [subnormal numbers](#Format.decode), one of
+all ones in most formats for infinity and NaN. Any other says between which two powers
+of two the number lies. The mantissa divides that stretch into $2^M$ equal steps. So the
+exponent bits decide the *range* of a format, and the mantissa bits how many *digits* it
+has:
+
+| format | $E$ | $M$ | largest | smallest normal | smallest | epsilon |
+|---|---|---|---|---|---|---|
+| fp64 | 11 | 52 | ${2^{1024}-2^{971}}$ | $2^{-1022}$ | $2^{-1074}$ | $2^{-52}$ |
+| fp32 | 8 | 23 | ${2^{128}-2^{104}}$ | $2^{-126}$ | $2^{-149}$ | $2^{-23}$ |
+| tf32 | 8 | 10 | ${2^{128}-2^{117}}$ | $2^{-126}$ | $2^{-136}$ | $2^{-10}$ |
+| fp16 | 5 | 10 | ${2^{16}-2^{5}}$ | $2^{-14}$ | $2^{-24}$ | $2^{-10}$ |
+| bf16 | 8 | 7 | ${2^{128}-2^{120}}$ | $2^{-126}$ | $2^{-133}$ | $2^{-7}$ |
+| e4m3fn | 4 | 3 | ${2^{9}-2^{6}}$ | $2^{-6}$ | $2^{-9}$ | $2^{-3}$ |
+| e5m2 | 5 | 2 | ${2^{16}-2^{13}}$ | $2^{-14}$ | $2^{-16}$ | $2^{-2}$ |
+
+*Epsilon* is the step from 1 to the next number. Formats with 8 exponent bits reach $3.4
+\cdot 10^{38}$, FP16 reaches 65504, and the two of 8 bits reach 448 and 57344. BF16 is
+the first half of FP32, so it has the range of FP32 and only about two decimal digits.
+[What this does to training](rounding.py) is the next chapter. TF32 is no format to
+store: in a matrix product a GPU may read only these 19 bits of FP32 numbers. In PyTorch
+that is off for matrix products, unless `torch.set_float32_matmul_precision("high")`
+allows it, and on for convolutions. A GPU's conversion to TF32 rounds ties away from
+zero, while the code of this chapter rounds ties to even in each format.
+
+A number can be looked at in every format:
+
+```sh
+python -m shardbook.precision.formats 0.1
+```
+
+:notation $s$: `sign`, 1 for a negative number
+:notation $e$: `exponent`, the exponent field, read as a whole number
+:notation $m$: `mantissa`, the mantissa field, read as a whole number
+:notation $E$: `Format.exponent_bits`, the number of bits of the exponent
+:notation $M$: `Format.mantissa_bits`, the number of bits of the mantissa
+:notation $b$: `Format.bias`, what is subtracted from the exponent field
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+from shardbook.command import Mistake, Parser, complain
+
+__all__ = ["FORMATS", "Format"]
+# sidelit: show
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A floating-point format, as exact arithmetic on Python's whole numbers and fractions.
+
+    A *pattern* is a number's bits, read as one whole number from 0 to `2**bits - 1`.
+    Values are returned as `float`, which is FP64 and holds those of every format here.
+
+    :param name: how tables call it
+    :param exponent_bits: $E$
+    :param mantissa_bits: $M$
+    :param infinite: whether there are infinities; without them the largest exponent
+        holds finite numbers, too
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    infinite: bool = True
+
+    @property
+    def bits(self) -> int:
+        """The size of a number, with its sign."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def bias(self) -> int:
+        """Half of the exponents are for numbers below 2, so that most numbers have an inverse, too."""
+        return (1 << self.exponent_bits - 1) - 1
+
+    def decode(self, pattern: int) -> float:
+        r"""The value of a pattern.
+
+        If the exponent field is 0, the leading 1 is missing: $x = (-1)^s \cdot
+        \frac{m}{2^M} \cdot 2^{1 - b}$. These numbers are *subnormal*. They have fewer
+        digits the smaller they are, and the smallest of them has one bit. Without them,
+        the difference of two unequal small numbers could be zero.
+
+        >>> [BF16.decode(pattern) for pattern in (0x3F80, 0x3F81, 0x0001, 0xFF80)]
+        [1.0, 1.0078125, 9.183549615799121e-41, -inf]
+        """
+        sign, exponent, mantissa = self.fields(pattern)
+        factor, top = -1 if sign else 1, (1 << self.exponent_bits) - 1
+        if exponent == top and self.infinite:
+            return factor * (math.nan if mantissa else math.inf)
+        # E4M3FN has one NaN for each sign, and finite numbers where others have more.
+        if exponent == top and mantissa == (1 << self.mantissa_bits) - 1:
+            return math.nan
+        if exponent:
+            mantissa += 1 << self.mantissa_bits
+        power = max(exponent, 1) - self.bias - self.mantissa_bits
+        return math.copysign(math.ldexp(mantissa, power), factor)
+
+    def encode(self, value: float | Fraction) -> int:
+        """The pattern of the nearest number; of two that are equally near, the one whose last bit is 0.
+
+        The nearest number is a multiple of the spacing around the value, and `round` of
+        a fraction rounds ties to even. If ties always went up, a long sum would drift
+        up.
+
+        Positive patterns are in the order of their values. So if rounding carries over
+        into the next power of two, the sum below increases the exponent by itself.
+
+        >>> FP16.decode(FP16.encode(Fraction(1, 10)))
+        0.0999755859375
+        """
+        if isinstance(value, float) and math.isnan(value):
+            return self.quiet_nan
+        pattern = self.beyond
+        if not (isinstance(value, float) and math.isinf(value)):
+            size = abs(Fraction(value))
+            exponent = self.exponent_of(size)
+            steps = round(size / step_of(exponent, self.mantissa_bits))
+            # A normal number has a leading 1, so its steps include $2^M$ for it. Added
+            # to the pattern, these raise the exponent field by one. So the field below
+            # is set one too low.
+            below = (exponent + self.bias - 1) * (1 << self.mantissa_bits)
+            pattern = min(below + steps, pattern)
+        # Minus zero is a number of its own, and not less than zero.
+        negative = value < 0 or (value == 0 and math.copysign(1, value) < 0)
+        return pattern + negative * (1 << self.bits - 1)
+
+    def exponent_of(self, size: Fraction) -> int:
+        """The power of two at or below a number, but not below that of the smallest normal number."""
+        if not size:
+            return 1 - self.bias
+        exponent = size.numerator.bit_length() - size.denominator.bit_length()
+        if size < step_of(exponent, 0):
+            exponent -= 1
+        return max(exponent, 1 - self.bias)
+
+    @property
+    def beyond(self) -> int:
+        """The pattern of everything too large: infinity, which follows the largest number.
+
+        E4M3FN has no infinity. PyTorch 2.13 *saturates* when it converts to this
+        format: it takes the largest finite number, even for infinity itself. E5M2 has
+        infinity, and a conversion does not saturate.
+        """
+        return self.largest_pattern + self.infinite
+
+    @property
+    def largest_pattern(self) -> int:
+        """All bits 1, less what stands for infinity and NaN."""
+        lost = (1 << self.mantissa_bits) if self.infinite else 1
+        return (1 << self.bits - 1) - 1 - lost
+
+    @property
+    def quiet_nan(self) -> int:
+        """A NaN that processors make and pass on without complaint: the mantissa's first bit is 1."""
+        if not self.infinite:
+            return (1 << self.bits - 1) - 1
+        return self.largest_pattern + 1 + (1 << self.mantissa_bits - 1)
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        return self.decode(self.largest_pattern)
+
+    @property
+    def overflow(self) -> Fraction:
+        """Numbers of this size and above become infinite, or saturate: half a step above the largest."""
+        largest = Fraction(self.largest)
+        return largest + step_of(self.exponent_of(largest), self.mantissa_bits) / 2
+
+    @property
+    def underflow(self) -> Fraction:
+        """Numbers of this size and below become zero: half of the smallest, where zero is the even choice."""
+        return Fraction(self.smallest_subnormal) / 2
+
+    @property
+    def smallest_normal(self) -> float:
+        """Below it, numbers have fewer digits."""
+        return self.decode(1 << self.mantissa_bits)
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The smallest positive number: a mantissa of one bit."""
+        return self.decode(1)
+
+    @property
+    def epsilon(self) -> float:
+        """The step from 1 to the next number. Half of it bounds the relative error of a normal result."""
+        return self.spacing(1.0)
+
+    def spacing(self, value: float) -> float:
+        """The step from one number to the next around `value`, which must be finite.
+
+        >>> FP16.spacing(2048.0), BF16.spacing(256.0)
+        (2.0, 2.0)
+        """
+        size = abs(Fraction(value))
+        return float(step_of(self.exponent_of(size), self.mantissa_bits))
+
+    def fields(self, pattern: int) -> tuple[int, int, int]:
+        """Sign, exponent and mantissa, each as a whole number.
+
+        :raises ValueError: if the pattern is negative or has more bits than the format
+        """
+        if not 0 <= pattern < (1 << self.bits):
+            raise ValueError(
+                f"{pattern} is no pattern of {self.name}; "
+                f"choose from 0 to {(1 << self.bits) - 1}"
+            )
+        rest, mantissa = divmod(pattern, 1 << self.mantissa_bits)
+        sign, exponent = divmod(rest, 1 << self.exponent_bits)
+        return sign, exponent, mantissa
+
+
+def step_of(exponent: int, mantissa_bits: int) -> Fraction:
+    """The step between numbers whose power of two is `exponent`."""
+    return Fraction(2) ** (exponent - mantissa_bits)
+
+
+FP64 = Format("fp64", 11, 52)
+FP32 = Format("fp32", 8, 23)
+TF32 = Format("tf32", 8, 10)
+FP16 = Format("fp16", 5, 10)
+BF16 = Format("bf16", 8, 7)
+E4M3FN = Format("e4m3fn", 4, 3, infinite=False)
+E5M2 = Format("e5m2", 5, 2)
+FORMATS = (FP64, FP32, TF32, FP16, BF16, E4M3FN, E5M2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print numbers in every format.
+
+    :param arguments: the numbers, `sys.argv` if left out
+    :returns: the exit code, 1 after a mistake of the user
+    """
+    parser = Parser(
+        prog="shardbook.precision.formats",
+        description="Print numbers bit by bit in every floating-point format.",
+    )
+    parser.add_argument("numbers", nargs="+", help="such as 0.1, -1e-5, inf or nan")
+    texts = sys.argv[1:] if arguments is None else arguments
+    # After a space, -1e-5 is not taken for an option.
+    spaced = [text if text in ("-h", "--help") else f" {text}" for text in texts]
+    try:
+        numbers = [number(text.strip()) for text in parser.parse_args(spaced).numbers]
+    except Mistake as mistake:
+        return complain("shardbook.precision.formats", mistake)
+    print("\n\n".join(map(in_every_format, numbers)))
+    return 0
+
+
+def number(text: str) -> float | Fraction:
+    """What was written, exactly: 0.1 becomes one tenth, not the FP64 number next to it.
+
+    :raises Mistake: if it is no number, or not of a size that can be worked with
+    """
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:
+        raise Mistake(f"{text!r} is no number; write it as 0.1 or 1e-5") from None
+    # Infinity, NaN and minus zero are no fractions.
+    if not exact.is_finite() or not exact:
+        return math.nan if exact.is_nan() else float(exact)
+    if abs(exact.adjusted()) > 999:
+        raise Mistake(
+            f"{text} is far outside of every format; stay within 1e-999 and 1e999"
+        )
+    return Fraction(exact)
+
+
+def in_every_format(value: float | Fraction) -> str:
+    """A table with a row for each format: the three fields, what they store, and by how much it is off."""
+    rows = [("format", "sign|exponent|mantissa", "stored", "relative error")]
+    for form in FORMATS:
+        pattern = form.encode(value)
+        widths = (1, form.exponent_bits, form.mantissa_bits)
+        fields = zip(form.fields(pattern), widths, strict=True)
+        stored, error = form.decode(pattern), "-"
+        if isinstance(value, Fraction) and math.isfinite(stored):
+            error = f"{float(abs(Fraction(stored) / value - 1)):.2g}"
+        bits = "|".join(f"{field:0{width}b}" for field, width in fields)
+        rows.append((form.name, bits, f"{stored:.17g}", error))
+    columns = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, columns)).rstrip() for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+r"""# Dividing and checking the gradients
+
+> One pass over the gradients divides them by the loss scale and finds out whether all are finite.
+
+[The scaler](loss_scaling.py) has to look at every gradient before an optimizer steps.
+It divides them anyway, so it looks at them then. The answer is one number, the *flag*:
+1 if any gradient is infinite or NaN, else 0. On a GPU the flag stays there, and up to
+here the host has not waited.
+
+:notation $S$: `factor`, the loss scale
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections import defaultdict
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from shardbook.parameters.flat import owner_of
+
+__all__ = [
+    "any_of",
+    "divide_and_check",
+    "refuse_closure",
+    "refuse_parts",
+    "step_unless",
+]
+# sidelit: show
+
+
+@torch.no_grad()
+def divide_and_check(optimizer: Optimizer, factor: Tensor) -> Tensor | None:
+    """Divide all gradients of an optimizer by $S$, in place.
+
+    >>> parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    >>> parameters[0].grad = torch.tensor([65536.0, 98304.0])
+    >>> parameters[1].grad = torch.tensor([65536.0, float("inf")])
+    >>> divide_and_check(torch.optim.SGD(parameters), torch.tensor(65536.0))
+    tensor(1.)
+    >>> parameters[0].grad
+    tensor([1.0000, 1.5000])
+
+    :param factor: 0-dim, FP32
+    :returns: the flag, 0-dim and FP32, on the device of `factor`; `None` if there is no
+        gradient
+    :raises ValueError: if a gradient is FP16
+    """
+    # The operation below multiplies by the inverse. Where $S$ is a power of two that is
+    # exact.
+    inverse = factor.double().reciprocal().float()
+    flags: dict[torch.device, Tensor] = {}
+    for values in gradients(optimizer):
+        device = values[0].device
+        flag = flags.setdefault(device, torch.zeros((), device=device))
+        # This reads each value once, multiplies it, and raises the flag if it was not
+        # finite. The operation's name is private. Public ones would read each gradient
+        # twice.
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            values, flag, inverse.to(device)
+        )
+    return any_of([flag.to(factor.device) for flag in flags.values()])
+
+
+def gradients(optimizer: Optimizer) -> list[list[Tensor]]:
+    """The gradients of an optimizer, in one list for each device and dtype.
+
+    A GPU then starts one operation for a whole list instead of one for each gradient.
+
+    :raises ValueError: if a gradient is FP16
+    """
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.dtype is torch.float16:
+                refuse_half(optimizer)
+            if gradient.is_sparse:
+                # Several values can stand for one element, and their sum can be
+                # infinite although each of them is finite. So they are added before the
+                # check.
+                gradient = parameter.grad = gradient.coalesce()
+                gradient = gradient.values()
+            kinds[gradient.device, gradient.dtype].append(gradient)
+    return list(kinds.values())
+
+
+def refuse_half(optimizer: Optimizer) -> None:
+    """An FP16 gradient cannot be divided: what was too small for FP16 would be lost after all.
+
+    >>> (torch.tensor(1e-8) * 2.0**16).half() / 2.0**16
+    tensor(0., dtype=torch.float16)
+
+    A gradient has the dtype of its parameter. So the parameters have to be FP32, and
+    [autocast](autocast.py) or [a policy](policy.py) makes the FP16 copies that compute.
+
+    :raises ValueError: always
+    """
+    raise ValueError(
+        f"a gradient of this {type(optimizer).__name__} is FP16 and would underflow "
+        "when it is unscaled; keep the parameters in FP32, and compute in FP16 under "
+        "autocast or by a policy"
+    )
+
+
+def refuse_parts(optimizer: Optimizer) -> None:
+    """A rank that has a part of a gradient cannot know whether all of it is finite.
+
+    [It would step alone](sharded_scaler.py), or be the only one that does not.
+
+    :raises ValueError: if a parameter is split over the ranks
+    """
+    for group in optimizer.param_groups:
+        for flat in filter(None, map(owner_of, group["params"])):
+            if flat.sliced:
+                raise ValueError(
+                    f"this {type(optimizer).__name__} trains this rank's part of a "
+                    "sharded model; use ShardedGradScaler, which asks all ranks"
+                )
+
+
+def any_of(flags: list[Tensor]) -> Tensor | None:
+    """Whether any of some flags is raised; `None` if there is none."""
+    return torch.stack(flags).amax() if flags else None
+
+
+def refuse_closure(optimizer: Optimizer, *arguments: Any) -> None:
+    """A closure computes gradients inside of the step, which nobody has checked.
+
+    :raises RuntimeError: if one of the arguments of a step is a closure
+    """
+    if any(map(callable, arguments)):
+        raise RuntimeError(
+            f"this {type(optimizer).__name__} gets a closure, whose gradients would not "
+            "be checked; compute them before step, without a closure"
+        )
+
+
+def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -> Any:
+    """Let an optimizer step, unless the flag is raised.
+
+    Somebody has to read the flag. A fused optimizer does so on the device, and leaves
+    everything as it was if the flag is raised. The host queues its step and does not
+    wait. For any other optimizer the host has to decide, and `item` waits until the
+    device has computed all gradients. Nothing else in a step makes the host wait.
+
+    Two attributes of the optimizer carry what it needs, `found_inf` and `grad_scale`, a
+    number that it divides by. Here the gradients are divided already, so `grad_scale`
+    is `None` unless the program has set one, and it is used up by one step.
+
+    :returns: what the optimizer returns; `None` if the host skipped the step
+    :raises TypeError: if the optimizer wants the scaler itself
+    """
+    # PyTorch's optimizers tell by this name whether they look at `found_inf`.
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return None if overflow.item() else optimizer.step(*args, **kw)
+    if "grad_scaler" in signature(optimizer.step).parameters:
+        raise TypeError(
+            f"the step of this {type(optimizer).__name__} takes grad_scaler=, which "
+            "PyTorch has given up; let it read self.found_inf and self.grad_scale"
+        )
+    own = getattr(optimizer, "grad_scale", None)
+    vars(optimizer).update(found_inf=overflow, grad_scale=own)
+    try:
+        return optimizer.step(*args, **kw)
+    finally:
+        for name in ("found_inf", "grad_scale"):
+            del vars(optimizer)[name]

@@ -1,0 +1,1 @@
+"""Checkpoints that wait elsewhere, and models that are larger than their device."""

@@ -1,0 +1,1 @@
+"""The training program, and the ranks that it starts on."""

@@ -1,0 +1,116 @@
+r"""# Ranks
+
+> How a process learns which rank it is, and on which device.
+
+`torchrun` starts one process for each rank and tells it by environment variables who it
+is: `RANK` of `WORLD_SIZE`, and where the others can be met. This chapter reads these
+variables, joins the process group, and leaves it at the end.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from shardbook.command import Mistake, OwnMistake
+
+__all__ = ["LAUNCH", "start"]
+# sidelit: show
+
+LAUNCH = "torchrun --standalone --nproc-per-node 2 -m shardbook.train"
+
+
+@contextmanager
+def start(options: argparse.Namespace) -> Iterator[torch.device]:
+    """Join the process group, and leave it at the end.
+
+    :returns: the device of this rank
+    :raises Mistake: the environment names no possible rank, or there is no such device
+    """
+    launched = "RANK" in os.environ or "WORLD_SIZE" in os.environ
+    rank, world_size = environment() if launched else (0, 1)
+    device, backend = choose_device(options)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # A process that was started alone meets nobody, so its meeting place is in its own
+    # memory.
+    store = None if launched else dist.HashStore()  # type: ignore[attr-defined]
+    # If one rank fails, the others should not wait for it as long as the backend would
+    # by default.
+    dist.init_process_group(
+        backend,
+        rank=rank,
+        world_size=world_size,
+        store=store,
+        timeout=timedelta(minutes=5),
+    )
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+def environment() -> tuple[int, int]:
+    """This process's rank and the world size, as `torchrun` has set them."""
+    world_size = number("WORLD_SIZE", least=1)
+    rank = number("RANK", least=0)
+    if rank >= world_size:
+        raise OwnMistake(
+            f"RANK is {rank}, but WORLD_SIZE is {world_size}, so the last rank is {world_size - 1}"
+        )
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise OwnMistake(
+                f"{name} is not set, so the ranks cannot meet; start them with {LAUNCH}"
+            )
+    return rank, world_size
+
+
+def number(name: str, *, least: int, default: str | None = None) -> int:
+    """A whole number from the environment."""
+    value = os.environ.get(name, default)
+    if value is None:
+        raise OwnMistake(f"{name} is not set; start the ranks with {LAUNCH}")
+    if not value.isdecimal() or int(value) < least:
+        raise OwnMistake(
+            f"{name} is {value!r}, but it must be a whole number of at least {least}; "
+            f"start the ranks with {LAUNCH}"
+        )
+    return int(value)
+
+
+def choose_device(options: argparse.Namespace) -> tuple[torch.device, str]:
+    """The device of this rank and the backend that connects such devices."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    here = number("LOCAL_WORLD_SIZE", least=1, default="1")
+    kind = options.device
+    if kind == "auto":
+        kind = "cuda" if gpus >= here else "cpu"
+    backend = options.backend
+    if backend == "auto":
+        backend = "nccl" if kind == "cuda" else "gloo"
+    if kind == "cpu":
+        if backend == "nccl":
+            raise Mistake(
+                "--backend nccl connects GPUs only; use --backend gloo on the CPU"
+            )
+        return torch.device("cpu"), backend
+    if gpus == 0:
+        raise OwnMistake(
+            "--device cuda: torch sees no CUDA device here; use --device cpu"
+        )
+    if backend == "nccl" and gpus < here:
+        raise OwnMistake(
+            f"{here} ranks were started on this machine, but it has {gpus} GPUs and nccl wants one for each; "
+            "start fewer ranks, or let them share with --backend gloo"
+        )
+    return torch.device(
+        "cuda", number("LOCAL_RANK", least=0, default="0") % gpus
+    ), backend

@@ -1,0 +1,1 @@
+"""What a training loop calls between the passes: micro-batches, clipping, steps, states."""

@@ -1,0 +1,185 @@
+r"""# Stepping inside the backward pass
+
+> A gradient that is used at once need not be kept until the others are there.
+
+When a backward pass in stage 2 or 3 has ended, a rank holds its part of all mean
+gradients, $4\,\Psi/N_d$ bytes in FP32. The optimizer reads each of them once. An
+elementwise optimizer, such as AdamW, does not ask about any other parameter while it
+does so. So each unit can have an optimizer of its own that steps as soon as the unit's
+mean gradient has arrived, and then forgets it:
+
+```python
+model = shard(GPT(config))
+step_in_backward(model, lambda parameters: torch.optim.AdamW(parameters, lr=3e-4))
+for batch in batches:
+    model(batch).backward()
+```
+
+So at no time does a rank hold more than one unit's part of the mean, $4\,S_u$ bytes. An
+optimizer that works on all its parameters at a time also takes temporaries for all of
+them at a time. Now that is one unit as well. The order of the steps does not matter, so
+the parameters become the same, bit for bit.
+
+In stages 0 and 1 a rank collects the whole gradients of all units until the backward
+pass ends, so little is gained there.
+
+This needs gradients that are final when they arrive. What looks at all of them before
+the step is not possible here: clipping by the global norm is refused, and nothing can
+decide to skip the step. Nor may the loss be [scaled](loss_scaling.py), because nobody
+divides the gradients before they are used. [Micro-batches](accumulate.py) have to be
+added up under `no_sync`, because each exchange is followed by a step.
+
+:notation $N_d$: `world_size`, the number of ranks
+:notation $\Psi$: `numel`, the number of parameters of the model
+:notation $S_u$: `shard_numel`, the length of one rank's part of unit $u$
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from shardbook.zero.conductor import conductor_of
+from shardbook.zero.unit import Unit
+
+__all__ = [
+    "refuse_late",
+    "refuse_to_scale",
+    "step_in_backward",
+    "steps_in_backward",
+]
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+# sidelit: show
+
+
+def step_in_backward(
+    model: nn.Module, make_optimizer: MakeOptimizer
+) -> tuple[Optimizer, ...]:
+    """Give each unit an optimizer that steps while the backward pass goes on.
+
+    :param model: a model that was sharded, at any stage
+    :param make_optimizer: makes an optimizer for the parameters of one unit
+    :returns: the optimizers, in the order of the units, for whoever changes the
+        learning rate or saves their state
+    :raises ValueError: if the model is not sharded, or steps in backward already
+    """
+    conductor = conductor_of(model)
+    if steps_in_backward(model):
+        raise ValueError(
+            f"this {type(model).__name__} steps in its backward pass already; "
+            "call step_in_backward once"
+        )
+    register_refusal()
+    steppers = []
+    for unit in conductor.drivers:
+        parameters = [
+            parameter for flat in unit.trainable for parameter in flat.parameters
+        ]
+        if parameters:
+            steppers.append(Stepper(make_optimizer(parameters)))
+            unit.after_reduce.append(steppers[-1])
+            # Autograd's graph ends in these.
+            for whole in (whole for flat in unit.trainable for whole in flat.whole):
+                setattr(whole, _STEPS_WITH, steppers[-1].optimizer)
+    return tuple(stepper.optimizer for stepper in steppers)
+
+
+def steps_in_backward(model: nn.Module) -> bool:
+    """Whether the gradients are gone when `backward` returns."""
+    return any(
+        isinstance(act, Stepper)
+        for unit in conductor_of(model).drivers
+        for act in unit.after_reduce
+    )
+
+
+class Stepper:
+    """The optimizer of one unit, called each time the unit's mean gradient has arrived.
+
+    By then the unit's own backward pass has ended, and it is free again. A second
+    backward pass through the same forward pass would mix activations from before the
+    step with parameters from after it, and [is
+    refused](hooks.py#Hooks.before_backward).
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                setattr(parameter, _STEPS_WITH, optimizer)
+
+    def __call__(self, unit: Unit) -> None:
+        """Step, and forget the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+_STEPS_WITH = "_shardbook_steps_with"
+
+
+@cache
+def register_refusal() -> None:
+    """Look at every optimizer before it steps. One hook serves all models."""
+    register_optimizer_step_pre_hook(refuse_second_optimizer)
+
+
+def refuse_second_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """An optimizer that steps after the backward pass finds no gradients, and would do
+    nothing in silence. Whoever calls it may believe that the micro-batches before were
+    added up.
+
+    :raises RuntimeError: naming the optimizer
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if getattr(parameter, _STEPS_WITH, optimizer) is not optimizer:
+                raise RuntimeError(
+                    f"this {type(optimizer).__name__} comes too late, the parameters "
+                    "step in the backward pass; remove it, and accumulate under no_sync()"
+                )
+
+
+def refuse_to_scale(loss: Tensor) -> None:
+    """Stop whoever is about to [scale a loss](loss_scaling.py) of parameters that step in
+    its backward pass.
+
+    What a [reentrant checkpoint](reentrant.py) computes is not in autograd's graph, and
+    is not found.
+
+    :raises RuntimeError: before anything has moved
+    """
+    # Without such parameters anywhere nobody pays for a look at the graph.
+    if not register_refusal.cache_info().currsize:
+        return
+    nodes: list[Any] = [loss.grad_fn]
+    seen: set[Any] = {None}
+    while nodes:
+        node = nodes.pop()
+        if node not in seen:
+            seen.add(node)
+            if hasattr(getattr(node, "variable", None), _STEPS_WITH):
+                raise RuntimeError(NEVER_SCALED)
+            nodes.extend(before for before, _ in node.next_functions)
+
+
+def refuse_late(optimizer: Optimizer) -> None:
+    """Say why an optimizer's gradients cannot be divided any more.
+
+    :raises RuntimeError: if they were used in the backward pass
+    """
+    for group in optimizer.param_groups:
+        if any(hasattr(parameter, _STEPS_WITH) for parameter in group["params"]):
+            raise RuntimeError(NEVER_SCALED)
+
+
+NEVER_SCALED = (
+    "this model steps in its backward pass, before a scaler can divide its gradients; "
+    "train it without a scaler, or with an optimizer that steps afterwards"
+)

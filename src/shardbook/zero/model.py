@@ -1,0 +1,319 @@
+r"""# Sharding a model
+
+> One call shards a whole model and leaves its training loop as it was.
+
+[Hooks](hooks.py#Hooks) drive one unit, and [a chain](prefetch.py#Chain) puts units into
+an order. This chapter applies both, from outside, to a model that knows nothing of
+them. It chooses the units, checks that all ranks chose the same, and attaches the
+hooks.
+
+```python
+model = shard(GPT(config), units=Block)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+for batch in batches:
+    loss = model(batch)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+```
+
+Nothing else changes in the training loop. The model has the same class, the same
+`forward`, and the same parameter names. While it computes, a rank in stage 3 holds at
+most three units whole unless it is told to gather more ahead: the one in use, the one
+that is gathered ahead, and the root, which holds the parameters of no other unit. If
+units contain units, those around the one in use are whole, too.
+
+Three habits of an unsharded program need care. Parameter groups that depend on a
+parameter's shape, such as weight decay for matrices only, are made before sharding,
+because in stages 1 to 3 every parameter is 1-D afterwards. Conversions such as
+`model.half()` come before it, too. And an optimizer must treat each element by itself,
+as SGD and Adam do.
+
+In stages 1 to 3 whoever looks at the gradients sees only this rank's part of them.
+`torch.nn.utils.clip_grad_norm_` would take the norm of that part, and each rank would
+scale by another factor; [`clip_grad_norm_`](clip.py#clip_grad_norm_) of this book takes
+the norm of the whole. `GradScaler` looks for an overflow only in that part, so one rank
+would step and another would not; [`ShardedGradScaler`](sharded_scaler.py) asks all
+ranks. `torch.autograd.grad` and `backward(inputs=...)` cannot be asked for the slices,
+since autograd knows only the whole parameters.
+
+Under `autocast` the results are right, but autograd keeps the 16-bit copies of the
+weights until the backward pass, and these copies are whole. With a
+[policy](policy.py#Policy) the units themselves are gathered in 16 bits.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from shardbook.foundations.agreement import agree
+from shardbook.foundations.exchange_order import Order
+from shardbook.foundations.groups import Groups, groups_of
+from shardbook.guards.interrupted import let_zero_grad_reach
+from shardbook.guards.unsupported import refuse_methods
+from shardbook.guards.wrappers import refuse_wrappers, wrapped
+from shardbook.parameters.flat import is_sharded
+from shardbook.parameters.parameter_sites import Site, parts_of, sites_by_unit, unfit
+from shardbook.parameters.policy import Policy
+from shardbook.zero.construct import Construction, Init
+from shardbook.zero.hooks import Hooks
+from shardbook.zero.model_casts import enforce
+from shardbook.zero.prefetch import Chain, Prefetch
+from shardbook.zero.replicate import Replicated
+from shardbook.zero.state_dict import keep_state_dict_whole
+from shardbook.zero.unit import Unit
+from shardbook.zero.zero1 import Zero1
+from shardbook.zero.zero2 import Zero2
+from shardbook.zero.zero3 import Zero3
+
+__all__ = ["STAGES", "Zero3Layer", "Zero3Sequential", "shard"]
+
+M = TypeVar("M", bound=nn.Module)
+Classes = type[nn.Module] | Sequence[type[nn.Module]]
+Predicate = Callable[[str, nn.Module], bool]
+Select = Classes | Predicate
+# sidelit: show
+
+STAGES: dict[int, type[Unit]] = {
+    kind.stage: kind for kind in (Replicated, Zero1, Zero2, Zero3)
+}
+
+
+def shard(
+    model: M,
+    *,
+    stage: int = 3,
+    units: Select | None = None,
+    mesh: Any = None,
+    policy: Policy | None = None,
+    prefetch: int | Prefetch = 1,
+    synchronize: bool = True,
+    device: torch.device | str | None = None,
+    init: Init | None = None,
+    unused: str = "none",
+) -> M:
+    """Shard a model over the ranks and return it.
+
+    The model starts from the values of rank 0. Afterwards each parameter is this rank's
+    1-D slice of its unit's shard, often an empty one; in stage 0 it keeps its shape.
+    `model.state_dict()` is collective: all ranks call it, and each gets the whole
+    parameters in their old shapes.
+
+    :param model: any module
+    :param stage: what is split over the ranks: nothing (0), the optimizer's state (1),
+        the gradients too (2), the parameters too (3)
+    :param units: which modules are gathered as one: a class, several classes, or a
+        function of a module's name and the module. Parameters outside of them form one
+        more unit, the root. A tied parameter that stands in several units, none of
+        which contains all its places, belongs to the root, too. A module without
+        parameters, such as a dropout, is no unit.
+        `None` makes each child of an `nn.Sequential` a unit, and any other model a
+        single unit.
+    :param mesh: a process group; a `DeviceMesh` of one dimension, or of two, of which
+        the first repeats the model and the second shards it; `None` means all ranks
+    :param policy: in which dtypes the model computes and its gradients travel, and
+        whether parameters and optimizer state are stored on the host; `None` leaves
+        everything in the parameters' own dtype, on their device
+    :param prefetch: how many units are gathered ahead, or a
+        [`Prefetch`](prefetch.py#Prefetch) that also limits their bytes
+    :param synchronize: start from the values of rank 0; `False` trusts that all ranks
+        hold the same values
+    :param device: where a model on the meta device [gets its
+        values](construct.py#Construction); `None` means where part of the model is real
+        already, else the mesh's kind of device, else the CPU if the ranks can exchange
+        on it, else a GPU
+    :param init: gives one module of such a model its values; `None` means each module's
+        own `reset_parameters`
+    :param unused: the gradient of a parameter that [no rank has used](unused.py) in a
+        step: `"none"` leaves it as it was, often `None`, and `"zero"` makes it zero
+    :returns: the same object
+    :raises ValueError: on every rank, if ranks disagree about the model or it cannot be
+        sharded; and for an unknown stage, a `DeviceMesh` of more than two dimensions, a
+        device that is not there, or a prefetch that is no whole number
+    :raises TypeError: if the model, `units`, `mesh`, `policy` or `init` is of another
+        kind than those above
+    :raises RuntimeError: if there is no process group yet
+
+    Source: [ZeRO](bib:rajbhandari2020zero), stages 1 to 3.
+    """
+    if type(stage) is not int or stage not in STAGES:
+        raise ValueError(f"stage={stage!r} is not a stage; choose 0, 1, 2 or 3")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"pass the model itself, not a {type(model).__name__}")
+    if unused not in ("none", "zero"):
+        raise ValueError(f"unused={unused!r} is not a choice; choose 'none' or 'zero'")
+    policy = Policy() if policy is None else policy
+    if not isinstance(policy, Policy):
+        raise TypeError(
+            f"policy={policy!r} is not a Policy; pass shardbook.Policy(param_dtype=...)"
+        )
+    if not isinstance(prefetch, Prefetch):
+        prefetch = Prefetch(depth=prefetch)
+    groups = groups_of(mesh) if stage else groups_of(mesh).repeated()
+    modules = select(model, units)
+    sites = sites_by_unit(model, modules)
+    construction = Construction(model, sites, mesh=mesh, device=device, init=init)
+    parameters = [
+        (called(name), site.name, site.parameter)
+        for name in sites
+        for site in sites[name]
+    ]
+    buffers = [(called(""), *pair) for pair in model.named_buffers()]
+    agree(
+        [*parameters, *buffers],
+        groups.everyone,
+        settings=f"stage={stage}, {policy}, {prefetch}, unused={unused!r}, "
+        f"device={construction.device.type}",
+        objection=wrapped(model) or objections(sites, units, construction),
+    )
+    # One unit after the other is made real, copied, cut, and freed. So the peak of
+    # construction is what the model was before, all parts that are kept, and one unit.
+    chain = Chain(Order(groups.everyone, device=construction.device), prefetch)
+    chain.unused_get_zero = unused == "zero"
+    made = {
+        name: STAGES[stage](
+            called(name),
+            sites[name],
+            groups=groups,
+            policy=policy,
+            order=chain.order,
+            synchronize=synchronize,
+        )
+        for name in construction.unit_by_unit()
+        if sites[name]
+    }
+    for name in filter(made.__contains__, modules):
+        # A program may call the root's parts, such as an encoder, by themselves.
+        parts = () if name else parts_of(model, sites[name])
+        Hooks(made[name], modules[name], chain, parts)
+        keep_state_dict_whole(made[name], modules[name])
+    chain.attach(model)
+    refuse_wrappers(model)
+    let_zero_grad_reach(model, made.values())
+    if synchronize:
+        copy_buffers(model, groups)
+    enforce(policy, model)
+    refuse_methods(model)
+    return model
+
+
+class Zero3Layer(nn.Module):
+    """Wrap one module and keep only this rank's shard of it.
+
+    After construction the module's parameters are 1-D slices of the shard. Any
+    elementwise optimizer trains them: `torch.optim.AdamW(layer.parameters())`. Each
+    rank feeds its own data; the gradients are the mean over all ranks.
+
+    :param module: any module; its class and its `forward` stay as they are
+    :param group: the process group whose ranks share the layer; `None` means all ranks
+    :param synchronize: start from the values of rank 0
+
+    Errors are those of [`shard`](#shard). Source: [ZeRO](bib:rajbhandari2020zero),
+    stage 3.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, group: Any = None, synchronize: bool = True
+    ) -> None:
+        super().__init__()
+        self.module = shard(module, units=(), mesh=group, synchronize=synchronize)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Whatever the module computes."""
+        return self.module(*args, **kwargs)
+
+
+class Zero3Sequential(nn.Sequential):
+    """A chain of layers, each of them a unit, built and sharded in one go.
+
+    :param layers: modules to run one after the other
+    :param group: the process group whose ranks share the layers; `None` means all ranks
+
+    Errors are those of [`shard`](#shard).
+    """
+
+    def __init__(self, *layers: nn.Module, group: Any = None) -> None:
+        super().__init__(*layers)
+        shard(self, mesh=group)
+
+
+def select(model: nn.Module, units: Select | None) -> dict[str, nn.Module]:
+    """The modules that become units, by name, in the order of the model. The first,
+    `""`, is the root.
+    """
+    if units is None:
+        children = (
+            dict(model.named_children()) if isinstance(model, nn.Sequential) else {}
+        )
+        return {"": model, **children}
+    if isinstance(units, type | tuple | list):
+        chosen = is_instance_of(units)
+    elif callable(units):
+        chosen = units
+    else:
+        raise TypeError(
+            f"units={units!r} chooses no modules; pass a class, several classes, "
+            "or a function of a module's name and the module"
+        )
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if name and chosen(name, module)
+    }
+    return {"": model, **found}
+
+
+def is_instance_of(classes: Classes) -> Predicate:
+    """The function that selects the instances of some classes."""
+    chosen = classes if isinstance(classes, type) else tuple(classes)
+    return lambda name, module: isinstance(module, chosen)
+
+
+def called(name: str) -> str:
+    """How messages name a unit.
+
+    >>> called("blocks.0"), called("")
+    ('blocks.0', 'the root')
+    """
+    return name or "the root"
+
+
+def objections(
+    sites: dict[str, list[Site]], units: Select | None, construction: Construction
+) -> str | None:
+    """Why this rank cannot shard its model, or `None`."""
+    if units and len(sites) == 1:
+        return (
+            f"units={units!r} selects no module; name a class that the model contains"
+        )
+    if torch.is_inference_mode_enabled():
+        return (
+            "torch.inference_mode() is on, and parameters made in it cannot be trained; "
+            "call shard outside of it"
+        )
+    here = [site for unit in sites.values() for site in unit]
+    for site in here:
+        if is_sharded(site.parameter):
+            return f"{site.name} is sharded already; shard a model only once"
+    parameters = [(site.name, site.parameter) for site in here]
+    return unfit(parameters, construction.device) or construction.objection()
+
+
+def copy_buffers(model: nn.Module, groups: Groups) -> None:
+    """Let the buffers, such as the running mean of a batch norm, start from rank 0.
+
+    Afterwards each rank updates its own, and no exchange makes them equal. So the
+    running mean of a rank is that of its own data, as it would be in
+    `DistributedDataParallel(broadcast_buffers=False)`.
+    """
+    for buffer in model.buffers():
+        values = buffer.contiguous()
+        groups.copy_from_first(values)
+        # An expanded buffer shows one element many times, and may be written once.
+        once = tuple(slice(None if step else 1) for step in buffer.stride())
+        buffer[once].copy_(values[once])

@@ -1,0 +1,278 @@
+r"""# What comes next
+
+> The order of a model's units is recorded, and in the next pass each unit is gathered before it is needed.
+
+Nobody tells the library in which order the units of a model run. The model's code
+decides that, and it may name its units in another order, run one of them twice, or skip
+one. So the first forward pass is watched and the order written down. From the second
+pass on, the record of the pass before says what comes next. If the order has changed,
+the results are still right, and the new order is the record for the pass after.
+
+A backward pass needs no record of its own. Autograd works through the forward pass from
+its end to its beginning, so the unit whose forward pass ended last comes first.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardbook.foundations.exchange_order import Order
+from shardbook.foundations.hook_context import (
+    calls_under_way,
+    in_backward,
+    not_compiled,
+)
+from shardbook.guards.unowned import refuse_unowned_in
+from shardbook.guards.unsupported import refuse_transforms
+from shardbook.guards.wrappers import refuse_call_by_wrapper
+from shardbook.zero.conductor import Conductor
+from shardbook.zero.unit import State, Unit
+
+__all__ = ["Chain", "Prefetch", "Route"]
+# sidelit: show
+
+
+class Chain(Conductor):
+    """The units of one model, and the order in which they run.
+
+    :param order: who makes sure that all ranks issue the same exchanges
+    :param prefetch: how far ahead units are gathered
+    """
+
+    def __init__(self, order: Order, prefetch: Prefetch) -> None:
+        super().__init__(order)
+        self.prefetch = prefetch
+        # Whether the model's own forward pass is under way, and how many more of its
+        # own calls are inside of it.
+        self.running, self.inside = False, 0
+        # One order for forward passes with gradients, one for those without. They need
+        # not be the same: a model may leave units out when it is evaluated.
+        self.orders: dict[bool, list[Unit]] = {True: [], False: []}
+        self.grad = True
+        self.route = self.back = Route()
+        # The units whose forward pass has ended since the last backward pass.
+        self.ended: list[Unit] = []
+        self.warned = False
+
+    def attach(self, model: nn.Module) -> None:
+        """Watch the model's forward passes, exceptions included."""
+        model.register_forward_pre_hook(not_compiled(self.model_begins), prepend=True)
+        model.register_forward_hook(not_compiled(self.model_succeeds))
+        model.register_forward_hook(not_compiled(self.model_ends), always_call=True)
+        self.model = model
+        self.conduct(model)
+
+    def model_begins(self, model: nn.Module, *_: Any) -> None:
+        """Start from a clean state.
+
+        Before a forward pass, units may still be whole from a step that failed.
+        """
+        if in_backward():
+            return
+        if self.running and calls_under_way(model) > 1:
+            self.inside += 1
+            return
+        refuse_call_by_wrapper(model)
+        self.recover()
+        self.running, self.inside, self.grad = True, 0, torch.is_grad_enabled()
+        refuse_transforms("this model")
+        # What one process trains alone is trained as it should be.
+        if self.grad and self.order.meeting is not None:
+            refuse_unowned_in(model)
+        self.route = Route(self.orders[self.grad])
+        self.order.begin("forward" if self.grad else "evaluation")
+
+    def model_succeeds(self, *_: Any) -> None:
+        """Expect the same order next time. A pass that failed leaves the record as it was."""
+        if not in_backward() and not self.inside:
+            missed = next(self.route.ahead(1), None)
+            if missed is not None:
+                self.warn(missed, "the pass ended")
+            self.orders[self.grad] = self.route.seen
+
+    def model_ends(self, *_: Any) -> None:
+        """Leave a clean state. A unit may have been gathered ahead that did not run."""
+        if self.inside:
+            self.inside -= 1
+        elif not in_backward():
+            self.running = False
+            self.release()
+
+    def forward_begins(self, unit: Unit) -> None:
+        """Within the model's forward pass a unit begins no pass of its own."""
+        # An interrupt from the keyboard runs no hooks, so the model's forward pass may
+        # be over.
+        if self.running and not calls_under_way(self.model):
+            self.running = False
+        if not self.running:
+            super().forward_begins(unit)
+
+    def forward_began(self, unit: Unit) -> None:
+        """Gather the units that run next, while this one computes.
+
+        These gathers are queued before the unit's own computation is, so they wait only
+        for what came earlier.
+
+        A unit that runs outside of the model's forward pass says nothing about the
+        next. It may be called by itself, and then a unit gathered ahead could be used
+        only after an optimizer has changed the weights. Or its activations are computed
+        again in the backward pass, where the next unit has just been freed.
+        """
+        if not self.running or in_backward():
+            return
+        expected = self.route.reach(unit)
+        following = list(self.route.ahead(self.prefetch.depth))
+        if expected is not None:
+            self.warn(expected, f"{unit.name} ran")
+            for other in self.drivers:
+                if other.state is State.GATHERING and other not in following:
+                    other.free()
+        self.prefetch.start(following, self.drivers)
+
+    def forward_ended(self, unit: Unit) -> None:
+        """Write down the order in which the backward pass will run, from its end."""
+        self.ended.append(unit)
+        # After an evaluation with gradients on, no backward pass empties the list.
+        del self.ended[: -MOST * len(self.drivers)]
+
+    def backward_begins(self) -> None:
+        """Expect the units of the forward passes since the last backward pass, the last
+        one first.
+        """
+        super().backward_begins()
+        self.back, self.ended = Route(self.ended[::-1]), []
+
+    def backward_began(self, unit: Unit) -> None:
+        """Gather the units whose backward passes run next.
+
+        A unit that expects no backward pass any more is not gathered ahead. It would
+        only be gathered in vain.
+        """
+        self.back.reach(unit)
+        following = [
+            other
+            for other in self.back.ahead(self.prefetch.depth)
+            if self.drivers[other].expected
+        ]
+        self.prefetch.start(following, self.drivers)
+
+    def warn(self, expected: Unit, instead: str) -> None:
+        """Say once that the units run in a changing order.
+
+        The results are right all the same. The new order is the one that is expected
+        next time.
+        """
+        # Without a prefetch nothing was expected in vain, and in stage 0 nothing is
+        # gathered.
+        if not self.warned and self.prefetch.depth and expected.stage:
+            self.warned = True
+            warnings.warn(
+                f"the units run in another order than in the last forward pass: after "
+                f"{self.route.seen[-2].name if len(self.route.seen) > 1 else 'the start'} "
+                f"{expected.name} was expected, but {instead}; a unit that was "
+                "gathered in vain costs time, so prefetch=0 may be faster",
+                stacklevel=calls_from_outside(),
+            )
+
+
+# How many forward passes of all units are remembered for one backward pass.
+MOST = 64
+
+
+def calls_from_outside() -> int:
+    """How far up the program is that called the model, for a warning to name its line."""
+    level, frame = 2, sys._getframe(2)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(OURS):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+OURS = ("shardbook.", "torch.")
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """How far ahead units are gathered.
+
+    One unit ahead is enough to hide an exchange behind a computation that takes as
+    long. Each further one costs the memory of one more unit. Without a bound all units
+    would be gathered at once, and sharding would save nothing.
+
+    :param depth: the number of units; 0 gathers each unit when it is needed
+    :param limit: the most bytes that may be gathered ahead at any time; `None` for no
+        limit but the depth
+    :raises ValueError: if the depth or the limit is negative
+    """
+
+    depth: int = 1
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("depth", self.depth), ("limit", self.limit)):
+            if value is not None and (type(value) is not int or value < 0):
+                raise ValueError(
+                    f"the {name} of a prefetch is {value!r}, but it must be a whole "
+                    "number of at least 0"
+                )
+
+    def start(self, following: Iterable[Unit], units: Iterable[Unit]) -> None:
+        """Gather the units that follow, as far as depth and limit allow.
+
+        :param following: what comes next, the nearest first
+        :param units: all units of the model
+        """
+        on_the_way = [unit.nbytes for unit in units if unit.state is State.GATHERING]
+        room = float("inf") if self.limit is None else self.limit - sum(on_the_way)
+        for unit in following:
+            if unit.state is State.SHARDED:
+                room -= unit.nbytes
+                # Ranks must gather in the same order, so a small unit does not overtake
+                # a large one that has to wait.
+                if room < 0:
+                    return
+                unit.gather()
+
+
+class Route:
+    """An order of units that is expected, and the place that has been reached in it.
+
+    >>> route = Route("abcb")
+    >>> [route.reach(unit) for unit in "ab"], list(route.ahead(2))
+    ([None, None], ['c', 'b'])
+    """
+
+    def __init__(self, expected: Sequence[Unit] = ()) -> None:
+        self.expected = list(expected)
+        self.seen: list[Unit] = []
+        self.place = 0
+
+    def reach(self, unit: Unit) -> Unit | None:
+        """Note that a unit is in use.
+
+        After a surprise the route is taken up again at the unit's next occurrence. A
+        unit that is on no part of the way ahead changes nothing.
+
+        >>> route = Route("abcd")
+        >>> route.reach("a"), route.reach("c"), list(route.ahead(2))
+        (None, 'b', ['d'])
+
+        :returns: the unit that was expected instead, if another was
+        """
+        self.seen.append(unit)
+        wanted = next(self.ahead(1), None)
+        ahead = self.expected[self.place :]
+        if unit in ahead:
+            self.place += ahead.index(unit) + 1
+        return None if unit == wanted else wanted
+
+    def ahead(self, depth: int) -> Iterator[Unit]:
+        """The units that are expected next."""
+        return iter(self.expected[self.place : self.place + depth])

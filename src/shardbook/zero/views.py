@@ -1,0 +1,98 @@
+r"""# Views that outlive a unit
+
+> A module that keeps a view of its weights is refused, since the memory under the view is given back.
+
+`self.weight.t()` has no memory of its own. It is a *view*: another shape over the
+memory of the weight. In [stage 3](zero3.py) that memory is given back when the forward
+pass of the unit ends. What autograd has saved is safe, because [every read of it
+gathers](demand.py). A computation that begins later is not:
+
+```python
+class Output(nn.Module):
+    def forward(self, x):
+        self.turned = self.weight.t()   # read by the loss, after the unit is freed
+        return x @ self.turned
+```
+
+PyTorch keeps the view alive and knows nothing of the memory that is gone. Some of its
+operations raise an error that names no cause, and others end the process. So this
+chapter looks for such views when a unit is freed: in the attributes of the unit's
+modules, in the arguments, and in the result. [A view in the result itself, in a
+container or in a dataclass leaves as a copy](hooks.py#Hooks.result) and needs no
+search.
+
+A view that only a closure, a global list or another object holds is not found.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from typing import Any
+
+from torch import nn
+
+from shardbook.foundations.hook_context import is_freed, tensors_in
+from shardbook.zero.unit import Unit
+
+__all__ = ["refuse_views"]
+# sidelit: show
+
+
+def refuse_views(
+    unit: Unit, module: nn.Module, units: Set[nn.Module], exchanged: Any
+) -> None:
+    """Refuse views of a unit's weights that were left in its modules, its arguments or
+    its result.
+
+    The values of all attributes are searched together, so that an object that many
+    modules name is searched once.
+
+    :param unit: the unit, which has been freed
+    :param module: its module
+    :param units: the modules of all units, whose insides belong to others
+    :param exchanged: the arguments and the result
+    :raises RuntimeError: naming the unit and the attribute
+    """
+    if not any(is_freed(flat.full) for flat in unit.flats):
+        return
+    whole = {id(parameter) for flat in unit.flats for parameter in flat.whole}
+    values: list[Any] = [exchanged]
+    registered: list[Any] = []
+    for part in parts(module, units):
+        own = vars(part)
+        values += [own[name] for name in own.keys() - _USUAL]
+        values += part._buffers.values()
+        registered += part._parameters.values()
+    kept = any(is_freed(tensor) for tensor in tensors_in(values))
+    if kept or not whole.isdisjoint(map(id, registered)):
+        raise RuntimeError(
+            f"{unit.name} keeps a view of its weights {place(module, units, whole)}, but "
+            "their memory is given back after its forward pass; keep a clone of it"
+        )
+
+
+def parts(
+    module: nn.Module, units: Set[nn.Module], first: bool = True
+) -> Iterator[nn.Module]:
+    """A unit's module and the modules in it, without those of other units."""
+    if first or module not in units:
+        yield module
+        for child in module._modules.values():
+            if child is not None:
+                yield from parts(child, units, first=False)
+
+
+def place(module: nn.Module, units: Set[nn.Module], whole: Set[int]) -> str:
+    """Where a view is kept, for a message."""
+    for part in parts(module, units):
+        everything = {**vars(part), **part._buffers, **part._parameters}
+        for name in sorted(everything.keys() - _USUAL):
+            value = everything[name]
+            if id(value) in whole or any(map(is_freed, tensors_in(value))):
+                return f"in the attribute {name!r} of a {type(part).__name__}"
+    return "in its arguments or in an object that it returns"
+
+
+# What every module has. What this library has put there is usual, too.
+_USUAL = {*vars(nn.Module()), "__reduce_ex__", "_shardbook_conductor"}
