@@ -8,8 +8,9 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-from sidelit import config, source
+from sidelit import config
 from sidelit.config import Prose
+from sidelit.source import source
 
 ROOT = Path(__file__).parent.parent
 CONFIG = config.load(ROOT / "site" / "sidelit.toml")

@@ -11,24 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidelit import (
-    about,
-    anchors,
-    build,
-    catalog,
-    citation,
-    config,
-    content,
-    glossary,
-    printing,
-    serve,
-    site,
-    source,
-)
-from sidelit import (
-    lint as lints,
-)
+from sidelit import build, config, glossary, origin, serve
+from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
+from sidelit.ids import anchors
+from sidelit.lint import lint as lints
+from sidelit.site import citation, content, printing, site
+from sidelit.source import source
 
 
 def build_site(given: argparse.Namespace) -> int:
@@ -169,7 +158,7 @@ def lint(given: argparse.Namespace) -> int:
 def cite(given: argparse.Namespace) -> int:
     """`sidelit cite`."""
     made = _config(given)
-    print(citation.cite(made, site.texts(made), about.origin(made), given.id))
+    print(citation.cite(made, site.texts(made), origin.origin(made), given.id))
     return 0
 
 

@@ -25,8 +25,9 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 from mkdocs.utils import CountHandler
 
-from sidelit import build, config, site
+from sidelit import build, config
 from sidelit.errors import SidelitError
+from sidelit.site import site
 
 
 class SidelitOptions(Options):  # type: ignore[no-untyped-call]

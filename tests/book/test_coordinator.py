@@ -1053,9 +1053,10 @@ class Between(nn.Module):
 
 
 def a_unit_between_two_uses_of_another() -> None:
-    from shardbook import shard
     from shardbook.schedule import conductor_of
     from shardbook.unit import State
+
+    from shardbook import shard
 
     model: Any = shard(Between(), units=(Halves, Unit))
     (halves,) = (unit for unit in conductor_of(model).drivers if unit.name == "halves")

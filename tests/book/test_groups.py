@@ -235,8 +235,9 @@ def test_ranks_agree_once_on_the_exchanges_of_a_unit_of_two_vectors() -> None:
 
 def sent_vectors_on_a_mesh() -> tuple[int, int]:
     """How many vectors were sent whose means go on to other copies, and the bytes that they still take."""
-    from shardbook import shard
     from shardbook.schedule import Conductor
+
+    from shardbook import shard
 
     found = [0, 0]
 

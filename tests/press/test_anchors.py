@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidelit import anchors, moves, naming, source
-from sidelit import ledger as ledger_file
-from sidelit.claims import Placed
 from sidelit.errors import SidelitError
+from sidelit.ids import anchors, moves, naming
+from sidelit.ids import ledger as ledger_file
+from sidelit.ids.claims import Placed
+from sidelit.source import source
 
 PAGE = "chapter"
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from sidelit import config, site
+from sidelit import config
+from sidelit.site import site
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT: dict[str, list[str]] = json.loads(

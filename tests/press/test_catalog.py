@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidelit import catalog, catalog_file, markup, source
+from sidelit.catalog import catalog, po_file
 from sidelit.errors import SidelitError
+from sidelit.source import source
+from sidelit.text import markup
 
 BOOK = '''r"""# Layers
 
@@ -550,15 +552,15 @@ def test_any_text_comes_back_from_a_catalogue(
 ) -> None:
     path = tmp_path_factory.mktemp("po") / "a.po"
     entries = [
-        catalog_file.Entry(context, msgid, msgstr, obsolete=bool(index % 2))
+        po_file.Entry(context, msgid, msgstr, obsolete=bool(index % 2))
         for index, ((context, msgid), msgstr) in enumerate(texts.items())
     ]
-    catalog_file.write(path, catalog_file.render(entries, "ja"))
-    back = catalog_file.read(path, "ja", "a.po")
+    po_file.write(path, po_file.render(entries, "ja"))
+    back = po_file.read(path, "ja", "a.po")
     assert {(entry.key, entry.msgstr, entry.obsolete) for entry in back} == {
         (entry.key, entry.msgstr, entry.obsolete) for entry in entries
     }
-    assert catalog_file.render(back, "ja") == path.read_text(encoding="utf-8")
+    assert po_file.render(back, "ja") == path.read_text(encoding="utf-8")
 
 
 SENTENCES = [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from press.project import sidelit
-from sidelit import foreign
+from sidelit.text import foreign
 
 NUMPY = '''
 def solve(a, *b):

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidelit import code
+from sidelit.text import code
 
 
 class Text(HTMLParser):

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sidelit import catalog, glossary, lint
+from sidelit import glossary
+from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
+from sidelit.lint import lint
 
 OURS = Path(__file__).parents[2] / "site" / "glossary.toml"
 LANGUAGES = ("ja", "zh")

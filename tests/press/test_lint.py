@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidelit import catalog, glossary, lint
+from sidelit import glossary
+from sidelit.catalog import catalog
+from sidelit.lint import lint
 from sidelit.tables import read_toml
 
 DATA = Path(__file__).parent / "data"

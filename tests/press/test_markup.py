@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it.utils import read_fixture_file
 
-from sidelit import markup
+from sidelit.text import markup
 
 DATA = Path(__file__).parent / "data" / "markup"
 CHAPTER = "# The *layer*\n\n> Whole only\n> while used.\n\nText.\n\n> A quotation.\n"

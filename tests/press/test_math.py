@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidelit import math
 from sidelit.assets import templates_folder
 from sidelit.errors import SidelitError
-from sidelit.math import Typesetter
+from sidelit.text import math
+from sidelit.text.math import Typesetter
 
 FORMULAS = (
     r"N_d",

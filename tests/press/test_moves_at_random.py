@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidelit import moves, source
-from sidelit.anchors import Anchor, imprints
-from sidelit.claims import Placed
 from sidelit.errors import SidelitError
-from sidelit.ledger import Ledger
+from sidelit.ids import moves
+from sidelit.ids.anchors import Anchor, imprints
+from sidelit.ids.claims import Placed
+from sidelit.ids.ledger import Ledger
+from sidelit.source import source
 
 PAGES = ("ant", "bee", "cat")
 # Names that come twice, each time with other words and other code.

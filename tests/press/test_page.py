@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from press.project import edit
-from sidelit import assets, config, page, site
+from sidelit import assets, config
 from sidelit.errors import SidelitError
+from sidelit.site import page, site
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it.utils import read_fixture_file
 
-from sidelit import markup, prose
 from sidelit.errors import SidelitError
-from sidelit.math import Typesetter
-from sidelit.slots import Slots
+from sidelit.text import markup, prose
+from sidelit.text.math import Typesetter
+from sidelit.text.sanitizer import Slots
 
 DATA = Path(__file__).parent / "data" / "markup"
 VOID = {"br", "hr", "img"}

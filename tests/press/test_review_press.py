@@ -11,9 +11,12 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from press.project import edit, page, run, sidelit, tree
-from sidelit import anchors, ledger, lint, moves, reading, serve, source
-from sidelit.claims import Placed
+from sidelit import serve
 from sidelit.errors import SidelitError
+from sidelit.ids import anchors, ledger, moves
+from sidelit.ids.claims import Placed
+from sidelit.lint import lint
+from sidelit.source import decoding, source
 
 # ## Encodings
 
@@ -33,7 +36,7 @@ def test_the_line_ends_that_emacs_adds_to_an_encoding_are_ignored_as_python_does
 ) -> None:
     data = f"# -*- coding: {declared} -*-\nx = '\u00e9'\n".encode(meant)
     compile(data, "some.py", "exec")
-    text, encoding = reading.decode(data, "some.py")
+    text, encoding = decoding.decode(data, "some.py")
     assert "\u00e9" in text
     assert (encoding, text.encode(encoding)) == (meant, data)
 
@@ -41,7 +44,7 @@ def test_the_line_ends_that_emacs_adds_to_an_encoding_are_ignored_as_python_does
 @pytest.mark.parametrize("declared", ["undefined", "idna", "punycode"])
 def test_an_encoding_that_only_python_itself_can_stumble_over_is_refused(declared: str) -> None:
     with pytest.raises(SidelitError, match=r"^some\.py:1: .*UTF-8"):
-        reading.decode(f"# coding: {declared}\nx = 1\n".encode(), "some.py")
+        decoding.decode(f"# coding: {declared}\nx = 1\n".encode(), "some.py")
 
 
 # ## Names of files

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sidelit import source
 from sidelit.errors import SidelitError
-from sidelit.source import Section
+from sidelit.source import source
+from sidelit.source.source import Section
 
 
 def cut(text: str) -> tuple[Section, ...]:

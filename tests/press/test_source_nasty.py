@@ -8,9 +8,10 @@ import warnings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidelit import naming, source
 from sidelit.errors import SidelitError
-from sidelit.source import Document
+from sidelit.ids import naming
+from sidelit.source import source
+from sidelit.source.source import Document
 
 # Pieces that mean something to a tokenizer, thrown together at random: most are no Python, and some are.
 SCRAPS = [

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sidelit import naming, source
+from sidelit.ids import naming
+from sidelit.source import source
 
 SAMPLES = sorted((Path(__file__).parent / "data" / "source").glob("*.py.txt"))
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sidelit import source
 from sidelit.errors import SidelitError
+from sidelit.source import source
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidelit import prose
+from sidelit.text import prose
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,0 +1,252 @@
+"""# Catalogues
+
+> A page in another language is the page itself with its sentences exchanged, each in one of four states.
+
+| state | meaning | the reader sees |
+|---|---|---|
+| current | translated, beside the code of today | the translation |
+| recheck | translated, but the code beside it changed, or the text came from elsewhere | the same, marked |
+| stale | the English was reworded since | the English, marked |
+| missing | nobody translated it, or somebody pasted the English | the English, marked |
+
+A site's words for building are `load`, `Shelf.catalog` and `translate`; for translators `sync`, `status`
+and `reviewed`. All of them match catalogues with pages in memory first, so they agree with each other.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from markdown_it.token import Token
+
+from sidelit.catalog import po_file
+from sidelit.catalog.po_file import Entry
+from sidelit.catalog.shelf import STATES, Catalog, Pending, Row, Shelf, pending, shelves, status, unique
+from sidelit.catalog.sync import State, digests_of, merge, remember, state_of
+from sidelit.catalog.units import (
+    PageUnits,
+    SectionUnits,
+    digest,
+    extract,
+    msgid,
+    split_prose,
+    unit_indices,
+)
+from sidelit.errors import SidelitError
+from sidelit.text import markup
+
+__all__ = [
+    "Catalog",
+    "Entry",
+    "PageUnits",
+    "Pending",
+    "Row",
+    "SectionUnits",
+    "Shelf",
+    "State",
+    "Translated",
+    "Translation",
+    "digest",
+    "extract",
+    "load",
+    "pending",
+    "reviewed",
+    "split_prose",
+    "status",
+    "sync",
+    "text",
+    "translate",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """What to show for one string: the translation, or the English where `state` is stale or missing."""
+
+    text: str
+    state: State
+    path: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A section's tokens in the reader's language; `state` is the worst of its units.
+
+    An inline that was translated knows its place in the catalogue (`markup.path_of`, `markup.line_of`);
+    the block around one that was not carries `lang="en"`, `class="untranslated"` and `data-state="stale"`
+    or `"missing"`.
+    """
+
+    tokens: tuple[Token, ...]
+    state: State
+
+
+def load(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str]) -> Shelf:
+    """Read all catalogues below `locale_dir` and match them with the pages.
+
+    `languages` are the languages translated into, without English. Raises `SidelitError` at the first
+    line that is not a sound catalogue, and for a folder of a language that the site does not have.
+    """
+    catalogs = {}
+    for lang, files in _read_all(locale_dir, languages).items():
+        memory = remember(entry for entries in files.values() for entry in entries)
+        homes = shelves(pages, files)
+        for page in pages:
+            own = (files[name] for name in (page.name, *page.former) if homes.get(name) == page.name)
+            merged = merge(page, unique(entry for entries in own for entry in entries), memory)
+            live = {entry.key: entry for entry in merged if not entry.obsolete}
+            obsolete = tuple(entry for entry in merged if entry.obsolete)
+            catalogs[page.name, lang] = Catalog(page.name, lang, live, obsolete, digests_of(page))
+    return Shelf(catalogs)
+
+
+def _read_all(locale_dir: Path, languages: Sequence[str]) -> dict[str, dict[str, tuple[Entry, ...]]]:
+    """The entries of every file, by language and page, whether the site still has that page or not."""
+    _check_folders(locale_dir, languages)
+    return {lang: dict(_read_language(locale_dir, lang)) for lang in languages}
+
+
+def _read_language(locale_dir: Path, lang: str) -> Iterator[tuple[str, tuple[Entry, ...]]]:
+    for page, path in _files(locale_dir / lang):
+        yield page, po_file.read(path, lang, _shown(path, locale_dir))
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The catalogues of a language by page; what an editor keeps beside one has a name with a dot first."""
+    for path in sorted(folder.rglob("*.po")):
+        if not path.name.startswith("."):
+            yield path.relative_to(folder).as_posix().removesuffix(".po"), path
+
+
+def _check_folders(locale_dir: Path, languages: Sequence[str]) -> None:
+    for folder in sorted(locale_dir.iterdir()) if locale_dir.is_dir() else ():
+        if folder.is_dir() and folder.name not in languages:
+            raise SidelitError(
+                f"the site has no language {folder.name!r} (it is translated into {', '.join(languages)})",
+                path=_shown(folder, locale_dir),
+                hint="name the language in sidelit.toml or remove the folder",
+            )
+
+
+def _shown(path: Path, locale_dir: Path) -> str:
+    """The path as messages print it: from the folder that holds `site/locale`."""
+    return path.relative_to(locale_dir.parent.parent).as_posix()
+
+
+def sync(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str]) -> tuple[Path, ...]:
+    """Bring the catalogue files up to date with the pages; returns those that were written.
+
+    The catalogue of a page that was renamed goes to its new name. That of a page that is gone keeps its
+    translations as obsolete ones, so that a page that comes back under another name finds them.
+    """
+    shelf = load(pages, locale_dir, languages)
+    moved = [path for lang in languages for path in _moved(pages, locale_dir / lang)]
+    orphans = [PageUnits(name, ()) for name in _orphans(pages, locale_dir, languages)]
+    lost = load(orphans, locale_dir, languages)
+    written = []
+    for catalog in (*shelf.catalogs.values(), *lost.catalogs.values()):
+        if (catalog.entries or catalog.obsolete) and _write(catalog, locale_dir):
+            written.append(_file(catalog, locale_dir))
+    for path in moved:
+        path.unlink()
+    return tuple(written)
+
+
+def _moved(pages: Sequence[PageUnits], folder: Path) -> Iterator[Path]:
+    """The files of a language whose entries are in the catalogue of another page now."""
+    files = dict(_files(folder))
+    current = {page.name for page in pages}
+    yield from (files[name] for name in shelves(pages, files) if name not in current)
+
+
+def _orphans(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str]) -> list[str]:
+    known = {name for page in pages for name in (page.name, *page.former)}
+    found = {page for lang in languages for page, _ in _files(locale_dir / lang)}
+    return sorted(found - known)
+
+
+def _file(catalog: Catalog, locale_dir: Path) -> Path:
+    return locale_dir / catalog.lang / f"{catalog.page}.po"
+
+
+def _write(catalog: Catalog, locale_dir: Path) -> bool:
+    entries = (*catalog.entries.values(), *catalog.obsolete)
+    return po_file.write(_file(catalog, locale_dir), po_file.render(entries, catalog.lang))
+
+
+def reviewed(
+    pages: Sequence[PageUnits],
+    locale_dir: Path,
+    languages: Sequence[str],
+    *,
+    page: str,
+    lang: str | None = None,
+    context: str | None = None,
+) -> int:
+    """Say that somebody read the translations beside the code of today: clears `recheck`.
+
+    It covers a page in all languages, or in one, or one context of it. Returns how many sentences it
+    cleared.
+    """
+    _check_known("page", page, [known.name for known in pages])
+    _check_known("language", lang, languages)
+    contexts = {section.context for known in pages if known.name == page for section in known.sections}
+    _check_known("context", context, sorted(contexts))
+    shelf = load(pages, locale_dir, languages)
+    cleared = 0
+    for name in languages if lang is None else (lang,):
+        catalog = shelf.catalog(page, name)
+        keys = [
+            key
+            for key in catalog.entries
+            if catalog.state(key) == "recheck" and context in (None, catalog.entries[key].context)
+        ]
+        judged = {key: replace(catalog.entries[key], digests=catalog.digests[key]) for key in keys}
+        _write(replace(catalog, entries={**catalog.entries, **judged}), locale_dir)
+        cleared += len(keys)
+    return cleared
+
+
+def _check_known(kind: str, name: str | None, known: Sequence[str]) -> None:
+    if name is not None and name not in known:
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:5]
+        raise SidelitError(
+            f"there is no {kind} {name!r}", hint=f"there is {', '.join(close) or 'none at all'}"
+        )
+
+
+def translate(tokens: Sequence[Token], catalog: Catalog, context: str, code_digest: str = "") -> Translated:
+    """Put the translations into a section's tokens. The tokens given stay as they are."""
+    out = list(tokens)
+    states: list[State] = ["current"]
+    for index in unit_indices(tokens):
+        found = text(msgid(tokens[index]), catalog, context, code_digest)
+        states.append(found.state)
+        if found.state in ("current", "recheck"):
+            out[index] = markup.reinline(tokens[index], found.text, path=found.path, line=found.line)
+        else:
+            out[index - 1], out[index + 1] = _english(tokens[index - 1], tokens[index + 1], found.state)
+    return Translated(tuple(out), max(states, key=STATES.index))
+
+
+def text(msgid: str, catalog: Catalog, context: str, code_digest: str = "") -> Translation:
+    """Translate one plain string, such as a label of the navigation."""
+    entry = catalog.entries.get((context, msgid))
+    state = state_of(entry, code_digest)
+    if entry is None or state not in ("current", "recheck"):
+        return Translation(msgid, state)
+    return Translation(entry.msgstr, state, entry.path, entry.line)
+
+
+def _english(opening: Token, closing: Token, state: State) -> tuple[Token, Token]:
+    """Mark a block that stays English: browsers then read it out, hyphenate and translate it as English."""
+    names = f"{opening.attrs.get('class', '')} untranslated".strip()
+    attrs = {**opening.attrs, "lang": "en", "class": names, "data-state": state}
+    if not opening.hidden:
+        return opening.copy(attrs=attrs), closing
+    # The paragraph of a tight list item prints no tag that could carry the mark.
+    return opening.copy(attrs=attrs, tag="span", hidden=False), closing.copy(tag="span", hidden=False)

@@ -1,0 +1,198 @@
+"""# Matching old translations with a changed page
+
+> No translation is thrown away with the sentence it was made for, and none is shown for another.
+
+A page changes every day and its translations must not be thrown away with it, nor be shown where they
+have become false. For each sentence of the page as it is now, the first of these that applies decides:
+
+1. The catalogue has it: it stays, whatever its place on the page.
+2. It was deleted once: its old translation comes back.
+3. The same sentence is translated in another context or on another page: that text is carried over, to be
+   rechecked, since a sentence may mean something else beside other code. A definition that went to another
+   page with its code as it was takes its translations along as they were judged.
+4. It resembles a sentence that has just gone: the old translation is kept at hand, fuzzy, and is never
+   shown. Two widely used tools would have shown "do not free" for a sentence that had just lost its "not".
+5. It is new, and waits for a translator.
+
+Sentences that went leave their translation in the catalogue as obsolete, for rule 2. Doing all this a
+second time changes nothing, and it happens in memory at every build, so that a build tells the truth
+whether or not somebody ran `sidelit sync`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from sidelit.catalog.po_file import MOVED, NO_CODE, Entry
+from sidelit.catalog.units import PageUnits
+
+State = Literal["current", "recheck", "stale", "missing"]
+Key = tuple[str, str]
+Memory = dict[str | tuple[str, str, str], Entry]
+
+# Below these a pair of English sentences has little more in common than the language.
+ALIKE = 0.5
+ALIKE_ELSEWHERE = 0.65
+
+
+def state_of(entry: Entry | None, code_digest: str) -> State:
+    """Judge an entry beside the code as it is now."""
+    if entry is None or entry.obsolete or not entry.msgstr:
+        return "missing"
+    if entry.fuzzy:
+        return "stale"
+    if is_copy(entry):
+        return "missing"
+    return "current" if (code_digest or NO_CODE) in (entry.digests or (NO_CODE,)) else "recheck"
+
+
+def is_copy(entry: Entry) -> bool:
+    """Whether a translation only repeats the English, give or take its punctuation, without saying `same`."""
+    return not entry.same and _letters(entry.msgid) == _letters(entry.msgstr)
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"\W", "", unicodedata.normalize("NFKC", text).casefold())
+
+
+def is_translated(entry: Entry) -> bool:
+    """Whether somebody translated this very English, be it in need of a recheck."""
+    return bool(entry.msgstr) and not entry.fuzzy and not is_copy(entry)
+
+
+def remember(entries: Iterable[Entry]) -> Memory:
+    """The translations for sentences that turn up elsewhere; live ones win.
+
+    They are filed under their English, and under their context, their English and the code beside it too.
+    """
+    memory: Memory = {}
+    for entry in sorted(entries, key=lambda entry: entry.obsolete):
+        if is_translated(entry):
+            memory.setdefault(entry.msgid, entry)
+            for code in entry.digests:
+                memory.setdefault((entry.context, entry.msgid, code), entry)
+    return memory
+
+
+def merge(page: PageUnits, old: Sequence[Entry], memory: Memory) -> tuple[Entry, ...]:
+    """Match a page with its catalogue: live entries in the page's order, then the obsolete ones.
+
+    `memory` holds the translations of the other pages.
+    """
+    wanted = digests_of(page)
+    known = {entry.key: entry for entry in old}
+    memory = {**memory, **remember(old)}
+    rewordings = _Rewordings(wanted, old)
+    live = []
+    for (context, msgid), digests in wanted.items():
+        entry = known.get((context, msgid))
+        if entry is None or not entry.msgstr:
+            entry = _carried(context, msgid, digests, entry, memory) or entry
+        if entry is None:
+            entry = rewordings.guess(context, msgid) or Entry(context, msgid)
+        # A translator works beside the code of the day; only what is done remembers the code it was done for.
+        entry = entry if is_translated(entry) else replace(entry, digests=digests)
+        live.append(replace(entry, obsolete=False))
+    return (*live, *_left_over(old, wanted, live))
+
+
+def digests_of(page: PageUnits) -> dict[Key, tuple[str, ...]]:
+    """The page's units in order, each with the code digests of the sections of its context that hold it."""
+    wanted: dict[Key, list[str]] = {}
+    for section in page.sections:
+        for msgid in section.msgids:
+            beside = wanted.setdefault((section.context, msgid), [])
+            if (section.code_digest or NO_CODE) not in beside:
+                beside.append(section.code_digest or NO_CODE)
+    return {key: () if beside == [NO_CODE] else tuple(beside) for key, beside in wanted.items()}
+
+
+def _carried(
+    context: str, msgid: str, digests: tuple[str, ...], empty: Entry | None, memory: Memory
+) -> Entry | None:
+    """A translation from elsewhere: as it was judged beside this very code, or else to be rechecked."""
+    judged = [memory.get((context, msgid, code)) for code in digests]
+    if judged and judged[0] and all(judged):
+        return replace(judged[0], digests=digests, previous="", obsolete=False)
+    found = memory.get(msgid)
+    if found is None:
+        return None
+    notes = empty.notes if empty else ()
+    return replace(found, context=context, digests=(MOVED,), notes=notes, previous="", obsolete=False)
+
+
+def _left_over(old: Sequence[Entry], wanted: Mapping[Key, object], live: Sequence[Entry]) -> list[Entry]:
+    """What the page no longer says; empty entries and guesses kept elsewhere are dropped."""
+    gone = [replace(entry, obsolete=True) for entry in old if entry.key not in wanted and entry.msgstr]
+    kept = {entry.msgstr for entry in (*live, *gone) if not entry.obsolete or not entry.fuzzy}
+    gone = [entry for entry in gone if not entry.fuzzy or entry.msgstr not in kept]
+    before = {entry.key for entry in old if entry.obsolete}
+    return sorted(gone, key=lambda entry: entry.key not in before)
+
+
+class _Rewordings:
+    """Finds the old sentence that a new one was made from."""
+
+    def __init__(self, wanted: Mapping[Key, object], old: Sequence[Entry]) -> None:
+        self._new = _by_context((context, msgid) for context, msgid in wanted)
+        self._live = [entry for entry in old if not entry.obsolete]
+        self._old = _by_context(entry.key for entry in self._live)
+        self._gone = [entry for entry in old if entry.key not in wanted and entry.msgstr]
+        self._in_place = self._same_place()
+
+    def guess(self, context: str, msgid: str) -> Entry | None:
+        """The old translation, fuzzy, in the place of the new sentence."""
+        found = self._in_place.get((context, msgid)) or self._alike(context, msgid)
+        if found is None:
+            return None
+        previous = found.previous if found.fuzzy and found.previous else found.msgid
+        return replace(found, context=context, msgid=msgid, fuzzy=True, previous=previous, obsolete=False)
+
+    def _origin(self, context: str) -> str:
+        """What a context was called before: a renamed function or heading takes most sentences along."""
+        if context in self._old:
+            return context
+        vanished = [name for name in self._old if name not in self._new]
+        shared = {name: len(set(self._old[name]) & set(self._new[context])) for name in vanished}
+        best = max(shared, key=lambda name: shared[name], default=context)
+        return best if shared.get(best) else context
+
+    def _alike(self, context: str, msgid: str) -> Entry | None:
+        origin = self._origin(context)
+        best = _closest(msgid, [entry for entry in self._gone if entry.context == origin], ALIKE)
+        if best is None and origin not in self._old:
+            elsewhere = [entry for entry in self._gone if entry.context not in self._new]
+            best = _closest(msgid, elsewhere, ALIKE_ELSEWHERE)
+        return best
+
+    def _same_place(self) -> dict[Key, Entry]:
+        """One sentence out and one in at the same place is a rewording, however thorough."""
+        found: dict[Key, Entry] = {}
+        for context, after in self._new.items():
+            before = [entry for entry in self._live if entry.context == self._origin(context)]
+            matcher = difflib.SequenceMatcher(None, [entry.msgid for entry in before], after, autojunk=False)
+            for kind, start, end, new_start, new_end in matcher.get_opcodes():
+                single = (end - start, new_end - new_start) == (1, 1)
+                if kind == "replace" and single and before[start].msgstr:
+                    found[context, after[new_start]] = before[start]
+        return found
+
+
+def _by_context(keys: Iterable[Key]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for context, msgid in keys:
+        found.setdefault(context, []).append(msgid)
+    return found
+
+
+def _closest(msgid: str, candidates: Sequence[Entry], threshold: float) -> Entry | None:
+    def likeness(entry: Entry) -> float:
+        return difflib.SequenceMatcher(None, entry.msgid, msgid, autojunk=False).ratio()
+
+    best = max(candidates, key=likeness, default=None)
+    return best if best is not None and likeness(best) >= threshold else None

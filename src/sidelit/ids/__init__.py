@@ -1,0 +1,1 @@
+"""Names of sections that last, and the ledger that keeps them."""

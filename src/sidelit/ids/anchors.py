@@ -1,0 +1,196 @@
+"""# Names that last
+
+> A link to a section still leads to it after the next release, or the build fails.
+
+The [ledger](ledger.py) holds the ids that readers may have kept, with an imprint of each section. Only a
+release writes it (`sidelit publish`). Every build reads it, finds the published sections again, and gives
+each its old id. An id changes only where the qualified name changes; the old one then stays as an alias. A
+published id that would lead nowhere stops the build. This module looks at one page; [moves](moves.py) at
+sections that went to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sidelit.errors import SidelitError
+from sidelit.ids.matching import PIECES, Imprint, imprint, match, moved
+from sidelit.ids.naming import piece, propose
+from sidelit.source.source import Document
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """The id of a section, the ids that once led to it, and the places on other pages that did."""
+
+    id: str
+    aliases: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+
+
+def assign(
+    document: Document,
+    published: Sequence[Imprint] | None = None,
+    *,
+    redirects: Mapping[str, str] | None = None,
+) -> tuple[Anchor, ...]:
+    """Return an anchor for each section of a single page, in the order of the sections.
+
+    :param published: what the ledger holds about this page.
+    :param redirects: published ids whose sections are gone on purpose, each with the id its readers should
+        find.
+    :raises SidelitError: a published id would lead nowhere.
+    """
+    naming = Naming(document, published or ())
+    naming.finish()
+    homes: list[tuple[Imprint, int]] = []
+    lost: list[str] = []
+    for entry in naming.lost:
+        home = naming.index_of((redirects or {}).get(entry.id, ""))
+        home = naming.home(entry) if home is None else home
+        if home is None:
+            lost.append(entry.id)
+        else:
+            homes.append((entry, home))
+    if lost:
+        raise nowhere(document.path, lost)
+    arrivals = [*naming.kept, *homes]
+    return naming.anchors([(place, index) for entry, index in arrivals for place in places_of(entry)])
+
+
+def nowhere(path: str, lost: Sequence[str], page: str = "") -> SidelitError:
+    """The error for published ids that lead nowhere; `page` had them, where it is another page."""
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return SidelitError(
+        f"the published id {(f'{page}#' if page else '') + lost[0]!r}{more} would lead nowhere",
+        path=path,
+        hint="bring the section back, or publish with a redirect to another one",
+    )
+
+
+def places_of(entry: Imprint, address: str = "") -> Iterator[str]:
+    """Every place that led to a published section, when its page stood at `address`."""
+    yield from (f"{address}#{name}" for name in (*entry.aliases, entry.id))
+    yield from entry.places
+
+
+def imprints(document: Document, anchors: Sequence[Anchor]) -> tuple[Imprint, ...]:
+    """Take the imprints of all sections that readers can link to."""
+    return tuple(
+        imprint(section, anchor.id, anchor.aliases, anchor.places)
+        for section, anchor in zip(document.sections, anchors, strict=True)
+        if not section.hidden
+    )
+
+
+class Naming:
+    """The sections of a document beside those that were published, while each gets its name.
+
+    What is off the page cannot be linked to, so hidden sections are neither found again nor published.
+
+    :param reserved: ids that led to a place on this page once, and belong to sections that are elsewhere now.
+    """
+
+    def __init__(
+        self, document: Document, published: Sequence[Imprint] = (), reserved: Iterable[str] = ()
+    ) -> None:
+        self.document = document
+        self.proposed = propose(document.sections)
+        self.shown = [index for index, each in enumerate(document.sections) if not each.hidden]
+        sections = document.sections
+        self.current = [imprint(sections[index], self.proposed[index]) for index in self.shown]
+        pairs, self.renamed = match(published, self.current)
+        self.lost = [entry for old, entry in enumerate(published) if old not in pairs]
+        self.taken = {name for each in published for name in (each.id, *each.aliases)} | set(reserved)
+        self.names: dict[int, str] = {}
+        self.kept: list[tuple[Imprint, int]] = []
+        for old, new in pairs.items():
+            self._name(published[old], new, (published[old].id, *published[old].aliases))
+
+    @property
+    def free(self) -> list[int]:
+        """The places in `current` of the sections that have no name yet."""
+        return [place for place, index in enumerate(self.shown) if index not in self.names]
+
+    def imprint_of(self, index: int) -> Imprint:
+        """What the section at a position of the document says and does."""
+        return self.current[self.shown.index(index)]
+
+    def admit(self, entry: Imprint, place: int, own: Collection[str]) -> int:
+        """Name a section that was published on another page; `own` are ids that led to it here before that.
+
+        Returns its position in the document.
+        """
+        return self._name(entry, place, own)
+
+    def finish(self) -> None:
+        """Name the sections that were never published, from the names that are left."""
+        for index, name in enumerate(self.proposed):
+            if index not in self.names:
+                self.names[index] = self._free(name)
+
+    def index_of(self, name: str) -> int | None:
+        """The section that readers find under an id."""
+        return next((index for index in self.shown if self.names[index] == name), None)
+
+    def home(self, entry: Imprint) -> int | None:
+        """Find the section on which the readers of one that is gone should land, if nobody need say it.
+
+        For code without commentary that is the definition it stood in: nobody named it, so nobody can keep
+        its name. Every other id is a promise, and only its author may say where it leads now.
+        """
+        if entry.words or entry.kind not in (*PIECES, "module"):
+            return None
+        home = self.definition(moved(entry.qualname, self.renamed))
+        return self.first if home is None else home
+
+    @property
+    def first(self) -> int | None:
+        """The section at the top of the page."""
+        return self.shown[0] if self.shown else None
+
+    def definition(self, qualname: str) -> int | None:
+        """Return the innermost definition of this name or around it."""
+        sections = self.document.sections
+        while qualname:
+            for index in self.shown:
+                if sections[index].qualname == qualname and sections[index].kind not in PIECES:
+                    return index
+            qualname = qualname.rpartition(".")[0]
+        return None
+
+    def anchors(self, arrivals: Iterable[tuple[str, int]], address: str = "") -> tuple[Anchor, ...]:
+        """Return the anchor of every section, given which place led to which of them."""
+        aliases: dict[int, dict[str, None]] = {}
+        places: dict[int, dict[str, None]] = {}
+        for place, index in arrivals:
+            page, _, name = place.rpartition("#")
+            if page != address:
+                places.setdefault(index, {})[place] = None
+            elif name not in ("", self.names[index]):
+                aliases.setdefault(index, {})[name] = None
+        return tuple(
+            Anchor(self.names[index], tuple(aliases.get(index, ())), tuple(places.get(index, ())))
+            for index in range(len(self.names))
+        )
+
+    def _name(self, old: Imprint, place: int, own: Collection[str]) -> int:
+        """Give a section that was found again the id that it had, or one for its new definition."""
+        new, index = self.current[place], self.shown[place]
+        name = old.id
+        if old.qualname != new.qualname and old.kind != "module":
+            name = piece(new.qualname, old.id.rpartition("/")[2]) if old.kind in PIECES else new.id
+        self.names[index] = name if name in own else self._free(name)
+        self.kept.append((old, index))
+        return index
+
+    def _free(self, name: str) -> str:
+        """Return `name`, or where it is taken the next one that is free, and take it."""
+        free = name
+        count = 2
+        while free in self.taken:
+            free = f"{name}-{count}"
+            count += 1
+        self.taken.add(free)
+        return free

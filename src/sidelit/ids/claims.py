@@ -1,0 +1,102 @@
+"""# Which page of today is which published one
+
+> A page is known by its name, and `was` says which names it had before.
+
+The rules, in this order, for a published page of the ledger:
+
+1. A page that says `was = [its name]` goes on with it, unless a release has noted that already. After the
+   release the name is free, and a new page may bear it.
+2. The page of this name is it.
+3. The page whose path would give this name is it: an older press named pages by their paths.
+4. The page at its address is it: it has gone to another package.
+
+A published page that none of them finds would vanish, and stops the build.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sidelit.errors import SidelitError
+from sidelit.ids.ledger import Ledger
+from sidelit.page_names import Former
+from sidelit.source.source import Document
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A page as it is now: what it is called, and its text."""
+
+    name: str
+    output: str
+    document: Document
+    former: tuple[Former, ...] = ()
+
+
+class Vanished(SidelitError):
+    """A published page that no page of today goes on with."""
+
+    def __init__(self, page: str, hint: str) -> None:
+        super().__init__(f"the published page {page!r} would vanish", hint=hint)
+        self.page = page
+
+
+class Claims:
+    """The pages of today beside the published ones.
+
+    :raises SidelitError: a published page would vanish.
+    """
+
+    def __init__(self, pages: Sequence[Placed], ledger: Ledger) -> None:
+        self.pages = pages
+        self.ledger = ledger
+        self.homes = {name: self._home(name) for name in ledger.pages}
+
+    def own(self, page: Placed) -> str | None:
+        """The published page that a page goes on with: its own, or else the first one that it took in."""
+        taken = [name for name, home in self.homes.items() if home is page]
+        names = (page.name, *(each.name for each in page.former), *taken)
+        return next((name for name in names if name in taken), None)
+
+    def address(self, name: str) -> str:
+        """Where a published page stood."""
+        home = self.homes[name]
+        former = next((each.output for each in home.former if each.name == name), home.output)
+        return self.ledger.addresses.get(name, former)
+
+    def unnoted(self, page: Placed) -> list[Former]:
+        """The former names of a page that no release has noted yet."""
+        places = [place for entry in self.ledger.pages.get(page.name, ()) for place in entry.places]
+        noted = {place.rpartition("#")[0] for place in places}
+        return [former for former in page.former if former.told and former.output not in noted]
+
+    def _home(self, name: str) -> Placed:
+        address = self.ledger.addresses.get(name)
+        for page in self.pages:
+            if name in [former.name for former in self.unnoted(page)]:
+                return page
+        for page in self.pages:
+            if name == page.name:
+                return page
+        for page in self.pages:
+            if name in [former.name for former in page.former]:
+                return page
+        for page in self.pages:
+            if address == page.output:
+                return page
+        raise self._vanished(name)
+
+    def _vanished(self, name: str) -> Vanished:
+        """The error for a page that nobody goes on with; it names the new page that has its definitions."""
+        known = {each.qualname for each in self.ledger.pages[name] if each.kind in ("class", "function")}
+        shared: Counter[str] = Counter()
+        for page in self.pages:
+            if page.name not in self.ledger.pages:
+                shared[page.document.path] = len(known & {each.qualname for each in page.document.sections})
+        likely, count = next(iter(shared.most_common(1)), ("", 0))
+        entry = likely if count else "the page that took its place"
+        short = name.partition("/")[2] or name
+        hint = f'write `was = ["{short}"]` in the entry of {entry}, or keep a page of this name in the site'
+        return Vanished(name, hint)

@@ -1,0 +1,261 @@
+"""# Sections that went to another page
+
+> A chapter may be renamed, split and merged, and what readers kept of it still leads to the same section.
+
+[Claims](claims.py) tell which page goes on with which published one. Each page finds its own sections
+again, as [anchors](anchors.py) does. What is left of them, and of pages that another one took in, is looked
+for on all pages: exact copies first, then sections that are alike. A section that is found takes its id
+along where that is free, and the place it had before is noted with it, as `address#id`.
+
+A definition that nobody finds leads to the definition of its name on the page that took its own page in. For
+anything else only the author can say where its readers go (`sidelit publish --redirect`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from sidelit.errors import SidelitError
+from sidelit.ids import ledger as ledger_file
+from sidelit.ids.anchors import Anchor, Naming, imprints, nowhere, places_of
+from sidelit.ids.claims import Claims, Placed
+from sidelit.ids.ledger import Ledger
+from sidelit.ids.matching import FAR_LINES, PIECES, Imprint, alike, match
+
+Redirects = Mapping[str, Mapping[str, str]]
+"""By page and id, where the readers of sections that are gone go: `ID`, or `PAGE#ID`; `*` is any other id."""
+
+# Where a section is now: the name of its page, and its position in the document.
+Found = tuple[str, int]
+
+
+def assign(
+    pages: Sequence[Placed], ledger: Ledger, redirects: Redirects | None = None
+) -> dict[str, tuple[Anchor, ...] | SidelitError]:
+    """Return the anchors of each page, by its name, or the error for ids that would lead nowhere.
+
+    :raises SidelitError: a published page would vanish.
+    """
+    site = _Site(pages, ledger)
+    for name in ledger.pages:
+        site.look_around(name)
+    for naming in site.naming.values():
+        naming.finish()
+    wrong = {}
+    for name, entries in site.lost.items():
+        if lost := [entry.id for entry in entries if not site.settle(name, entry, redirects or {})]:
+            home = site.claims.homes[name]
+            wrong[home.name] = nowhere(home.document.path, lost, "" if site.owns(name) else name)
+    return {page.name: wrong.get(page.name) or site.anchors(page) for page in pages}
+
+
+def publish(path: Path, pages: Sequence[Placed], redirects: Redirects | None = None) -> Ledger:
+    """Fix the ids and the addresses of all pages and write them to the ledger.
+
+    :raises SidelitError: a published id or page would lead nowhere.
+    """
+    given = assign(pages, ledger_file.load(path), redirects)
+    fixed = {}
+    for page in pages:
+        anchors = given[page.name]
+        if isinstance(anchors, SidelitError):
+            raise anchors
+        fixed[page.name] = imprints(page.document, anchors)
+    ledger = Ledger(fixed, {page.name: page.output for page in pages})
+    ledger_file.save(path, ledger)
+    return ledger
+
+
+class _Site:
+    """All pages, while their sections get names.
+
+    :param found: where each published section is now, by its page and id.
+    :param lost: by published page, the sections that are still looked for.
+    """
+
+    def __init__(self, pages: Sequence[Placed], ledger: Ledger) -> None:
+        self.pages = {page.name: page for page in pages}
+        self.claims = Claims(pages, ledger)
+        self.entries = {(name, entry.id): entry for name, page in ledger.pages.items() for entry in page}
+        self.naming: dict[str, Naming] = {}
+        self.found: dict[tuple[str, str], Found] = {}
+        self.lost = {name: list(page) for name, page in ledger.pages.items()}
+        for page in pages:
+            self.naming[page.name] = self._named(page)
+        for page, gone in [(page, gone) for page in pages if (gone := self._exchanged(page))]:
+            self.naming[page.name] = self._named(page, gone)
+        for page in pages:
+            own, naming = self.claims.own(page), self.naming[page.name]
+            if own is not None:
+                kept = {(own, entry.id): (page.name, index) for entry, index in naming.kept}
+                self.found.update(kept)
+                self.lost[own] = [entry for entry in ledger.pages[own] if (own, entry.id) not in kept]
+
+    def owns(self, name: str) -> bool:
+        """Whether a published page lives on as a page of its own, and was not taken in by another one."""
+        return self.claims.own(self.claims.homes[name]) == name
+
+    def look_around(self, name: str) -> None:
+        """Look on all pages for the lost sections of a published page."""
+        home = self.claims.homes[name].name
+        wanted = {_text(entry) for entry in self.lost[name] if self._may_have_left(name, entry)}
+        if not wanted:
+            return
+        copies: Counter[str] = Counter()
+        for page, naming in self.naming.items():
+            copies[page] = sum(_text(naming.current[place]) in wanted for place in naming.free)
+        # The page that took this one in comes first, then those that hold most of its sections as they were.
+        order = sorted(self.pages, key=lambda page: (page != home, -copies[page]))
+        for exact in (True, False):
+            for page in order:
+                self._look_on(page, name, exact)
+
+    def settle(self, name: str, entry: Imprint, redirects: Redirects) -> bool:
+        """Find where the readers of a section go that is on no page; false when nobody can tell."""
+        found = self._redirected(name, entry, redirects) or self._left_to(name, entry)
+        if found:
+            self.found[name, entry.id] = found
+        return found is not None
+
+    def anchors(self, page: Placed) -> tuple[Anchor, ...]:
+        """The anchors of a page, once every published section is found or settled."""
+        arrivals = [
+            (place, index)
+            for (name, anchor), (there, index) in self.found.items()
+            if there == page.name
+            for place in places_of(self.entries[name, anchor], self.claims.address(name))
+        ]
+        naming = self.naming[page.name]
+        if naming.first is not None:
+            arrivals += ((f"{address}#", naming.first) for address in self._addresses(page))
+        for address in self._unpublished(page):
+            arrivals += ((f"{address}#{naming.names[index]}", index) for index in naming.shown)
+        return naming.anchors(arrivals, page.output)
+
+    def _addresses(self, page: Placed) -> Iterator[str]:
+        """The addresses at which a page, or one that it took in, stood."""
+        yield from (self.claims.address(name) for name, home in self.claims.homes.items() if home is page)
+        yield from (former.output for former in self.claims.unnoted(page))
+
+    def _unpublished(self, page: Placed) -> set[str]:
+        """The addresses that a page had when no release knew it: its sections had the ids that they have."""
+        published = {self.claims.address(name) for name in self.claims.homes}
+        current = {each.output for each in self.pages.values()}
+        return {former.output for former in self.claims.unnoted(page)} - published - current
+
+    def _named(self, page: Placed, gone: Collection[str] = ()) -> Naming:
+        """Let a page find its own sections, but for those that are `gone` to another page."""
+        own = self.claims.own(page)
+        published = () if own is None else self.claims.ledger.pages[own]
+        stayed = [entry for entry in published if entry.id not in gone]
+        left = [name for entry in published if entry.id in gone for name in (entry.id, *entry.aliases)]
+        return Naming(page.document, stayed, [*self._reserved(page, own), *left])
+
+    def _exchanged(self, page: Placed) -> list[str]:
+        """The definitions of a page that went to another one, while others of their names took their places.
+
+        Within a page a name is certain. So such a one is known by its copy elsewhere, which is new there.
+        """
+        changed = [
+            entry
+            for entry, index in self.naming[page.name].kept
+            if entry.kind in ("class", "function")
+            and _says_enough(entry)
+            and not alike(entry, self.naming[page.name].imprint_of(index))
+        ]
+        return [entry.id for entry in changed if any(map(self._is_new, self._copies(page, entry)))]
+
+    def _copies(self, page: Placed, entry: Imprint) -> Iterator[tuple[Naming, Imprint]]:
+        for name, naming in self.naming.items():
+            if name != page.name:
+                yield from ((naming, each) for each in naming.current if _text(each) == _text(entry))
+
+    @staticmethod
+    def _is_new(copy: tuple[Naming, Imprint]) -> bool:
+        naming, each = copy
+        return _text(each) not in [_text(entry) for entry, _ in naming.kept]
+
+    def _reserved(self, page: Placed, own: str | None) -> Iterator[str]:
+        """The ids that led to a place at the address of a page, and lead to another page now."""
+        for (name, _), entry in self.entries.items():
+            for place in places_of(entry, self.claims.address(name)):
+                address, _, anchor = place.rpartition("#")
+                if address == page.output and anchor and name != own:
+                    yield anchor
+
+    def _may_have_left(self, name: str, entry: Imprint) -> bool:
+        """Code that nobody described is looked for only where the code around it went."""
+        if entry.kind == "module":
+            return False
+        if entry.words or entry.kind not in PIECES or not self.owns(name):
+            return True
+        return self._around(name, entry) not in (None, self.claims.homes[name].name)
+
+    def _look_on(self, page: str, name: str, exact: bool) -> None:
+        """Look on one page for what a published page lost, for copies alone or for what is alike too."""
+        naming = self.naming[page]
+        lost = [entry for entry in self.lost[name] if self._may_have_left(name, entry)]
+        free = [place for place in naming.free if naming.current[place].kind != "module"]
+        if not lost or not free:
+            return
+        pairs, _ = match(lost, [naming.current[place] for place in free])
+        # Definitions come first, the outer ones before the inner ones: what stands in them follows.
+        for old in sorted(pairs, key=lambda old: (lost[old].kind in PIECES, lost[old].qualname.count("."))):
+            entry, place = lost[old], free[pairs[old]]
+            copy = _text(entry) == _text(naming.current[place]) and _says_enough(entry)
+            follows = page in (self.claims.homes[name].name, self._around(name, entry))
+            if copy or (not exact and (follows or alike(entry, naming.current[place]))):
+                self._admit(name, entry, page, place)
+
+    def _admit(self, name: str, entry: Imprint, page: str, place: int) -> None:
+        before = (each.rpartition("#") for each in places_of(entry, self.claims.address(name)))
+        own = [anchor for address, _, anchor in before if address == self.pages[page].output]
+        self.found[name, entry.id] = page, self.naming[page].admit(entry, place, own)
+        self.lost[name].remove(entry)
+
+    def _around(self, name: str, entry: Imprint) -> str | None:
+        """The page that the innermost published definition around a section is on now."""
+        found = self._definition(name, entry)
+        return found[0] if found else None
+
+    def _definition(self, name: str, entry: Imprint) -> Found | None:
+        around = entry.qualname if entry.kind in PIECES else entry.qualname.rpartition(".")[0]
+        while around:
+            if found := self.found.get((name, around)):
+                return found
+            around = around.rpartition(".")[0]
+        return None
+
+    def _redirected(self, name: str, entry: Imprint, redirects: Redirects) -> Found | None:
+        home = self.claims.homes[name].name
+        said = {**(redirects.get(home, {}) if self.owns(name) else {}), **redirects.get(name, {})}
+        page, _, anchor = said.get(entry.id, said.get("*", "")).rpartition("#")
+        if page in self.claims.homes and page not in self.naming:
+            page = self.claims.homes[page].name
+        index = self.naming[page or home].index_of(anchor) if (page or home) in self.naming else None
+        return None if index is None else (page or home, index)
+
+    def _left_to(self, name: str, entry: Imprint) -> Found | None:
+        """Where the readers of a section go that is gone, when its author need not say it."""
+        home = self.claims.homes[name].name
+        naming = self.naming[home]
+        index = naming.home(entry)
+        if index is not None:
+            around = self._definition(name, entry)
+            return around if around and around[0] != home else (home, index)
+        if not self.owns(name) and entry.kind == "module":
+            index = naming.first
+        elif not self.owns(name) and entry.kind not in PIECES:
+            index = naming.index_of(entry.qualname)
+        return None if index is None else (home, index)
+
+
+def _text(entry: Imprint) -> tuple[object, ...]:
+    return entry.kind, entry.qualname, entry.words, entry.lines
+
+
+def _says_enough(entry: Imprint) -> bool:
+    """Whether a section is more than what any page may hold."""
+    return bool(entry.words) or (entry.kind not in PIECES and len(entry.lines) >= FAR_LINES)

@@ -1,0 +1,130 @@
+"""# A first name for every section
+
+> A section is named by what it is and what it says, never by where in the file it stands.
+
+A definition is named by its qualified name, the module `module`. A comment block adds the first words of its
+text, and code without commentary a digest, for want of words. Reordering a file therefore changes no id.
+Names given here are first proposals: once an id is published, `anchors` holds on to it through rewording and
+moving.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from sidelit.source.source import Section
+
+WORDS = 5
+
+
+def propose(sections: Sequence[Section]) -> tuple[str, ...]:
+    """Return an id for each section; no two are equal, and their order has no influence.
+
+    Where a name is claimed twice, all who claim it say what tells them apart: first by their decorator or the
+    condition around them, then by a digest of their text. Only equal texts are counted.
+    """
+    ids = [_base(section) for section in sections]
+    for tell in (_traits, _digest):
+        ids = _told_apart(ids, sections, tell)
+    return _counted(ids)
+
+
+def piece(qualname: str, words: str) -> str:
+    """Return the id of a piece of code or commentary inside a definition, or directly in the module."""
+    return f"{qualname or 'module'}/{words}"
+
+
+def slug(text: str, words: int = WORDS) -> str:
+    """Turn the first words of a text into ASCII that can stand in an address; empty if it has none.
+
+    Formulas and markup are left out, the words of code spans and links stay.
+    """
+    for pattern, replacement in MARKUP:
+        text = pattern.sub(replacement, text)
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    found: list[str] = []
+    for sentence in SENTENCE.split(plain):
+        found += re.findall("[a-z0-9]+", sentence)
+        if len(found) > 1:
+            break
+    return "-".join(found[:words])
+
+
+# What is dropped or unwrapped before words are counted, in this order.
+MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"^(?:```|~~~).*?^(?:```|~~~)", re.MULTILINE | re.DOTALL), " "),
+    (re.compile(r"\$\$.*?\$\$|\$[^$\n]+\$", re.DOTALL), " "),
+    (re.compile(r'^(?:!!! ?\w+ *"?|#+ +)([^"\n]*)"?$', re.MULTILINE), "\\1\n\n"),
+    (re.compile(r"^:\w+(?: [^:\n]*)?:|\[\^[^\]]*\]:?", re.MULTILINE), " "),
+    (re.compile(r"!?\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])"), r"\1"),
+    (re.compile(r"<[^<>\n]*>|&\w+;|\\[a-zA-Z]+"), " "),
+    (re.compile("(?<=[A-Za-z])['’](?=[A-Za-z])"), ""),
+)
+SENTENCE = re.compile(r"[.!?;:](?:\s|$)|\n\s*\n")
+
+
+def digest(text: str, length: int = 8) -> str:
+    """Return a digest of a text that does not see changes of spacing."""
+    return hashlib.sha256(" ".join(text.split()).encode("utf-8", "surrogatepass")).hexdigest()[:length]
+
+
+def _base(section: Section) -> str:
+    """Return the name a section has before doubles are told apart."""
+    if section.kind == "module":
+        return "module"
+    if section.kind in ("class", "function"):
+        return section.qualname
+    return piece(section.qualname, slug(section.commentary) or f"{section.kind}-{digest(section.source)}")
+
+
+# ## Telling doubles apart
+
+
+def _told_apart(ids: Sequence[str], sections: Sequence[Section], tell: Callable[[Section], str]) -> list[str]:
+    """Add to each id that is claimed more than once what `tell` knows of its section."""
+    claims = _claims(ids)
+    return [
+        f"{name}@{word}" if len(claims[name]) > 1 and (word := tell(section)) else name
+        for name, section in zip(ids, sections, strict=True)
+    ]
+
+
+def _counted(ids: Sequence[str]) -> tuple[str, ...]:
+    """Number the ids that are still equal: their sections say the same, so any of them will do."""
+    counted = list(ids)
+    for name, places in _claims(ids).items():
+        for count, place in enumerate(places[1:], start=2):
+            counted[place] = f"{name}-{count}"
+    return tuple(counted)
+
+
+def _claims(ids: Sequence[str]) -> dict[str, list[int]]:
+    claims: dict[str, list[int]] = defaultdict(list)
+    for place, name in enumerate(ids):
+        claims[name].append(place)
+    return claims
+
+
+def _traits(section: Section) -> str:
+    """Put a decorator or a condition into words."""
+    text = " ".join(section.traits)
+    for sign, word in SIGNS:
+        text = text.replace(sign, f" {word} ")
+    return slug(text.replace(".", " "), words=8)
+
+
+# Two conditions often differ in the comparison alone. The longer signs come first, since they hold the
+# shorter ones.
+SIGNS = ((">=", "ge"), ("<=", "le"), ("==", "eq"), ("!=", "ne"), ("<", "lt"), (">", "gt"))
+
+
+def _digest(section: Section) -> str:
+    """The module keeps its name, and a piece without words has its digest already."""
+    if section.kind == "module":
+        return ""
+    wordless = section.kind in ("comment", "code") and not slug(section.commentary)
+    return "" if wordless else digest(section.source)

@@ -1,0 +1,1 @@
+"""What is wrong with a source or a translation, and can be said without a build."""

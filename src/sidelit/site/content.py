@@ -1,0 +1,128 @@
+"""# What a page says, before any language
+
+> Sources and prose become the same record, so that everything after this stage treats them alike.
+
+A chapter's pieces are its sections; a prose page's pieces are the stretches between its headings. A piece
+carries the tokens of its words, the context its translations are filed under, and the lines of code beside
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it.token import Token
+
+from sidelit.catalog import catalog
+from sidelit.config import SITE, Chapter, Config, Prose
+from sidelit.errors import SidelitError
+from sidelit.ids.anchors import Anchor
+from sidelit.source import source
+from sidelit.text import code, markup
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One section of a source, or one stretch of prose under its heading."""
+
+    id: str
+    aliases: tuple[str, ...]
+    context: str
+    kind: str
+    qualname: str
+    tokens: tuple[Token, ...]
+    lines: tuple[tuple[int, str], ...] = ()
+    """Line numbers and coloured HTML of the code on show."""
+    code_digest: str = ""
+    first_line: int = 1
+    places: tuple[str, ...] = ()
+    """Where it stood on other pages, each as `address#id`; without an id it is a whole page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One page in the language it was written in."""
+
+    item: Chapter | Prose
+    label: str
+    """What the page is called when it says no title itself."""
+    pieces: tuple[Piece, ...]
+    ids: frozenset[str]
+    """Everything a link to this page may end in."""
+
+    @property
+    def prose(self) -> bool:
+        """Whether this is a page of Markdown, which reads as one text, rather than a source."""
+        return isinstance(self.item, Prose)
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """The words of the whole page, in order."""
+        return tuple(token for piece in self.pieces for token in piece.tokens)
+
+
+def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor]) -> Text:
+    """Make the text of a source; `names` are the anchors of its sections.
+
+    Sections that are hidden from readers are left out here, once for all languages.
+    """
+    lines = code.highlight(document.text)
+    pieces = tuple(
+        Piece(
+            id=name.id,
+            aliases=name.aliases,
+            places=name.places,
+            context=section.qualname or "module",
+            kind=section.kind,
+            qualname=section.qualname,
+            tokens=markup.parse(
+                section.commentary, path=item.source, first_line=section.commentary_line or 1
+            ),
+            lines=tuple(code.numbered(lines, section.code)),
+            code_digest=catalog.digest(line for _, line in section.code),
+            first_line=section.first_line,
+        )
+        for section, name in zip(document.sections, names, strict=True)
+        if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")
+    )
+    ids = frozenset(name for piece in pieces for name in (piece.id, *piece.aliases))
+    return Text(item, item.module, pieces, ids)
+
+
+def prose(item: Prose, path: Path) -> Text:
+    """Make the text of a page of Markdown.
+
+    Raises `SidelitError` when the file cannot be read.
+    """
+    try:
+        written = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SidelitError(f"cannot be read: {error.strerror}", path=item.source) from None
+    except UnicodeDecodeError:
+        raise SidelitError("cannot be read: it is not UTF-8", path=item.source) from None
+    tokens = markup.parse(written, path=item.source, first_line=1)
+    # The title is drawn by the page's template, which gives it no id.
+    after = markup.opening(tokens).rest
+    ids = frozenset(str(token.meta["slug"]) for token in after if token.type == "heading_open")
+    pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in catalog.split_prose(tokens))
+    return Text(item, path.stem, pieces, ids)
+
+
+def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...]:
+    """Everything of a site that is to be translated: its pages, and the words that are on none of them."""
+    labels = tuple(part.label for part in config.parts)
+    about = tuple(text for text in (config.tagline, config.licence_note) if text)
+    own = (("nav", labels), ("site", about))
+    site = catalog.PageUnits(SITE, tuple(catalog.SectionUnits(name, said) for name, said in own if said))
+    current = {text.item.name for text in texts}
+    return (*(page_units(text, current) for text in texts), site)
+
+
+def page_units(text: Text, current: Collection[str] = ()) -> catalog.PageUnits:
+    """What of a page is to be translated; `current` are the names of all pages, this one included."""
+    sections = (catalog.extract(piece.context, piece.tokens, piece.code_digest) for piece in text.pieces)
+    # What a page might have been called by its path is nothing to a page that is called so.
+    former = (each.name for each in text.item.former if each.told or each.name not in current)
+    return catalog.PageUnits(text.item.name, tuple(sections), tuple(dict.fromkeys(former)))

@@ -1,0 +1,134 @@
+"""# A page in one language
+
+> The same pieces in the same order under the same ids; only the words are exchanged.
+
+A piece whose words could not all be exchanged keeps the English for those and says so. The title and the
+lede are cut off here, because they are wanted in many places: at the top, in the navigation, in the list of
+a search engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from markdown_it.token import Token
+
+from sidelit.catalog import catalog
+from sidelit.config import SITE, Config
+from sidelit.site.content import Text
+from sidelit.text import markup
+
+SUMMARY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A piece's tokens in one language; `state` is None where there is nothing to say about them."""
+
+    title: tuple[Token, ...]
+    tokens: tuple[Token, ...]
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A text in one language: its title, its lede, and the words of each of its pieces."""
+
+    text: Text
+    lang: str
+    title: tuple[Token, ...]
+    title_state: str | None
+    lede: tuple[Token, ...]
+    lede_state: str | None
+    words: tuple[Words, ...]
+
+    @property
+    def label(self) -> str:
+        """The title in plain words."""
+        return markup.plain(self.title) or self.text.label
+
+    @property
+    def summary(self) -> str:
+        """What the page is about, in plain words: its lede, or its first paragraph."""
+        if self.lede or not self.words:
+            return markup.plain(self.lede)
+        first = next((token for token in self.words[0].tokens if token.type == "inline"), None)
+        return markup.plain(first) if first and len(first.content) <= SUMMARY else ""
+
+    @property
+    def label_lang(self) -> str | None:
+        """The language of the title where it is not the page's."""
+        return None if self.title_state in (None, "recheck") else "en"
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """The whole site in one language."""
+
+    lang: str
+    pages: Mapping[str, Page]
+    """By their place in the site."""
+    parts: tuple[tuple[str, str | None], ...]
+    """The label of each part, and its language where that is not the edition's."""
+    tagline: str
+    licence_note: str
+
+
+def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: str) -> Edition:
+    """Put every page of the site into one language."""
+    book = shelf.catalog(SITE, lang)
+    parts = tuple(_label(part.label, book, "nav", lang) for part in config.parts)
+    tagline, _ = _label(config.tagline, book, "site", lang)
+    licence_note, _ = _label(config.licence_note, book, "site", lang)
+    # English is what the texts are written in: nothing is looked up for it.
+    books = {
+        text.item.output: None if lang == "en" else shelf.catalog(text.item.name, lang) for text in texts
+    }
+    pages = {text.item.output: page(text, books[text.item.output], lang) for text in texts}
+    return Edition(lang, pages, parts, tagline, licence_note)
+
+
+def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:
+    """Put one page into one language; without a catalogue its words stay as they were written."""
+    pieces = tuple(_pieces(text, book))
+    if not pieces:
+        return Page(text, lang, (), None, (), None, ())
+    (first, state), rest = pieces[0], pieces[1:]
+    opening = markup.opening(first)
+    title = () if opening.title is None else (opening.title,)
+    lede_state = next((_state(token) for token in opening.lede if _state(token)), None)
+    title_state = _state(first[0]) if title else None
+    words = (
+        Words((), opening.rest, state),
+        *(Words(*_heading(text, tokens), state) for tokens, state in rest),
+    )
+    return Page(text, lang, title, title_state, opening.lede, lede_state, words)
+
+
+def _pieces(text: Text, book: catalog.Catalog | None) -> Iterator[tuple[tuple[Token, ...], str | None]]:
+    if book is None:
+        yield from ((piece.tokens, None) for piece in text.pieces)
+        return
+    for piece in text.pieces:
+        done = catalog.translate(piece.tokens, book, piece.context, piece.code_digest)
+        yield done.tokens, None if done.state == "current" else done.state
+
+
+def _heading(text: Text, tokens: tuple[Token, ...]) -> tuple[tuple[Token, ...], tuple[Token, ...]]:
+    """Split off the heading that a section's commentary starts with; in prose, headings stay in the text."""
+    if text.prose or not tokens or tokens[0].type != "heading_open":
+        return (), tokens
+    return (tokens[1],), tokens[3:]
+
+
+def _state(token: Token) -> str | None:
+    state = token.attrGet("data-state")
+    return None if state is None else str(state)
+
+
+def _label(label: str, book: catalog.Catalog, context: str, lang: str) -> tuple[str, str | None]:
+    if lang == "en" or not label:
+        return label, None
+    done = catalog.text(label, book, context)
+    return done.text, None if done.state in ("current", "recheck") else "en"

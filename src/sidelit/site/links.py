@@ -1,0 +1,171 @@
+"""# Where a link leads
+
+> A link names a file of the project, not a page of the site, and a link that leads nowhere stops the build.
+
+Authors link the way the repository is laid out: another source, a page of prose, a section by its id, a
+work by its key. The index knows every id of every page, so a section that was renamed is noticed before a
+reader notices.
+
+A file may move, and the links to it need not: a path that leads nowhere is looked up by its end. `unit.py`
+is the only source of this name, wherever it lies; or the only page that bears this name, or bore it before.
+Two of them are one too many, and the link must say more of the path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote, unquote
+
+from sidelit.config import Config
+from sidelit.errors import SidelitError
+from sidelit.site.forwarding import Lead
+
+EXTERNAL = ("http://", "https://", "mailto:")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A page that can be linked to: its place in the project, its place in the site, and its ids."""
+
+    source: str
+    name: str
+    output: str
+    ids: frozenset[str]
+    moved: Mapping[str, Lead] = field(default_factory=dict)
+    """Where the ids lead that are on another page now, or are called otherwise there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Everything in the site that a link may name."""
+
+    targets: Mapping[str, Target]
+    works: Mapping[str, str]
+    files: frozenset[str]
+    source_root: str
+    pages: str
+    names: Sequence[Mapping[str, tuple[Target, ...]]] = ()
+    """The targets by the ends of their paths: by those of their files, their names, their old names."""
+
+    def resolve(self, href: str, page: Target, line: int, *, up: str = "") -> str:
+        """Turn a link of a page into the address the reader's browser needs.
+
+        `up` leads from the page's language to the root, where the files that all languages share are.
+        Raises `SidelitError` at the page's line when nothing is there.
+        """
+        if href.startswith(EXTERNAL):
+            return href
+        if href.startswith("bib:"):
+            return self._work(href[4:], page, line)
+        path, _, anchor = href.partition("#")
+        if not path:
+            return self._place(unquote(anchor), page, page, line, here=True)
+        if posixpath.isabs(path) or ":" in path.removeprefix("src:"):
+            raise SidelitError(
+                f"the link {href!r} is not understood",
+                path=page.source,
+                line=line,
+                hint="use a relative path, src:, bib: or https:",
+            )
+        target = self._find(unquote(path), page) or self._named(unquote(path), page, line)
+        if isinstance(target, Target):
+            return self._place(unquote(anchor), target, page, line)
+        if target is not None:
+            return up + _relative(target, page.output)
+        raise SidelitError(
+            f"the link {href!r} leads to no page or file of the site",
+            path=page.source,
+            line=line,
+            hint=_nearest(path, (*self.targets, *self.files)),
+        )
+
+    def _find(self, path: str, page: Target) -> Target | str | None:
+        for candidate in self._candidates(path, page):
+            if candidate in self.targets:
+                return self.targets[candidate]
+            below = posixpath.relpath(candidate, self.pages)
+            if below in self.files:
+                return below
+        return None
+
+    def _candidates(self, path: str, page: Target) -> tuple[str, ...]:
+        if path.startswith("src:"):
+            return (posixpath.normpath(posixpath.join(self.source_root, path[4:])),)
+        beside = posixpath.normpath(posixpath.join(posixpath.dirname(page.source), path))
+        # To an author sources and prose are one tree, as in the site: `../bibliography.md` works in both.
+        tree = posixpath.normpath(posixpath.join(posixpath.dirname(page.name), path))
+        return beside, posixpath.join(self.pages, tree), posixpath.join(self.source_root, tree)
+
+    def _named(self, path: str, page: Target, line: int) -> Target | None:
+        """Look a path up by its end, and by a shorter end where the longer one is that of no page."""
+        parts = [part for part in path.removeprefix("src:").split("/") if part not in ("", ".", "..")]
+        for start in range(len(parts)):
+            end = "/".join(parts[start:])
+            for known in self.names:
+                found = {target.output: target for target in known.get(end, ())}
+                if len(found) > 1:
+                    several = ", ".join(sorted(target.source for target in found.values()))
+                    raise SidelitError(
+                        f"the link {path!r} may lead to several pages: {several}",
+                        path=page.source,
+                        line=line,
+                        hint="write as much of the path as tells them apart",
+                    )
+                if found:
+                    return next(iter(found.values()))
+        return None
+
+    def _place(self, anchor: str, target: Target, page: Target, line: int, here: bool = False) -> str:
+        """The address of a section, or of the whole page for an empty anchor; `here` says no path."""
+        if (lead := target.moved.get(anchor)) is not None:
+            return _relative(lead.output, page.output) + (f"#{fragment(lead.id)}" if lead.id else "")
+        address = "" if here else _relative(target.output, page.output)
+        return f"{address}#{self._anchor(anchor, target, page, line)}" if anchor or here else address
+
+    def _anchor(self, anchor: str, target: Target, page: Target, line: int) -> str:
+        if anchor not in target.ids:
+            raise SidelitError(
+                f"{target.source} has no section {anchor!r}",
+                path=page.source,
+                line=line,
+                hint=_nearest(anchor, tuple(target.ids)),
+            )
+        return fragment(anchor)
+
+    def _work(self, key: str, page: Target, line: int) -> str:
+        if key not in self.works:
+            raise SidelitError(
+                f"the bibliography has no entry {key!r}",
+                path=page.source,
+                line=line,
+                hint=_nearest(key, tuple(self.works)),
+            )
+        return f"{_relative(self.works[key], page.output)}#{fragment(f'bib-{key}')}"
+
+
+def ends(path: str) -> Iterator[str]:
+    """Every end of a path: `unit.py`, `zero/unit.py`, …"""
+    parts = path.split("/")
+    yield from ("/".join(parts[start:]) for start in range(len(parts)))
+
+
+def fragment(anchor: str) -> str:
+    """An id as it stands after `#`: slashes and dots stay readable."""
+    return quote(anchor, safe="/.:-_~")
+
+
+def pages_folder(config: Config) -> str:
+    """The folder of the prose, from the project folder."""
+    return f"{config.folder.name}/pages"
+
+
+def _relative(target: str, page: str) -> str:
+    return quote(posixpath.relpath(target, posixpath.dirname(page) or "."))
+
+
+def _nearest(wanted: str, known: tuple[str, ...]) -> str | None:
+    close = difflib.get_close_matches(wanted, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else None

@@ -1,0 +1,130 @@
+"""# Pages made from data
+
+> The glossary and the bibliography are tables that somebody keeps; a page only shows them.
+
+A work has a key, and every link `bib:KEY` of the site leads to its entry. An entry with a field that nobody
+knows is refused, so that a slip of the pen cannot make a title vanish.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from markdown_it.token import Token
+
+from sidelit import glossary as glossary_file
+from sidelit.errors import SidelitError
+from sidelit.glossary import Glossary
+from sidelit.site.edition import Edition
+from sidelit.site.views import Link, Term, Work
+from sidelit.tables import read_toml
+from sidelit.text import markup
+
+FIELDS = {"authors": list, "title": str, "year": int, "venue": str, "url": str, "arxiv": str, "note": str}
+NEEDED = ("authors", "title", "year")
+
+
+def works(path: Path, shown: str) -> tuple[Work, ...]:
+    """Read the bibliography: one table a work, its key as the table's name; no file means no works.
+
+    Raises `SidelitError` at the entry that is wrong.
+    """
+    if not path.is_file():
+        return ()
+    text = path.read_text(encoding="utf-8")
+    entries = read_toml(path, shown)
+    made = {key: _work(key, entry, shown, text) for key, entry in entries.items()}
+    return tuple(made[key] for key in sorted(made, key=lambda key: _order(entries[key])))
+
+
+def terms(glossary: Glossary, lang: str) -> tuple[Term, ...]:
+    """The rows of the glossary, with the remarks in one language."""
+    return tuple(_term(term, lang) for term in glossary.terms)
+
+
+def term_id(term: glossary_file.Term) -> str:
+    """The id of a term's row, the same in every language."""
+    return f"term-{markup.slug(term.en, words=20)}"
+
+
+def key_of(work: Work) -> str:
+    """The key that links use."""
+    return work.id.removeprefix("bib-")
+
+
+def cited(works: Sequence[Work], edition: Edition, to: Callable[[str], str]) -> tuple[Work, ...]:
+    """The works, each with the pages that refer to it; `to` gives the address of a page."""
+    used: dict[str, list[Link]] = {}
+    for output, page in edition.pages.items():
+        for key in _cited(page.text.tokens):
+            used.setdefault(key, []).append(Link(page.label, to(output), lang=page.label_lang))
+    return tuple(replace(work, used=tuple(used.get(key_of(work), ()))) for work in works)
+
+
+def _cited(tokens: Sequence[Token]) -> Iterator[str]:
+    """The keys of the works a page refers to, each once."""
+    hrefs = (
+        str(child.attrGet("href"))
+        for token in tokens
+        for child in token.children or ()
+        if child.attrGet("href")
+    )
+    yield from dict.fromkeys(href[4:] for href in hrefs if href.startswith("bib:"))
+
+
+def _work(key: str, entry: Any, shown: str, text: str) -> Work:
+    if not isinstance(entry, dict):
+        raise SidelitError(f"`{key}` must be a table", path=shown, line=_line(text, key))
+    for name, value in entry.items():
+        if name not in FIELDS or not isinstance(value, FIELDS[name]):
+            what = f"the work {key!r} has an unknown or malformed field `{name}`"
+            raise SidelitError(what, path=shown, line=_line(text, key), hint=f"there is {', '.join(FIELDS)}")
+    if fault := _fault(entry):
+        raise SidelitError(f"the work {key!r} {fault}", path=shown, line=_line(text, key))
+    arxiv = entry.get("arxiv")
+    return Work(
+        id=f"bib-{key}",
+        authors=_authors([str(author) for author in entry["authors"]]),
+        title=entry["title"],
+        year=str(entry["year"]),
+        where=entry.get("venue", f"arXiv {arxiv}" if arxiv else ""),
+        url=entry.get("url", f"https://arxiv.org/abs/{arxiv}" if arxiv else ""),
+        note=entry.get("note", ""),
+        used=(),
+    )
+
+
+def _fault(entry: dict[str, Any]) -> str:
+    """What an entry of known fields lacks, or an empty string."""
+    for name in NEEDED:
+        if name not in entry:
+            return f"has no `{name}`"
+    names = entry["authors"]
+    if not names or not all(isinstance(name, str) and name.strip() for name in names):
+        return "needs names in `authors`"
+    return "" if re.match(r"https?://|$", entry.get("url", "")) else "has a `url` that is no web address"
+
+
+def _order(entry: dict[str, Any]) -> tuple[str, int]:
+    """Works stand by the first author's family name, then by year."""
+    return entry["authors"][0].split()[-1].casefold(), entry["year"]
+
+
+def _authors(names: list[str]) -> str:
+    # A list of eighteen names hides the title; the entry's address has them all.
+    return ", ".join(names) if len(names) <= 6 else f"{', '.join(names[:3])} et al."
+
+
+def _line(text: str, key: str) -> int:
+    found = re.search(rf"(?m)^\[\"?{re.escape(key)}\"?\]", text)
+    return text.count("\n", 0, found.start()) + 1 if found else 1
+
+
+def _term(term: glossary_file.Term, lang: str) -> Term:
+    note = (term.note or {}).get(lang, "")
+    never = (*term.never, *term.wrong)
+    return Term(term_id(term), term.en, term.text.get("ja", ""), term.text.get("zh", ""), never, note)

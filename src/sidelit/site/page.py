@@ -1,0 +1,116 @@
+"""# A page through its template
+
+> The records of `views` go in, a page of HTML comes out.
+
+Here live the words of the interface, the addresses of the assets and the one Jinja2 environment. Nothing is
+looked up in silence: a word, a field or an asset that does not exist stops the build at the template's line.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+
+from sidelit import assets
+from sidelit.errors import SidelitError
+from sidelit.site.views import View
+from sidelit.tables import read_toml
+
+HTML_LANGUAGES = {"zh": "zh-Hans"}
+
+
+def render(view: View) -> str:
+    """Fill the template of the page's kind.
+
+    Raises `SidelitError` at the template's line when the template asks for something that does not exist.
+    """
+    context: dict[str, Any] = {field.name: getattr(view, field.name) for field in fields(view)}
+    context["ui"] = interface(view.lang)
+    context["asset"] = _asset_address(view.root)
+    try:
+        return _environment().get_template(f"{view.page.kind}.html").render(context)
+    except jinja2.TemplateSyntaxError as error:
+        what = f"not a valid template: {error.message}"
+        raise SidelitError(what, path=f"templates/{error.name}", line=error.lineno) from None
+    except jinja2.TemplateError as error:
+        name, line = _template_line(error)
+        raise SidelitError(f"the template fails: {error}", path=name, line=line) from None
+
+
+@cache
+def interface(lang: str) -> dict[str, str]:
+    """The words of the interface in one language, the same keys as in English."""
+    words = _words(lang)
+    missing = sorted(set(_words("en")) - set(words))
+    if missing:
+        raise SidelitError(f"the word {missing[0]!r} is missing", path=f"templates/ui/{lang}.toml", line=1)
+    return words
+
+
+def forget() -> None:
+    """Read templates and words anew at the next build: somebody may have saved one."""
+    interface.cache_clear()
+    _environment.cache_clear()
+
+
+def word(lang: str, key: str, **values: str) -> str:
+    """One word of the interface with its blanks filled."""
+    words = interface(lang)
+    if key not in words:
+        raise SidelitError(f"the word {key!r} is missing", path=f"templates/ui/{lang}.toml", line=1)
+    return words[key].format(**values)
+
+
+def html_language(lang: str) -> str:
+    """The BCP 47 tag of a language of the site: glyphs and spacing hang on it."""
+    return HTML_LANGUAGES.get(lang, lang)
+
+
+def relative(target: str, page: str) -> str:
+    """The address of one file of the site as seen from a page of it."""
+    return quote(posixpath.relpath(target, posixpath.dirname(page) or "."))
+
+
+def _words(lang: str) -> dict[str, str]:
+    path = assets.templates_folder() / "ui" / f"{lang}.toml"
+    return {key: str(value) for key, value in read_toml(path, f"templates/ui/{lang}.toml")["ui"].items()}
+
+
+def _asset_address(root: str) -> Callable[[str], str]:
+    known = {name for name, _ in assets.asset_files()}
+
+    def asset(name: str) -> str:
+        if name not in known:
+            raise jinja2.TemplateRuntimeError(f"there is no file assets/{name}")
+        return f"{root}assets/{name}"
+
+    return asset
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(assets.templates_folder()),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+
+
+def _template_line(error: BaseException) -> tuple[str | None, int | None]:
+    """The deepest template line in a traceback: Jinja2 rewrites frames to point at its templates."""
+    folder, place = assets.templates_folder(), (None, None)
+    trace = error.__traceback__
+    while trace is not None:
+        name = Path(trace.tb_frame.f_code.co_filename)
+        if name.is_relative_to(folder):
+            place = (f"templates/{name.relative_to(folder).as_posix()}", trace.tb_lineno)  # type: ignore[assignment]
+        trace = trace.tb_next
+    return place

@@ -1,0 +1,227 @@
+"""# Printing files that are not ours
+
+> Any literate Python becomes pages, without a configuration and without conditions.
+
+What other people write in docstrings follows other rules, or none. So nothing that is odd in their words
+stops the printing: a formula that cannot be set and a link that leads nowhere are shown as they were typed,
+and a warning names the place. With `strict` they are errors, as they are in a site. A file that is not
+Python is an error anyway.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from sidelit import assets, config, origin
+from sidelit.catalog import catalog
+from sidelit.config import Chapter, Config, Part, Prose
+from sidelit.errors import SidelitError
+from sidelit.ids import anchors
+from sidelit.site import assemble, content, edition, links, page, site
+from sidelit.source import source
+from sidelit.text import foreign
+from sidelit.text.math import Typesetter
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to print; `lang` is the language of the pages, `locale` holds translations into it, if any."""
+
+    paths: tuple[Path, ...]
+    lang: str = "en"
+    locale: Path | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Where the translations of a page are: the folder of all, the page's name, and the names it had."""
+
+    folder: Path
+    name: str
+    former: tuple[str, ...] = ()
+
+
+def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
+    """Make the pages; return every file by its path, and what was odd.
+
+    Raises `SidelitError` for a file that cannot be read as Python, and with `strict` for everything that is
+    odd.
+    """
+    if job.lang not in assets.languages():
+        known = ", ".join(assets.languages())
+        raise SidelitError(f"unknown language {job.lang!r}", hint=f"the templates know {known}")
+    # A file that is named twice, or found in a folder too, is printed once.
+    paths = tuple({path.resolve(): path for path in _expanded(job.paths)}.values())
+    made = _configuration(paths, job.lang)
+    written, names = [], _names(paths, made, job)
+    gathered = site.Collector()
+    for path, chapter in zip(paths, made.chapters, strict=True):
+        try:
+            document = _document(path, chapter.source)
+            text = content.chapter(chapter, document, anchors.assign(document))
+            written.append(replace(text, label=_import_name(path, text.label)))
+        except SidelitError as error:
+            gathered.add(error)
+    gathered.check()
+    title = page.word(job.lang, "files")
+    written += [content.Text(item, title, (), frozenset()) for item in made.front]
+    return _pages(made, written, job, names)
+
+
+def _document(path: Path, shown: str) -> source.Document:
+    """Read a file; what belongs to a site is Markdown already, the rest is put into it."""
+    document = source.read(path, shown=shown)
+    if _project(path) is not None:
+        return document
+    sections = (replace(each, commentary=foreign.markdown(each.commentary)) for each in document.sections)
+    return replace(document, sections=tuple(sections))
+
+
+def _pages(
+    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, Shelf]
+) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
+    gathered = site.Collector()
+    press = assemble.Press(
+        config=made,
+        editions={job.lang: _edition(made, written, job, names)},
+        index=links.Index(
+            {
+                text.item.source: links.Target(text.item.source, text.item.name, text.item.output, text.ids)
+                for text in written
+            },
+            {},
+            frozenset(),
+            "",
+            "",
+        ),
+        math=Typesetter(cache=None),
+        origin=origin.Origin(),
+        lenient=not job.strict,
+        report=gathered.add,
+    )
+    done = {f"assets/{name}": path.read_bytes() for name, path in assets.asset_files()}
+    for output, shown in press.editions[job.lang].pages.items():
+        done[output] = page.render(assemble.view(press, shown)).encode()
+    if job.strict:
+        gathered.check()
+    return dict(sorted(done.items())), tuple({str(error): error for error in gathered.errors}.values())
+
+
+def _edition(
+    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, Shelf]
+) -> edition.Edition:
+    """Translate what has a catalogue; the rest is taken to be in the page's language already."""
+    pages = {}
+    for text in written:
+        shelf = names.get(text.item.output)
+        if shelf is None:
+            pages[text.item.output] = edition.page(text, None, job.lang)
+            continue
+        units = catalog.PageUnits(shelf.name, content.page_units(text).sections, shelf.former)
+        languages = tuple({job.lang, *(path.name for path in shelf.folder.glob("*") if path.is_dir())})
+        book = catalog.load((units,), shelf.folder, languages).catalog(shelf.name, job.lang)
+        pages[text.item.output] = edition.page(text, book, job.lang)
+    return edition.Edition(job.lang, pages, (("", None),), "", "")
+
+
+def _names(paths: Sequence[Path], made: Config, job: Job) -> dict[str, Shelf]:
+    """Where the translations of each page are: in the folder given, or in the project the file is part of."""
+    found = {}
+    for path, chapter in zip(paths, made.chapters, strict=True):
+        known = Shelf(job.locale, chapter.name) if job.locale else _project(path)
+        if job.lang != "en" and known is not None:
+            found[chapter.output] = known
+    return found
+
+
+def _project(path: Path) -> Shelf | None:
+    try:
+        own = config.load(config.find(path.resolve().parent))
+    except SidelitError:
+        return None  # Not part of a site: that is the usual case, and no mistake.
+    for chapter in own.chapters:
+        if (own.project / chapter.source).resolve() == path.resolve():
+            former = tuple(each.name for each in chapter.former if each.told)
+            return Shelf(own.folder / "locale", chapter.name, former)
+    return None
+
+
+def _configuration(paths: Sequence[Path], lang: str) -> Config:
+    """A site made of nothing but these files, each at its place below the folder they have in common."""
+    base = Path(os.path.commonpath([path.resolve().parent for path in paths]))
+    chapters = tuple(_chapter(path, base) for path in paths)
+    taken: dict[str, str] = {}
+    for chapter in chapters:
+        if (other := taken.setdefault(chapter.output, chapter.source)) != chapter.source:
+            what = f"its page would be {chapter.output}, and so would that of {other}"
+            raise SidelitError(what, path=chapter.source, hint="print one of them into another folder")
+    index = "index.html" if "index.html" not in taken else "contents.html"
+    front = (Prose("", index, "", "listing"),) if len(paths) > 1 else ()
+    home = chapters[0].output if len(paths) == 1 else index
+    title = paths[0].resolve().stem if len(paths) == 1 else base.name
+    return Config(
+        path=base / "site" / "sidelit.toml",
+        project=base,
+        title=title,
+        tagline="",
+        languages=(lang,),
+        front=front,
+        parts=(Part("", "", chapters),),
+        back=(),
+        source_root="",
+        home=home,
+    )
+
+
+def _chapter(path: Path, base: Path) -> Chapter:
+    below = PurePosixPath(path.resolve().relative_to(base).as_posix())
+    module = config.module_name(PurePosixPath(path.resolve().as_posix()), below)
+    return Chapter(
+        path.as_posix(), str(below.with_suffix(".html")), str(below.with_suffix("")), module=module
+    )
+
+
+def _import_name(path: Path, placed: str) -> str:
+    """The name a program imports a file by. Packages are the folders around it that say they are.
+
+    Without any, `placed` is the name, made of the folders below the common one, if it can be a name.
+    """
+    path = path.resolve()
+    names = [] if path.stem == "__init__" else [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    if len(names) > 1:
+        return ".".join(names)
+    return placed if all(part.isidentifier() for part in placed.split(".")) else path.stem
+
+
+def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.exists():
+            raise SidelitError("there is no such file", path=path)
+        inside = sorted(filter(_visible(path), path.rglob("*.py"))) if path.is_dir() else [path]
+        if not inside:
+            raise SidelitError("there is no Python file in this folder", path=path)
+        for each in inside:
+            _check_name(each)
+            yield each
+
+
+def _check_name(path: Path) -> None:
+    """A page names its file, and a name that is no text, as old archives hold them, has no place there."""
+    try:
+        str(path.resolve()).encode()
+    except UnicodeEncodeError:
+        what = "the name of this file is not UTF-8"
+        raise SidelitError(what, path=ascii(str(path))[1:-1], hint="give it another name") from None
+
+
+def _visible(folder: Path) -> Callable[[Path], bool]:
+    """Nobody wants a page of what editors and environments keep under names that begin with a dot."""
+    return lambda path: not any(part.startswith(".") for part in path.relative_to(folder).parts)

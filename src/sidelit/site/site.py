@@ -1,0 +1,262 @@
+"""# The site
+
+> Read everything, check everything, and only then hand out the files.
+
+This is the pipeline in one place: sources and prose are read, sections get their names, catalogues their
+matches, and each page is assembled in each language. The result is a set of files in memory. Who writes
+them, the command line, mkdocs or a server, is of no concern here, and a site that has a mistake anywhere is
+never handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sidelit import assets, glossary, origin
+from sidelit.catalog import catalog
+from sidelit.config import Chapter, Config, Prose, load
+from sidelit.errors import SidelitError
+from sidelit.ids import claims, ledger, moves
+from sidelit.ids.anchors import Anchor
+from sidelit.site import assemble, content, edition, forwarding, links, listing, page, ways
+from sidelit.site.views import Work
+from sidelit.source import source
+from sidelit.text.math import Typesetter
+
+CACHE = ".cache/sidelit"
+LEDGER = "anchors.json"
+
+
+class Failures(SidelitError):
+    """Several mistakes at once, one line each."""
+
+    def __init__(self, errors: Sequence[SidelitError]) -> None:
+        super().__init__(f"{len(errors)} mistakes")
+        # The same slip shows in every language; it is said once, and in the order of the places.
+        self.errors = tuple({str(error): error for error in errors}.values())
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)
+
+
+@dataclass(slots=True)
+class Collector:
+    """Gathers mistakes, so that an author hears of all of them at once."""
+
+    errors: list[SidelitError] = field(default_factory=list)
+
+    def add(self, error: SidelitError) -> None:
+        """Take note of one mistake, or of several at once."""
+        self.errors += error.errors if isinstance(error, Failures) else [error]
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Take note of a mistake inside this block, and go on behind it."""
+        try:
+            yield
+        except SidelitError as error:
+            self.add(error)
+
+    def check(self) -> None:
+        """Raise what was gathered, if anything was."""
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            raise Failures(self.errors)
+
+
+def texts(config: Config) -> tuple[content.Text, ...]:
+    """Read every page of the site in the language it was written in.
+
+    Raises `SidelitError` with all the sources that cannot be read.
+    """
+    gathered = Collector()
+    prose: dict[str, content.Text] = {}
+    for each in config.prose:
+        with gathered.gathering():
+            prose[each.source] = content.prose(each, config.project / each.source)
+    placed: dict[str, claims.Placed] = {}
+    for chapter in config.chapters:
+        with gathered.gathering():
+            placed[chapter.source] = _placed(config, chapter)
+    gathered.check()
+    names = _anchors(config, tuple(placed.values()))
+    found: list[content.Text] = []
+    for item in config.order:
+        if isinstance(item, Prose):
+            found.append(prose[item.source])
+        elif isinstance(anchors := names[item.name], SidelitError):
+            gathered.add(anchors)
+        else:
+            found.append(content.chapter(item, placed[item.source].document, anchors))
+    gathered.check()
+    return tuple(found)
+
+
+def publish(config: Config, redirects: moves.Redirects) -> Path:
+    """Fix the ids and addresses of all chapters; returns the file that holds them.
+
+    Raises `SidelitError` when a published id or page would lead nowhere.
+    """
+    path = config.folder / LEDGER
+    with _in_ledger(config):
+        moves.publish(path, [_placed(config, chapter) for chapter in config.chapters], redirects)
+    return path
+
+
+def _placed(config: Config, item: Chapter) -> claims.Placed:
+    document = source.read(config.project / item.source, shown=item.source)
+    return claims.Placed(item.name, item.output, document, item.former)
+
+
+def _anchors(config: Config, pages: Sequence[claims.Placed]) -> dict[str, tuple[Anchor, ...] | SidelitError]:
+    with _in_ledger(config):
+        return moves.assign(pages, ledger.load(config.folder / LEDGER))
+
+
+@contextmanager
+def _in_ledger(config: Config) -> Iterator[None]:
+    """Give a mistake in the ledger the path that messages print."""
+    path = config.folder / LEDGER
+    try:
+        yield
+    except SidelitError as error:
+        if error.path not in (None, str(path)):
+            raise
+        line = ledger.line_of(path, error.page) if isinstance(error, claims.Vanished) else error.line
+        raise SidelitError(error.what, path=config.shown(path), line=line, hint=error.hint) from None
+
+
+def shelf(config: Config, written: Sequence[content.Text]) -> catalog.Shelf:
+    """Open the catalogues of the site and match them with its pages."""
+    return catalog.load(content.units(config, written), config.folder / "locale", config.languages[1:])
+
+
+def files(config: Config) -> dict[str, bytes]:
+    """Make the whole site: every file by its path, in a fixed order.
+
+    Raises `SidelitError` (one, or `Failures`) when anything in it is wrong.
+    """
+    page.forget()
+    written = texts(config)
+    books = shelf(config, written)
+    editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
+    terms, works = _data(config)
+    leads = forwarding.leads(written)
+    gathered = Collector()
+    press = assemble.Press(
+        config=config,
+        editions=editions,
+        index=_index(config, written, leads, terms, works),
+        leads=leads,
+        math=Typesetter(cache=config.project / CACHE / "math"),
+        origin=origin.origin(config),
+        glossary=terms,
+        works=works,
+        report=gathered.add,
+    )
+    made = {name: path.read_bytes() for name, path in _static(config)}
+    for lang, each in editions.items():
+        pages = dict(each.pages)
+        for address in forwarding.forwards(leads, written):
+            pages[address] = forwarding.page(address, each.pages[leads[address][""].output])
+        for output, shown in pages.items():
+            made[ways.address(config, output, lang)] = page.render(assemble.view(press, shown)).encode()
+    gathered.check()
+    return dict(sorted(made.items()))
+
+
+def watched(path: Path) -> tuple[Path, ...]:
+    """The files and folders whose change makes another site.
+
+    `path` is the configuration, which may be broken at the moment.
+    """
+    try:
+        made = load(path)
+        sources = tuple(made.project / chapter.source for chapter in made.chapters)
+    except SidelitError:
+        sources = ()
+    return (path.parent, assets.templates_folder(), *sources)
+
+
+def _static(config: Config) -> Iterator[tuple[str, Path]]:
+    yield from ((f"assets/{name}", path) for name, path in assets.asset_files())
+    yield from ((name, config.folder / "pages" / name) for name in _pictures(config))
+
+
+def _pictures(config: Config) -> tuple[str, ...]:
+    """What lies beside the prose and is not prose: pictures and other files that pages refer to."""
+    folder = config.folder / "pages"
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return tuple(sorted(name for name in names if not name.endswith(".md") and "/." not in f"/{name}"))
+
+
+def _index(
+    config: Config,
+    written: Sequence[content.Text],
+    leads: forwarding.Leads,
+    terms: glossary.Glossary,
+    works: Sequence[Work],
+) -> links.Index:
+    made = {
+        "glossary": {listing.term_id(term) for term in terms.terms},
+        "bibliography": {work.id for work in works},
+    }
+    targets = {}
+    home = None
+    for text in written:
+        append = text.item.append if isinstance(text.item, Prose) else None
+        home = text.item.output if append == "bibliography" else home
+        ids = text.ids | made.get(append or "", set())
+        gone = forwarding.departed(leads, text)
+        target = links.Target(text.item.source, text.item.name, text.item.output, ids, gone)
+        targets[text.item.source] = target
+    return links.Index(
+        targets=targets,
+        works={listing.key_of(work): home for work in works} if home else {},
+        files=frozenset(_pictures(config)),
+        source_root=config.source_root,
+        pages=links.pages_folder(config),
+        names=tuple(_by_end(named) for named in _names(targets, leads)),
+    )
+
+
+def _names(
+    targets: Mapping[str, links.Target], leads: forwarding.Leads
+) -> Iterator[list[tuple[str, links.Target]]]:
+    """The paths by which authors may call each page: its file's, its name's, its old names'."""
+    by_output = {target.output: target for target in targets.values()}
+    yield list(targets.items())
+    yield [
+        (_called(name, target), target)
+        for target in targets.values()
+        for name in (target.name, target.output)
+    ]
+    old = [(address, there, by_output[there[""].output]) for address, there in leads.items()]
+    yield [
+        (_called(address, target), replace(target, moved=there))
+        for address, there, target in old
+        if address not in by_output
+    ]
+
+
+def _called(name: str, target: links.Target) -> str:
+    """What the file of a page would be called, if it were called as the page is."""
+    return name.removesuffix(".html") + Path(target.source).suffix
+
+
+def _by_end(named: Sequence[tuple[str, links.Target]]) -> dict[str, tuple[links.Target, ...]]:
+    found: dict[str, tuple[links.Target, ...]] = {}
+    for path, target in named:
+        for end in links.ends(path):
+            found[end] = (*found.get(end, ()), target)
+    return found
+
+
+def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:
+    words, works = config.folder / "glossary.toml", config.folder / "bibliography.toml"
+    terms = glossary.read(words, config.shown(words), config.languages[1:])
+    return terms, listing.works(works, config.shown(works))

@@ -1,0 +1,124 @@
+"""# The ways through a site
+
+> From every page a reader can go on, go back, change the language and see where they are.
+
+All addresses are relative, and pages have the same path in each language, so a way between pages of one
+language is the same way in all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+
+from markupsafe import Markup
+
+from sidelit.config import Chapter, Config, Prose
+from sidelit.site import page, views
+from sidelit.site.edition import Edition, Page
+from sidelit.site.links import fragment
+from sidelit.text import markup
+
+
+def address(config: Config, output: str, lang: str) -> str:
+    """Where a page in one language lies in the site: the first language has the root."""
+    return output if lang == config.languages[0] else f"{lang}/{output}"
+
+
+class Ways:
+    """The ways that lead from one page."""
+
+    def __init__(self, config: Config, edition: Edition, shown: Page) -> None:
+        self.config = config
+        self.edition = edition
+        self.shown = shown
+        self.here = address(config, shown.text.item.output, shown.lang)
+
+    @property
+    def root(self) -> str:
+        """To the root of the site."""
+        return "../" * self.here.count("/")
+
+    @property
+    def language_root(self) -> str:
+        """From the root of the page's language to the root of the site."""
+        return "" if self.shown.lang == self.config.languages[0] else "../"
+
+    def to(self, output: str) -> str:
+        """To another page in the same language."""
+        return page.relative(output, self.shown.text.item.output)
+
+    def nav(self) -> Iterator[views.NavGroup]:
+        """To every page, part by part."""
+        # A list of the pages does not list itself; the site's name leads to it.
+        front = tuple(item for item in self.config.front if item.append != "listing")
+        yield from self._group("", "", front, None)
+        for part, (label, lang) in zip(self.config.parts, self.edition.parts, strict=True):
+            yield from self._group(part.number, label, part.chapters, lang)
+        yield from self._group("", "", self.config.back, None)
+
+    def neighbours(self) -> tuple[views.Link | None, views.Link | None]:
+        """To the page before and the page after, in reading order; an old address has none."""
+        order = self.config.order
+        outputs = [item.output for item in order]
+        if self.shown.text.item.output not in outputs:
+            return None, None
+        place = outputs.index(self.shown.text.item.output)
+        before = self._link(order[place - 1]) if place else None
+        return before, self._link(order[place + 1]) if place + 1 < len(order) else None
+
+    def part(self) -> str:
+        """The part that the page is in, with its number; empty for prose."""
+        for part, (label, _) in zip(self.config.parts, self.edition.parts, strict=True):
+            if self.shown.text.item in part.chapters and label and part.number:
+                return page.word(self.shown.lang, "part", number=part.number, label=label)
+            if self.shown.text.item in part.chapters:
+                return label
+        return ""
+
+    def alternates(self, section: str = "") -> Iterator[views.Alternate]:
+        """To the same place in every language, this one included."""
+        anchor = f"#{fragment(section)}" if section else ""
+        for lang in self.config.languages:
+            url = page.relative(address(self.config, self.shown.text.item.output, lang), self.here)
+            name = page.word(lang, "language_name")
+            yield views.Alternate(lang, name, page.html_language(lang), url + anchor, lang == self.shown.lang)
+
+    def _group(
+        self, number: str, label: str, items: Sequence[Chapter | Prose], lang: str | None
+    ) -> Iterator[views.NavGroup]:
+        if items:
+            yield views.NavGroup(label, number, tuple(self._link(item) for item in items), lang)
+
+    def _link(self, item: Chapter | Prose) -> views.Link:
+        other = self.edition.pages[item.output]
+        return views.Link(
+            label=other.label,
+            url=self.to(item.output),
+            current=item.output == self.shown.text.item.output,
+            lang=other.label_lang,
+            lede=other.summary,
+            # A source without a title is called by its name already.
+            name=PurePosixPath(item.source).stem if isinstance(item, Chapter) and other.title else "",
+        )
+
+
+def sections(shown: Sequence[views.SectionView]) -> Iterator[views.TocEntry]:
+    """The contents of a chapter: its classes and functions, and the comments that have a heading."""
+    for section in shown:
+        if section.title:
+            # The entry is itself a link, and HTML knows no link in a link.
+            title = Markup(re.sub(r"</?a\b[^>]*>", "", section.title))
+            yield views.TocEntry(section.id, title, section.depth)
+        elif section.name:
+            yield views.TocEntry(section.id, Markup("<code>{}</code>").format(section.name), section.depth)
+
+
+def headings(shown: Page) -> Iterator[views.TocEntry]:
+    """The contents of a page of prose: two levels of headings."""
+    tokens = [token for words in shown.words for token in words.tokens]
+    for before, token in itertools.pairwise(tokens):
+        if before.type == "heading_open" and before.tag in ("h2", "h3"):
+            yield views.TocEntry(str(before.meta["slug"]), markup.plain(token), int(before.tag[1]) - 2)

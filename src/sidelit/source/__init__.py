@@ -1,0 +1,1 @@
+"""From the bytes of a Python file to its sections."""

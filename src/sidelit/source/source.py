@@ -1,0 +1,288 @@
+"""# Reading literate Python
+
+> A Python file becomes sections: each a piece of commentary beside the lines it talks about.
+
+The first rule is that nothing is lost: the `source` of all sections, joined, is the file. The second is that
+a boundary falls between two lines and never inside a statement. Within these, a section starts
+
+- at a block of `#` lines, which is its commentary;
+- at a `def` or `class`, with its decorators; its docstring is the commentary;
+- where the code leaves the block that the section stands in.
+
+A block of `#` lines right above a definition stays a section of its own, since a reader may want to point at
+either. A string is commentary when it is a docstring and shares its lines with no code. Some `#` lines are
+code: those inside brackets or between a decorator and its `def`, a comment behind a statement, and those that
+talk to a tool instead of a reader.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Literal
+
+from sidelit.source.decoding import NEWLINE, read_source
+from sidelit.source.definitions import Docstring, Survey, survey
+from sidelit.source.scan import Block, Scan, Statement, scan
+
+Kind = Literal["module", "class", "function", "comment", "code"]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One claim and the lines that make it true.
+
+    :param kind: what starts it; `module` holds the module's docstring, or the first statements if there is
+        none.
+    :param qualname: the definition it is or stands in, dotted and without `<locals>`; empty at module level.
+    :param commentary: Markdown.
+    :param commentary_line: the line its commentary starts on, so that an error in it has a place; 0 without
+        one.
+    :param code: the lines a page shows as code, each with its number.
+    :param source: the exact slice of the file.
+    :param indent: the column of the block it stands in.
+    :param hidden: true when all its lines lie between `# sidelit: hide` and `# sidelit: show`.
+    :param traits: what tells a definition from another one of its name, e.g. `setter` or the condition around
+        it.
+    """
+
+    kind: Kind
+    qualname: str
+    commentary: str
+    commentary_line: int
+    code: tuple[tuple[int, str], ...]
+    source: str
+    first_line: int
+    last_line: int
+    indent: int
+    hidden: bool
+    traits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file and its sections; `text.encode(encoding)` gives the bytes of the file back.
+
+    :param stray: the lines of `hide` and `show` markers without a partner.
+    """
+
+    path: str
+    text: str
+    sections: tuple[Section, ...]
+    encoding: str = "utf-8"
+    stray: tuple[int, ...] = ()
+
+
+def read(path: Path, *, shown: str | None = None) -> Document:
+    """Read a Python file and cut it into sections.
+
+    :param shown: the path as pages and errors give it, when that is not `path`.
+    :raises SidelitError: it cannot be read, is not valid Python, or its encoding cannot be written back.
+    """
+    name = str(path) if shown is None else shown
+    text, encoding = read_source(path, name)
+    return parse(text, name, encoding)
+
+
+def parse(text: str, path: str, encoding: str = "utf-8") -> Document:
+    """Cut the text of a Python file into sections.
+
+    :raises SidelitError: it is not valid Python.
+    """
+    kept = re.findall("[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)
+    lines = NEWLINE.split(text.removeprefix("\ufeff"))
+    known = survey("\n".join(lines), path)
+    found = scan(lines, path)
+    drafts = _Cutter(found, known).cut()
+    return Document(path, text, tuple(_finish(drafts, found, kept)), encoding, found.stray)
+
+
+# ## Cutting
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A section before its lines are filled in.
+
+    :param floor: code that stands left of this column ends the section.
+    :param awaits: the definition whose docstring it would take, by its line; 0 is the module, -1 nothing.
+    :param rows: the lines that its commentary takes up.
+    """
+
+    kind: Kind
+    qualname: str
+    first: int
+    indent: int
+    floor: int
+    awaits: int = -1
+    traits: tuple[str, ...] = ()
+    rows: range = range(0)
+    docstring: Docstring | None = None
+
+
+class _Cutter:
+    """Walks down a file and notes where sections start.
+
+    :param scopes: the definitions around the current line, outermost first, each with its column.
+    :param columns: the indentations that are open after the last statement.
+    :param decorated: the line of the first decorator of a definition that is still to come, or 0.
+    """
+
+    def __init__(self, found: Scan, known: Survey) -> None:
+        self.found = found
+        self.known = known
+        self.scopes: list[tuple[int, str]] = []
+        self.columns = [0]
+        self.decorated = 0
+        start = next((row for row, line in enumerate(found.lines, start=1) if line.strip()), 1)
+        self.drafts = [_Draft("code", "", start, indent=0, floor=0, awaits=0)]
+
+    def cut(self) -> list[_Draft]:
+        """Return the sections in order."""
+        for index, event in enumerate(self.found.events):
+            if isinstance(event, Statement):
+                self._statement(event)
+            elif not self.decorated:
+                self._comment(event, self._level(event, index))
+        # The file may start right with a comment or a definition; what was kept for other lines is then
+        # empty.
+        if len(self.drafts) > 1 and self.drafts[1].first == self.drafts[0].first:
+            del self.drafts[0]
+        return self.drafts
+
+    def _statement(self, line: Statement) -> None:
+        """Start a section at a definition, and where code leaves the block of the section before it."""
+        self._leave(line.column)
+        while self.columns[-1] > line.column:
+            self.columns.pop()
+        if self.columns[-1] < line.column:
+            self.columns.append(line.column)
+        docstring = self.known.docstrings.get(line.row)
+        if line.decorator:
+            self.decorated = self.decorated or line.first
+        elif definition := self.known.definitions.get(line.row):
+            self.scopes.append((line.column, definition.name))
+            draft = self._start(definition.kind, self.decorated or line.first, line.column)
+            draft.floor, draft.awaits, draft.traits = line.column + 1, line.row, definition.traits
+            self.decorated = 0
+        elif docstring and not 0 < docstring.follower <= line.last:
+            self._speak(docstring, line)
+        elif line.column < self.drafts[-1].floor or self._reappears(line):
+            self._start("code", line.first, line.column)
+
+    def _speak(self, docstring: Docstring, line: Statement) -> None:
+        """Give a docstring to the section of its owner; if a comment came between them, to one of its own."""
+        draft = self.drafts[-1]
+        if draft.awaits != docstring.owner or self._reappears(line):
+            draft = self._start("comment", line.first, line.column)
+        if docstring.owner == 0:
+            draft.kind = "module"
+        draft.docstring = docstring
+        draft.rows = range(line.first, line.last + 1)
+
+    def _comment(self, block: Block, level: int) -> None:
+        """Start a section at a comment block."""
+        self._leave(level)
+        self._start("comment", block.first, level).rows = range(block.first, block.last + 1)
+
+    def _level(self, block: Block, index: int) -> int:
+        """Find the indentation a comment belongs to, since Python lets it stand in any column.
+
+        It is the one of the statement that follows, unless the comment stands further right: then it may be
+        the last word of a block that ends there.
+        """
+        later = islice(self.found.events, index + 1, None)
+        following = next((event.column for event in later if isinstance(event, Statement)), 0)
+        return max(column for column in (*self.columns, following) if column <= max(block.column, following))
+
+    def _leave(self, column: int) -> None:
+        """Close the definitions that a line in this column is no longer part of."""
+        while self.scopes and self.scopes[-1][0] >= column:
+            self.scopes.pop()
+
+    def _reappears(self, line: Statement) -> bool:
+        """Tell whether this is the first shown line after a section that started out of sight."""
+        return self.drafts[-1].first in self.found.hidden and line.first not in self.found.hidden
+
+    def _start(self, kind: Kind, first: int, column: int) -> _Draft:
+        qualname = ".".join(name for _, name in self.scopes)
+        self.drafts.append(_Draft(kind, qualname, first, indent=column, floor=column))
+        return self.drafts[-1]
+
+
+# ## Filling in
+
+
+def _finish(drafts: list[_Draft], found: Scan, kept: Sequence[str]) -> Iterator[Section]:
+    """Turn drafts into sections: each reaches to the next one, the first from the first line."""
+    if not kept:
+        return
+    bounds = [1, *(draft.first for draft in drafts[1:]), len(kept) + 1]
+    spans = [range(*pair) for pair in pairwise(bounds)]
+    _name_module(drafts, spans, found)
+    for draft, span in zip(drafts, spans, strict=True):
+        hidden = _is_hidden(span, found)
+        line, commentary = _commentary(draft, found)
+        if not hidden and line in found.hidden:
+            line, commentary = 0, ""
+        yield Section(
+            draft.kind,
+            draft.qualname,
+            commentary,
+            commentary_line=line,
+            code=_code(draft, span, found),
+            source="".join(kept[span.start - 1 : span.stop - 1]),
+            first_line=span.start,
+            last_line=span.stop - 1,
+            indent=draft.indent,
+            hidden=hidden,
+            traits=draft.traits,
+        )
+
+
+def _name_module(drafts: list[_Draft], spans: list[range], found: Scan) -> None:
+    """Without a docstring, the first lines that are shown stand for the module, if they are plain code."""
+    shown = [draft for draft, span in zip(drafts, spans, strict=True) if not _is_hidden(span, found)]
+    if shown and shown[0].kind == "code" and all(draft.kind != "module" for draft in drafts):
+        shown[0].kind = "module"
+
+
+def _is_hidden(span: range, found: Scan) -> bool:
+    """Blank lines say nothing, so they neither hide a section nor show it."""
+    rows = [row for row in span if found.lines[row - 1].strip()]
+    return bool(rows) and found.hidden.issuperset(rows)
+
+
+def _commentary(draft: _Draft, found: Scan) -> tuple[int, str]:
+    """Return the commentary and the line it starts on."""
+    if draft.docstring:
+        opening = found.lines[draft.rows.start - 1].strip()
+        continued = OPENED.fullmatch(opening) is not None
+        line = draft.rows.start + continued + draft.docstring.blank
+        return (min(line, draft.rows[-1]), draft.docstring.text) if draft.docstring.text else (0, "")
+    spoken = [(row, COMMENT_SIGN.sub("", found.lines[row - 1].strip(), count=1)) for row in draft.rows]
+    trimmed = _trim(spoken)
+    return (trimmed[0][0], "\n".join(text for _, text in trimmed)) if trimmed else (0, "")
+
+
+# A docstring opened as `"""\` starts on the line below.
+OPENED = re.compile(r"""[uU]?(?:\"{3}|'{3})\\""")
+
+# One blank belongs to the sign; more of them are the author's, since Markdown reads them. A row of signs is a
+# rule drawn across the page, and `#:` is how some tools mark a comment on a name.
+COMMENT_SIGN = re.compile(r"\A#+:?[ \t]?")
+
+
+def _code(draft: _Draft, span: range, found: Scan) -> tuple[tuple[int, str], ...]:
+    """Return the lines that are shown as code."""
+    rows = (row for row in span if row not in draft.rows and row not in found.hidden)
+    return tuple(_trim([(row, found.lines[row - 1]) for row in rows]))
+
+
+def _trim(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Drop the blank lines at both ends."""
+    full = [index for index, (_, text) in enumerate(lines) if text.strip()]
+    return lines[full[0] : full[-1] + 1] if full else []

@@ -1,0 +1,1 @@
+"""Commentary, formulas and code, each turned into HTML."""

@@ -1,0 +1,274 @@
+r"""# Inside a sentence
+
+> Words, code, formulas, links and notes: what one unit of translation becomes on the page.
+
+This is where a text meets the page it stands on. A link asks the site whether its target exists, a formula
+is set, and each that fails names its own line, in the source or in the catalogue it was translated in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from types import MappingProxyType
+from typing import Protocol
+from urllib.parse import quote, unquote
+
+from markdown_it.token import Token
+
+from sidelit.errors import SidelitError
+from sidelit.text import markup
+from sidelit.text.dialect import is_cjk
+from sidelit.text.sanitizer import Slots, tag
+
+# The words that the press adds to a text. A page passes those of its language; these stand in for the rest.
+LABELS: Mapping[str, str] = MappingProxyType(
+    {
+        "note": "Note",
+        "tip": "Tip",
+        "important": "Important",
+        "warning": "Warning",
+        "parameter": "Parameter",
+        "attribute": "Attribute",
+        "returns": "Returns",
+        "yields": "Yields",
+        "raises": "Raises",
+        "field": "Field",
+        "symbol": "Symbol",
+        "meaning": "Meaning",
+        "condition": "When",
+        "notation": "Notation",
+        "footnote": "Footnote {number}",
+        "footnote_back": "Back to the text",
+        "table": "Table, scrollable",
+        "formula": "Formula, scrollable",
+        "sample": "Code, scrollable",
+    }
+)
+
+# Addresses that leave the site. Every other scheme is the resolver's to know (`bib:`, `src:`) or to refuse.
+_OUTSIDE = re.compile(r"(?:https?|mailto):", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
+
+
+class Typesets(Protocol):
+    """What a sentence asks of a typesetter; `sidelit.text.math.Typesetter` is one."""
+
+    def render(self, tex: str, *, display: bool, path: str | None, line: int | None) -> str:
+        """Return the formula as HTML, or raise `SidelitError`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderContext:
+    """What a text needs to know about the page it is printed on.
+
+    :param resolve: turns the target of a link and its line into an address; raises `SidelitError` when there
+        is nothing. Targets with `http:`, `https:` and `mailto:` do not pass through it; `bib:` and `src:` do.
+    :param image: the same for the files of pictures; `resolve` when it is not given.
+    :param math: sets formulas; without one they are shown as they were typed.
+    :param section: the id of the section, which makes the ids of footnotes unique on the page.
+    :param place: where in the section a text stands that is not part of its body: its title, the lede.
+    :param heading_offset: what to add to the level of every heading.
+    :param heading_ids: whether headings get ids (from the English, so that all languages share them).
+    :param labels: the press's own words in the reader's language.
+    :param strict: when false, a bad formula or link is shown as plain text instead of being an error, which
+        suits text that was not written for this press.
+    """
+
+    resolve: Callable[[str, int], str]
+    image: Callable[[str, int], str] | None = None
+    math: Typesets | None = None
+    section: str = ""
+    place: str = ""
+    heading_offset: int = 0
+    heading_ids: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = True
+
+    def label(self, key: str) -> str:
+        """One of the press's own words, in English if the page's language has none."""
+        return self.labels.get(key) or LABELS[key]
+
+
+class InlineWriter:
+    """Writes inline tokens as HTML for the sieve, keeping in `slots` what must not pass through it."""
+
+    def __init__(self, context: RenderContext) -> None:
+        self.context = context
+        self.slots = Slots()
+        self._notes: Counter[int] = Counter()
+
+    def inline(self, token: Token) -> str:
+        """Write the children of an inline token."""
+        children = token.children or []
+        return "".join(self._child(token, children, index) for index in range(len(children)))
+
+    def _child(self, owner: Token, children: Sequence[Token], index: int) -> str:
+        child = children[index]
+        match child.type:
+            case "text" | "text_special":
+                return escape(child.content, quote=False)
+            case "code_inline":
+                gaps = _gaps(children, index, child.content[:1], child.content[-1:])
+                return f"{tag('code', {'class': gaps})}{escape(child.content, quote=False)}</code>"
+            case "math_inline":
+                return self.formula(owner, child, gaps=_gaps(children, index))
+            case "math_inline_double":
+                return self.formula(owner, child, display=True)
+            case "softbreak":
+                return "" if _between_wide(children, index) else "\n"
+            case "hardbreak":
+                return "<br>\n"
+            case "link_open":
+                return self._open_link(owner, child)
+            case "image":
+                return self._image(owner, child)
+            case "footnote_ref":
+                return self._note(child)
+            case _:
+                return f"</{child.tag}>" if child.nesting == -1 else f"<{child.tag}>"
+
+    def formula(self, owner: Token, token: Token, *, display: bool = False, gaps: str = "") -> str:
+        """Write a formula; `owner` is the inline token it stands in, or the token itself for a block."""
+        tex, block = token.content, token.type == "math_block"
+        if self.context.math is None:
+            return self._as_typed(token, block)
+        try:
+            line = markup.line_of(token, None if owner is token else owner)
+            html = self.context.math.render(tex, display=display, path=markup.path_of(owner), line=line)
+        except SidelitError:
+            if self.context.strict:
+                raise
+            return self._as_typed(token, block)
+        if not display:
+            return self.slots.inline(f"{tag('span', {'class': f'math {gaps}'.strip()})}{html}</span>")
+        # A wide formula scrolls in its own box, which a keyboard must be able to reach.
+        box = {
+            "class": "math display",
+            "tabindex": 0,
+            "role": "group",
+            "aria-label": self.context.label("formula"),
+        }
+        if block:
+            return self.slots.block(f"{tag('div', box)}{html}</div>\n")
+        return self.slots.inline(f"{tag('span', box)}{html}</span>")
+
+    def _as_typed(self, token: Token, block: bool) -> str:
+        typed = f"<code>{escape(token.markup + token.content + token.markup, quote=False)}</code>"
+        return f"<p>{typed}</p>\n" if block else typed
+
+    def _open_link(self, owner: Token, token: Token) -> str:
+        address = self._address(owner, token, str(token.attrs["href"]), self.context.resolve)
+        if address is None:
+            return self.slots.anchor("<a>")
+        rel = "noopener" if _OUTSIDE.match(address) else ""
+        return self.slots.anchor(
+            tag("a", {"href": address, "rel": rel, "title": token.attrs.get("title", "")})
+        )
+
+    def _image(self, owner: Token, token: Token) -> str:
+        source, alt = str(token.attrs["src"]), markup.plain(token.children or ())
+        resolve = self.context.image or self.context.resolve
+        address = self._address(owner, token, source, resolve, picture=True)
+        if address is None:
+            return escape(alt, quote=False)
+        title = escape(str(token.attrs.get("title", "")))
+        extra = f' title="{title}"' if title else ""
+        return self.slots.inline(f'<img src="{escape(address)}" alt="{escape(alt)}"{extra} loading="lazy">')
+
+    def _address(
+        self,
+        owner: Token,
+        token: Token,
+        target: str,
+        resolve: Callable[[str, int], str],
+        picture: bool = False,
+    ) -> str | None:
+        """Where a link or picture leads; `None` if it leads nowhere and the context is lenient."""
+        line = markup.line_of(token, owner)
+        try:
+            return _checked(target, line, resolve, picture)
+        except SidelitError as error:
+            if not self.context.strict:
+                return None
+            # The resolver knows the site, and only the text knows which file of it is being read.
+            path = markup.path_of(owner) or error.path
+            raise SidelitError(" ".join(error.what.split()), path=path, line=line, hint=error.hint) from None
+
+    def _note(self, token: Token) -> str:
+        number = int(token.meta["id"])
+        self._notes[number] += 1
+        attributes = {
+            "href": fragment(self.note_id(number)),
+            "id": self.reference_id(number, self._notes[number]),
+            "aria-label": self.context.label("footnote").format(number=number + 1),
+        }
+        return f'<sup class="footnote-ref">{self.slots.anchor(tag("a", attributes))}{number + 1}</a></sup>'
+
+    def references(self, number: int) -> int:
+        """How often the text written so far refers to a footnote."""
+        return self._notes[number]
+
+    def note_id(self, number: int) -> str:
+        """The id of a footnote on the page."""
+        return f"{self.context.section}:note-{number + 1}".lstrip(":")
+
+    def reference_id(self, number: int, count: int) -> str:
+        """The id of the `count`-th reference to a footnote."""
+        place = f"{self.context.place}-" if self.context.place else ""
+        return f"{self.context.section}:{place}ref-{number + 1}-{count}".lstrip(":")
+
+
+def fragment(identifier: str) -> str:
+    """The address of an id on the same page."""
+    return "#" + quote(identifier, safe="/:.~()@!$&'*+,;=-_")
+
+
+def _checked(target: str, line: int, resolve: Callable[[str, int], str], picture: bool) -> str:
+    if not target:
+        raise SidelitError("a link without a target", hint="write [text](target)")
+    if picture and _SCHEME.match(target):
+        raise SidelitError(f"the picture {target} is not a file of the site", hint="copy it into the site")
+    if not picture and _OUTSIDE.match(target):
+        return target
+    # A `#` that is part of a name has to stay apart from the one before an id.
+    address = resolve(unquote(re.sub("%(?=23|25)", "%25", target)), line)
+    # Whatever a resolver returns is written into the page: no scheme but these may get there, and no blanks
+    # or line breaks, which a browser leaves out before it looks for a scheme.
+    if re.search(r"[\x00-\x20]", address) or (_SCHEME.match(address) and not _OUTSIDE.match(address)):
+        raise SidelitError(f"the link {target} leads to {address}, which is no address for a page")
+    return address
+
+
+def _neighbour(children: Sequence[Token], index: int, step: int) -> str:
+    """The character beside a child, looking through emphasis and links; empty if there is none."""
+    index += step
+    while 0 <= index < len(children):
+        child = children[index]
+        if child.type in ("text", "text_special"):
+            if child.content:
+                return child.content[0 if step > 0 else -1]
+        elif child.nesting == 0:
+            return ""
+        index += step
+    return ""
+
+
+def _gaps(children: Sequence[Token], index: int, first: str = "", last: str = "") -> str:
+    # Browsers put a gap between an ideograph and a letter, but not beside a formula, nor beside code that
+    # begins or ends with a sign. There the stylesheet makes it, told by these classes.
+    before = is_cjk(_neighbour(children, index, -1) or " ") and not first.isalnum()
+    after = is_cjk(_neighbour(children, index, 1) or " ") and not last.isalnum()
+    return " ".join(["gap-before"] * before + ["gap-after"] * after)
+
+
+def _between_wide(children: Sequence[Token], index: int) -> bool:
+    # A line break in the source is a space on the page, which between two ideographs would be a hole.
+    return _is_wide(_neighbour(children, index, -1)) and _is_wide(_neighbour(children, index, 1))
+
+
+def _is_wide(char: str) -> bool:
+    return bool(char) and (is_cjk(char) or "\u3000" <= char <= "\u303f" or "\uff00" <= char <= "\uffef")

@@ -1,0 +1,67 @@
+"""The architecture: which folder of a package may import which, and how large a module may be."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src"
+# A folder, or a module that lies in none, imports from itself and from what stands before it.
+ORDER = {
+    "shardbook": [
+        *("command", "foundations", "models", "parameters", "guards", "zero", "training", "precision"),
+        *("checkpointing", "streaming", "planning", "memory", "train", "__init__"),
+    ],
+    "sidelit": [
+        *("__init__", "errors", "tables", "assets", "page_names", "config", "glossary", "origin"),
+        *("source", "ids", "text", "catalog", "lint", "site"),
+        *("build", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
+    ],
+}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules that a module imports, wherever it does so."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write the whole name"
+            # What comes from the package itself is a module, or a public name of its.
+            names = [f"{node.module}.{name.name}" for name in node.names] if node.module in ORDER else []
+            yield from names or [node.module or ""]
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_imports_run_one_way(package: str) -> None:
+    order, root = ORDER[package], SRC / package
+    upward = []
+    for path in sorted(root.rglob("*.py")):
+        own = path.relative_to(root).parts[0].removesuffix(".py")
+        for name in imported(path):
+            first, _, rest = name.partition(".")
+            folder = rest.partition(".")[0]
+            if first != package or (not (root / folder).exists() and not (root / f"{folder}.py").exists()):
+                continue
+            if order.index(folder) > order.index(own):
+                upward.append(f"{path.relative_to(root)} imports {name}")
+    assert upward == []
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_every_folder_and_every_module_has_its_place(package: str) -> None:
+    found = {
+        path.stem
+        for path in (SRC / package).iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert found == set(ORDER[package])
+
+
+def test_neither_package_imports_the_other() -> None:
+    for package, other in (("shardbook", "sidelit"), ("sidelit", "shardbook"), ("sidelit", "torch")):
+        for path in (SRC / package).rglob("*.py"):
+            assert not any(name.partition(".")[0] == other for name in imported(path)), path
