@@ -16,9 +16,9 @@ ORDER = {
         *("checkpointing", "streaming", "planning", "memory", "train", "__init__"),
     ],
     "sidelit": [
-        *("__init__", "errors", "tables", "assets", "page_names", "config", "glossary", "origin"),
+        *("errors", "tables", "assets", "page_names", "config", "glossary", "origin"),
         *("source", "ids", "text", "catalog", "lint", "site"),
-        *("build", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
+        *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],
 }
 

@@ -2,20 +2,46 @@ r"""# The press
 
 > Sidelit reads literate Python and prints it: words on the left, code on the right, in several languages.
 
-The package is a pipeline of flat modules, and text flows through them in this order. Each takes frozen
+```python
+sidelit.build()                                  # the site of this project, as `sidelit build` does
+sidelit.print_files(["module.py"], "printed")    # any Python files, as `sidelit print` does
+```
+
+The package is a pipeline of folders, and text flows through them in this order. Each stage takes frozen
 records and returns frozen records, none looks back, and none runs the code it prints.
 
-| stage | takes | gives |
+| folder | takes | gives |
 |---|---|---|
 | `source` | a Python file | sections: commentary and the lines it is about |
-| `anchors` | sections | names that last from release to release |
-| `markup` | commentary | tokens, one for each sentence a translator sees |
+| `ids` | sections | names that last from release to release |
+| `text` | commentary, formulas, code | tokens, one for each sentence of a translator, and safe HTML |
 | `catalog` | tokens | the same tokens in another language |
-| `content`, `edition` | all of these | a page in the language it was written in, and in the others |
-| `prose`, `math`, `code` | tokens, formulas, files | HTML that is safe to publish |
-| `assemble`, `page` | pieces | a page through its template |
-| `site`, `printing` | a configuration, or any files | every file of a site, in memory |
-| `build`, `serve`, `mkdocs_plugin` | these files | a folder, a server, a build of mkdocs |
+| `lint` | sources and catalogues | what is wrong with them |
+| `site` | all of these | pages, and every file of a site, in memory |
 
-Start with `site`, which is the pipeline in one place, or with `python -m sidelit --help`.
+The doors are `api`, `commands` and `cli`, `serve` and `mkdocs_plugin`; `output` writes for them. Start
+with `site/site.py`, which is the pipeline in one place, or with `python -m sidelit --help`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sidelit.api import Printed, build, print_files
+    from sidelit.errors import SidelitError
+
+__all__ = ["Printed", "SidelitError", "build", "print_files"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names. Who imports one module of the press does not wait for all."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sidelit import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,23 +11,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidelit import build, config, glossary, origin, serve
+from sidelit import api, config, glossary, origin, serve
 from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
-from sidelit.site import citation, content, printing, site
+from sidelit.site import citation, content, site
 from sidelit.source import source
 
 
 def build_site(given: argparse.Namespace) -> int:
     """`sidelit build`."""
-    made = _config(given)
-    target = given.out or made.project / "build" / "site"
-    files = site.files(made)
-    build.write(files, target)
-    pages = sum(name.endswith(".html") for name in files)
-    print(f"{pages} pages in {target}")
+    done = api.build(given.config, given.out)
+    print(f"{len(done.pages)} pages in {done.folder}")
     return 0
 
 
@@ -46,16 +42,11 @@ def serve_site(given: argparse.Namespace) -> int:
 
 def print_files(given: argparse.Namespace) -> int:
     """`sidelit print`."""
-    if given.locale is not None and not given.locale.is_dir():
-        raise SidelitError("there is no such folder of translations", path=given.locale, hint="name another")
-    job = printing.Job(tuple(given.files), given.lang, given.locale, given.strict)
-    build.check_target(given.out)
-    made, warnings = printing.files(job)
-    for warning in warnings:
+    done = api.print_files(given.files, given.out, lang=given.lang, locale=given.locale, strict=given.strict)
+    for warning in done.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    build.write(made, given.out)
-    pages = [name for name in made if name.endswith(".html")]
-    print(f"{len(pages)} page{'s' * (len(pages) != 1)} in {given.out}")
+    pages = len(done.pages)
+    print(f"{pages} page{'s' * (pages != 1)} in {done.folder}")
     return 0
 
 

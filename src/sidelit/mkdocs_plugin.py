@@ -25,7 +25,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 from mkdocs.utils import CountHandler
 
-from sidelit import build, config
+from sidelit import config, output
 from sidelit.errors import SidelitError
 from sidelit.site import site
 
@@ -65,10 +65,10 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):  # type: ignore[no-untyped-call
         logging.getLogger("mkdocs").addHandler(self._warnings)
         self._target = Path(config.site_dir).resolve()
         try:
-            build.check_target(self._target)
+            output.check_target(self._target)
         except SidelitError as error:
             raise PluginError(str(error)) from None
-        self._fresh = build.fresh_folder(self._target)
+        self._fresh = output.fresh_folder(self._target)
         config.site_dir = str(self._fresh)
         return config
 
@@ -96,7 +96,7 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):  # type: ignore[no-untyped-call
         if self._fresh is None or self._target is None:
             return
         if not (self._strict and self._warnings.get_counts()):
-            build.switch(self._fresh, self._target)
+            output.switch(self._fresh, self._target)
         self._clear(config)
 
     def on_build_error(self, *, error: Exception) -> None:

@@ -1,0 +1,67 @@
+"""# The press for Python programs
+
+> Two functions: one builds a site, the other prints any Python files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidelit import config, output
+from sidelit.errors import SidelitError
+from sidelit.site import printing, site
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """What was written: a folder, the pages in it, and what was odd and is no error."""
+
+    folder: Path
+    pages: tuple[Path, ...]
+    warnings: tuple[SidelitError, ...] = ()
+
+
+def build(file: str | Path | None = None, out: str | Path | None = None) -> Printed:
+    """Build a whole site, in all its languages.
+
+    `file` is its `site/sidelit.toml`, by default the nearest one in the current folder or above it. `out` is
+    the folder to write, by default `build/site` of that project.
+
+    Raises `SidelitError` with all mistakes, each with its file and line; then `out` is as it was.
+    """
+    made = config.load(Path(file) if file is not None else config.find(Path.cwd()))
+    folder = Path(out) if out is not None else made.project / "build" / "site"
+    return _written(site.files(made), folder)
+
+
+def print_files(
+    files: Iterable[str | Path],
+    out: str | Path,
+    *,
+    lang: str = "en",
+    locale: str | Path | None = None,
+    strict: bool = False,
+) -> Printed:
+    """Print Python files, or folders of them, as pages in the folder `out`.
+
+    `lang` is the language of the pages, and `locale` a folder of translations into it, `LANG/PAGE.po`.
+
+    Raises `SidelitError` for a file that cannot be read as Python, and with `strict` for each formula or link
+    that is wrong, too; then `out` is as it was.
+    """
+    paths, folder = tuple(map(Path, files)), Path(out)
+    shelf = Path(locale) if locale is not None else None
+    if shelf is not None and not shelf.is_dir():
+        raise SidelitError("there is no such folder of translations", path=shelf, hint="name another")
+    # Before the work, not after it.
+    output.check_target(folder)
+    made, warnings = printing.files(printing.Job(paths, lang, shelf, strict))
+    return _written(made, folder, warnings)
+
+
+def _written(files: dict[str, bytes], folder: Path, warnings: tuple[SidelitError, ...] = ()) -> Printed:
+    output.write(files, folder)
+    pages = tuple(folder / name for name in files if name.endswith(".html"))
+    return Printed(folder, pages, warnings)
