@@ -44,7 +44,7 @@ class State:
     error: str = ""
 
 
-class Shelf:
+class Handover:
     """The state that the builder puts down and the request threads pick up; `_changed` guards `_state`."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ def serve(
 
     Raises `SidelitError` when the port is taken.
     """
-    shelf = Shelf()
+    shelf = Handover()
     watch = Watch(roots)
     try:
         server = _Server(("127.0.0.1", port), _handler(shelf))
@@ -166,7 +166,7 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
-def _handler(shelf: Shelf) -> type[BaseHTTPRequestHandler]:
+def _handler(shelf: Handover) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             address = urlsplit(self.path)

@@ -20,11 +20,11 @@ from shardbook.checkpointing.budget import cheapest, least, worth_having
 from shardbook.checkpointing.costs import Chain, Layer, SavedBytes, measure
 from shardbook.checkpointing.flops import FlopCounter
 from shardbook.checkpointing.plans import Plan, evaluate
-from shardbook.checkpointing.sequential import Segment, cut
+from shardbook.checkpointing.sequential import Span, cut
 from shardbook.models.gpt import GPT, Config, loss
 
 
-def by_hand(chain: Chain, segments: list[Segment]) -> tuple[float, int, int]:
+def by_hand(chain: Chain, segments: list[Span]) -> tuple[float, int, int]:
     """Cost, saved bytes and peak of a plan, from sets of named pieces of memory.
 
     It plays both passes and knows nothing of steps or of tensors that are counted already.
@@ -37,7 +37,7 @@ def by_hand(chain: Chain, segments: list[Segment]) -> tuple[float, int, int]:
         sizes.setdefault(places[-1], layer.output)
         sizes[f"inner{index}"] = layer.inner
 
-    def saved(segment: Segment, source: str, again: str) -> set[str]:
+    def saved(segment: Span, source: str, again: str) -> set[str]:
         """What the layers of a segment save, its input being at `source`."""
         found, place = set(), source
         for index in range(segment.start, segment.stop):
@@ -90,14 +90,14 @@ def can_start(chain: Chain, index: int) -> bool:
     return True
 
 
-def all_plans(chain: Chain) -> Iterator[list[Segment]]:
+def all_plans(chain: Chain) -> Iterator[list[Span]]:
     """Every cut of the chain, with every segment kept or checkpointed."""
     length = len(chain.layers)
     for borders in itertools.product([False, True], repeat=length - 1):
         stops = [index + 1 for index, border in enumerate(borders) if border] + [length]
         starts = [0, *stops[:-1]]
         for choice in itertools.product([False, True], repeat=len(stops)):
-            plan = [Segment(*both, recompute=r) for *both, r in zip(starts, stops, choice, strict=True)]
+            plan = [Span(*both, recompute=r) for *both, r in zip(starts, stops, choice, strict=True)]
             saves = [any(la.replay is not None for la in chain.layers[s.start : s.stop]) for s in plan]
             if all(
                 not s.recompute or not saving or can_start(chain, s.start)
@@ -267,7 +267,7 @@ def test_no_segment_starts_where_its_input_is_written_over() -> None:
         plan = cheapest(chain, budget)
         assert not any(segment.recompute and segment.start == 1 for segment in plan.segments)
     with pytest.raises(ValueError, match="layers 1 to 3 cannot be checkpointed: their input is written over"):
-        evaluate(chain, [Segment(1, 4, recompute=True)])
+        evaluate(chain, [Span(1, 4, recompute=True)])
 
 
 def test_the_rule_of_the_root_is_never_better() -> None:
@@ -307,13 +307,13 @@ def test_seconds_are_as_good_as_flops() -> None:
 @pytest.mark.parametrize(
     "segments",
     [
-        [Segment(0, 9, recompute=True)],
-        [Segment(2, 4, recompute=True), Segment(3, 5, recompute=True)],
-        [Segment(3, 2, recompute=True)],
-        [Segment(-1, 2, recompute=False)],
+        [Span(0, 9, recompute=True)],
+        [Span(2, 4, recompute=True), Span(3, 5, recompute=True)],
+        [Span(3, 2, recompute=True)],
+        [Span(-1, 2, recompute=False)],
     ],
 )
-def test_segments_that_are_no_cut_are_refused(segments: list[Segment]) -> None:
+def test_segments_that_are_no_cut_are_refused(segments: list[Span]) -> None:
     _, _, chain = gpt(3)
     with pytest.raises(ValueError, match="does not follow layer"):
         evaluate(chain, segments)
@@ -321,8 +321,8 @@ def test_segments_that_are_no_cut_are_refused(segments: list[Segment]) -> None:
 
 def test_a_segment_that_saves_nothing_never_runs_again() -> None:
     nothing = Layer(5, None, 0, 4, saves_input=False, saves_output=False)
-    plan = evaluate(Chain(4, (nothing, nothing)), [Segment(0, 2, recompute=True)])
-    assert plan == Plan((Segment(0, 2, recompute=True),), 0, 0, 0)
+    plan = evaluate(Chain(4, (nothing, nothing)), [Span(0, 2, recompute=True)])
+    assert plan == Plan((Span(0, 2, recompute=True),), 0, 0, 0)
     with SavedBytes() as saved:
         y = plan.apply([torch.sin, torch.cos], torch.zeros(3))
     assert saved.bytes == 0
@@ -344,7 +344,7 @@ def test_a_plan_may_have_more_segments_than_python_has_calls() -> None:
     # Its input is written over, so no layer can do anything but keep what it saves.
     fixed = Layer(1, 1, 1, 4, saves_input=False, saves_output=False, overwrites=True)
     plan = cheapest(Chain(4, (fixed,) * 1100), 1100)
-    assert plan == Plan(tuple(Segment(i, i + 1, recompute=False) for i in range(1100)), 0, 1100, 1100)
+    assert plan == Plan(tuple(Span(i, i + 1, recompute=False) for i in range(1100)), 0, 1100, 1100)
 
 
 def test_few_ways_are_worth_having_where_the_layers_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:

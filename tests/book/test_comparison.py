@@ -103,7 +103,7 @@ class Alive:
 
         def added(store: Any, entry: saved_results.Kept, written: list[Tensor]) -> None:
             add(store, entry, written)
-            for tensor in saved_results.tensors_in(entry.value):
+            for tensor in saved_results.tensor_leaves(entry.value):
                 self.note(tensor)
 
         monkeypatch.setattr(saved_tensors.Placeholder, "fill", filled)

@@ -28,7 +28,7 @@ from shardbook.foundations.ledger import ledger
 from shardbook.models.gpt import GPT, Config, loss
 from shardbook.parameters.host import pin, to_device, to_host
 from shardbook.streaming.residual import (
-    Kept,
+    KeptValues,
     Placed,
     Residual,
     Sharing,
@@ -312,7 +312,7 @@ def test_the_original_is_free_and_the_copy_lives_until_the_backward_pass() -> No
     assert original.expired()
     assert len(found) == 1
     z.sum().backward(retain_graph=True)
-    assert isinstance(found[0](), Kept)
+    assert isinstance(found[0](), KeptValues)
     z.sum().backward()
     assert found[0]() is None
 

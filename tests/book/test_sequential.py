@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shardbook.checkpointing.costs import SavedBytes
 from shardbook.checkpointing.flops import FlopCounter, flops_of
-from shardbook.checkpointing.sequential import Segment, checkpoint_sequential, lengths, run
+from shardbook.checkpointing.sequential import Span, checkpoint_sequential, lengths, run
 from shardbook.models.gpt import GPT, Config, loss
 
 Run = Callable[[nn.Sequential, Tensor], Tensor]
@@ -249,6 +249,6 @@ def test_the_peak_of_the_backward_pass_follows_the_formula(layers: int, last: bo
 
 def test_segments_can_be_chosen_by_hand() -> None:
     model = chain()
-    plan = [Segment(0, 3, recompute=True), Segment(3, 4, recompute=False), Segment(4, 7, recompute=True)]
+    plan = [Span(0, 3, recompute=True), Span(3, 4, recompute=False), Span(4, 7, recompute=True)]
     ours = gradients(model, lambda m, x: run(m, plan, x))
     assert_same(ours, gradients(model, lambda m, x: m(x)))

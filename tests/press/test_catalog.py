@@ -82,7 +82,7 @@ class Project:
                 markup.parse(
                     section.commentary, path="src/book/layer.py", first_line=section.commentary_line
                 ),
-                catalog.digest(line for _, line in section.code),
+                catalog.code_digest(line for _, line in section.code),
             )
             for section in source.read(self.source).sections
         ]

@@ -59,7 +59,7 @@ def test_plain_keeps_words_alone() -> None:
     ],
 )
 def test_slug(text: str, slug: str) -> None:
-    assert markup.slug(text) == slug
+    assert markup.heading_slug(text) == slug
 
 
 def test_every_heading_has_its_own_slug() -> None:

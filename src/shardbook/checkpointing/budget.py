@@ -66,8 +66,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from shardbook.checkpointing.costs import Chain
-from shardbook.checkpointing.plans import Plan, Step, evaluate, growing, take
-from shardbook.checkpointing.sequential import Segment
+from shardbook.checkpointing.plans import Plan, SegmentCost, evaluate, growing, take
+from shardbook.checkpointing.sequential import Span
 
 __all__ = ["cheapest", "least"]
 # sidelit: show
@@ -136,11 +136,11 @@ class Way(NamedTuple):
     saved: int
     cost: float
     counted: bool
-    last: Segment | None = None
+    last: Span | None = None
     before: Way | None = None
 
-    def segments(self) -> list[Segment]:
-        found: list[Segment] = []
+    def segments(self) -> list[Span]:
+        found: list[Span] = []
         way: Way | None = self
         while way is not None and way.last is not None:
             found.append(way.last)
@@ -173,15 +173,15 @@ def search(chain: Chain, budget: int) -> list[Way]:
 
 def next_ones(
     chain: Chain, start: int, counted: bool
-) -> Iterator[tuple[Segment, Step]]:
+) -> Iterator[tuple[Span, SegmentCost]]:
     """The segments that may begin at a layer, and what they add."""
     # To keep two layers is the same as to keep one and then the other.
-    one = Segment(start, start + 1, recompute=False)
+    one = Span(start, start + 1, recompute=False)
     step = take(chain, one, counted)
     assert step is not None
     yield one, step
     for length, step in enumerate(growing(chain, start, counted), 1):
-        yield Segment(start, start + length, recompute=True), step
+        yield Span(start, start + length, recompute=True), step
 
 
 def worth_having(ways: Iterable[Way]) -> list[Way]:

@@ -105,7 +105,7 @@ from torch.utils.checkpoint import noop_context_fn
 from shardbook.checkpointing.determinism import LEVELS
 from shardbook.checkpointing.reentrant import call_reentrant
 from shardbook.checkpointing.saved_tensors import Contexts, call_saved
-from shardbook.checkpointing.segment import not_compiled
+from shardbook.checkpointing.segment import outside_compiler
 from shardbook.checkpointing.selective import SavePolicy, contexts
 from shardbook.checkpointing.traced import (
     compile_apart,
@@ -273,7 +273,7 @@ class Options:
             return enters_graph(function, args, kwargs, self.policy, own)
         return self.call_variant(function, args, kwargs)
 
-    @not_compiled
+    @outside_compiler
     def call_variant(
         self,
         function: Callable[..., Any],
@@ -373,6 +373,6 @@ class Checkpointed:
         self.module = weakref.ref(module)
 
 
-@partial(not_compiled, reason=BY_ITSELF)
+@partial(outside_compiler, reason=BY_ITSELF)
 def end_graph() -> None:
     """Where the compiler meets this call, it ends a graph."""

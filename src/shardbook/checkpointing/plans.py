@@ -22,8 +22,8 @@ workspaces inside one layer, what the allocator loses to fragments, and the stat
 generators, which is 5 kB for each checkpoint on a CPU.
 
 :notation $M$: `Plan.peak`, the most bytes that are saved at one moment
-:notation $p_s$: `Step.kept`, the bytes that segment $s$ keeps between the two passes
-:notation $r_s$: `Step.recomputed`, the bytes that its second run saves anew
+:notation $p_s$: `SegmentCost.kept`, the bytes that segment $s$ keeps between the two passes
+:notation $r_s$: `SegmentCost.recomputed`, the bytes that its second run saves anew
 """
 
 # sidelit: hide
@@ -35,7 +35,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from shardbook.checkpointing.costs import Chain
-from shardbook.checkpointing.sequential import Segment, run
+from shardbook.checkpointing.sequential import Span, run
 
 __all__ = ["Plan", "evaluate"]
 # sidelit: show
@@ -51,7 +51,7 @@ class Plan:
     :param peak: the most bytes that are saved at one moment
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[Span, ...]
     cost: float
     saved: int
     peak: int
@@ -69,15 +69,15 @@ class Plan:
         return run(functions, self.segments, input, **options)
 
 
-def evaluate(chain: Chain, segments: Iterable[Segment]) -> Plan:
+def evaluate(chain: Chain, segments: Iterable[Span]) -> Plan:
     """The memory and the cost of a plan. Layers that are in no segment are kept.
 
     >>> from shardbook.checkpointing.costs import Layer
     >>> tanh = Layer(10, 10, 0, 4, saves_input=False, saves_output=True)
-    >>> evaluate(Chain(4, (tanh,) * 4), [Segment(0, 3, recompute=True)])
+    >>> evaluate(Chain(4, (tanh,) * 4), [Span(0, 3, recompute=True)])
     ... # doctest: +NORMALIZE_WHITESPACE
-    Plan(segments=(Segment(start=0, stop=3, recompute=True),
-                   Segment(start=3, stop=4, recompute=False)),
+    Plan(segments=(Span(start=0, stop=3, recompute=True),
+                   Span(start=3, stop=4, recompute=False)),
          cost=30, saved=8, peak=16)
 
     After the forward pass 8 bytes are saved: 4 for the input of layer 0, which the
@@ -90,7 +90,7 @@ def evaluate(chain: Chain, segments: Iterable[Segment]) -> Plan:
     """
     saved = peak = 0
     cost: float = 0
-    counted, plan = False, list[Segment]()
+    counted, plan = False, list[Span]()
     for segment in covering(segments, len(chain.layers)):
         step = take(chain, segment, counted)
         if step is None:
@@ -104,7 +104,7 @@ def evaluate(chain: Chain, segments: Iterable[Segment]) -> Plan:
     return Plan(tuple(plan), cost, saved, peak)
 
 
-class Step(NamedTuple):
+class SegmentCost(NamedTuple):
     """What one segment adds to a plan.
 
     :param kept: the bytes that it keeps between the passes
@@ -119,7 +119,7 @@ class Step(NamedTuple):
     counted: bool
 
 
-def take(chain: Chain, segment: Segment, counted: bool) -> Step | None:
+def take(chain: Chain, segment: Span, counted: bool) -> SegmentCost | None:
     """What a segment adds, or nothing if it cannot be checkpointed.
 
     :param counted: whether its input is among the kept bytes already
@@ -131,10 +131,10 @@ def take(chain: Chain, segment: Segment, counted: bool) -> Step | None:
     kept = 0
     for index in range(segment.start, segment.stop):
         kept, counted = with_layer(chain, index, kept, counted)
-    return Step(kept, 0, 0, counted)
+    return SegmentCost(kept, 0, 0, counted)
 
 
-def growing(chain: Chain, start: int, counted: bool) -> Iterator[Step]:
+def growing(chain: Chain, start: int, counted: bool) -> Iterator[SegmentCost]:
     """What the checkpointed segments that begin at a layer add, the shortest first.
 
     Each is the one before it and one layer more, so all of them together take as much
@@ -157,9 +157,9 @@ def growing(chain: Chain, start: int, counted: bool) -> Iterator[Step]:
         before += layer.cost
         if cost is None:
             # No tensor of it is ever wanted, so it does not run again.
-            yield Step(0, 0, 0, counted and through)
+            yield SegmentCost(0, 0, 0, counted and through)
         else:
-            yield Step(kept, recomputed, cost, through)
+            yield SegmentCost(kept, recomputed, cost, through)
 
 
 def with_layer(chain: Chain, index: int, total: int, counted: bool) -> tuple[int, bool]:
@@ -192,20 +192,20 @@ def overwritten(chain: Chain, index: int) -> bool:
     return False
 
 
-def covering(segments: Iterable[Segment], length: int) -> list[Segment]:
+def covering(segments: Iterable[Span], length: int) -> list[Span]:
     """The segments of a plan, with kept ones in the gaps.
 
     :raises ValueError: they overlap, or reach beyond the chain
     """
-    found: list[Segment] = []
+    found: list[Span] = []
     end = 0
-    for segment in [*segments, Segment(length, length, recompute=False)]:
+    for segment in [*segments, Span(length, length, recompute=False)]:
         if not end <= segment.start <= segment.stop <= length:
             raise ValueError(
                 f"{segment} does not follow layer {end - 1} of a chain of {length} layers"
             )
         if end < segment.start:
-            found.append(Segment(end, segment.start, recompute=False))
+            found.append(Span(end, segment.start, recompute=False))
         if segment.start < segment.stop:
             found.append(segment)
         end = segment.stop

@@ -68,7 +68,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
-from shardbook.checkpointing.segment import Passed, Segment, not_compiled
+from shardbook.checkpointing.segment import Passed, Segment, outside_compiler
 from shardbook.zero.prefetch import calls_from_outside
 
 __all__ = ["call_reentrant", "checkpoint_reentrant"]
@@ -115,7 +115,7 @@ def checkpoint_reentrant(
     return call_reentrant(function, args, kwargs, preserve_rng_state)
 
 
-@not_compiled
+@outside_compiler
 def call_reentrant(
     function: Callable[..., Any],
     args: tuple[Any, ...],

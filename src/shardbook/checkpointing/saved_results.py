@@ -52,7 +52,7 @@ class Kept:
     versions: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.versions = [tensor._version for tensor in tensors_in(self.value)]
+        self.versions = [tensor._version for tensor in tensor_leaves(self.value)]
 
     def hand_out(self, args: Any, kwargs: Any, *, copied: bool = False) -> Any:
         """Give an alias of the result. Autograd attaches the second run's history to
@@ -62,7 +62,7 @@ class Kept:
             write to an alias would be a write to its tensor
         :raises RuntimeError: if it was changed in place since
         """
-        if self.versions != [tensor._version for tensor in tensors_in(self.value)]:
+        if self.versions != [tensor._version for tensor in tensor_leaves(self.value)]:
             raise RuntimeError(
                 f"the result of {self.op}, which the policy keeps, was changed in place "
                 "after the checkpointed function had returned; use an operation that "
@@ -101,7 +101,7 @@ class Store:
         """
         self.calls[kept.op].append(kept)
         if not written:
-            for tensor in tensors_in(kept.value):
+            for tensor in tensor_leaves(kept.value):
                 self.owners[tensor.untyped_storage()].append(kept)
 
     def overwrite(self, op: OpOverload, written: list[Tensor]) -> None:
@@ -154,7 +154,7 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        tensors = tensors_in([kept.value for kept in self.entries()])
+        tensors = tensor_leaves([kept.value for kept in self.entries()])
         storages = {tensor.untyped_storage() for tensor in tensors}
         return sum(storage.nbytes() for storage in storages)
 
@@ -166,12 +166,12 @@ def written_by(op: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:
         for number, argument in enumerate(op._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    return tensors_in(given)
+    return tensor_leaves(given)
 
 
 def shapes(*given: Any) -> list[torch.Size]:
-    return [tensor.shape for tensor in tensors_in(given)]
+    return [tensor.shape for tensor in tensor_leaves(given)]
 
 
-def tensors_in(tree: Any) -> list[Tensor]:
+def tensor_leaves(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -34,7 +34,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from shardbook.checkpointing.recomputation import Settings
 from shardbook.foundations.hook_context import tensors_in
 
-__all__ = ["Held", "Passed", "Place", "Segment", "not_compiled", "take_apart"]
+__all__ = ["Held", "Passed", "Place", "Segment", "outside_compiler", "take_apart"]
 # The positional arguments and the keyword arguments of a call.
 Passed = tuple[tuple[Any, ...], dict[str, Any]]
 # sidelit: show
@@ -124,13 +124,13 @@ def take_apart(arguments: Passed) -> tuple[list[Tensor], list[Any], TreeSpec]:
     functions ask for it. If `query`, `key` and `value` are one object, attention
     projects them by one product, which rounds differently than three.
     """
-    leaves, spec = flatten(arguments)
+    leaves, spec = flatten_arguments(arguments)
     tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
     places = {key: Place(index) for index, key in enumerate(tensors)}
     return list(tensors.values()), [places.get(id(leaf), leaf) for leaf in leaves], spec
 
 
-def flatten(arguments: Passed) -> tuple[list[Any], TreeSpec]:
+def flatten_arguments(arguments: Passed) -> tuple[list[Any], TreeSpec]:
     """The leaves of some arguments, and their structure.
 
     To flatten a pytree takes longer than a small operation. Most calls are given
@@ -177,7 +177,7 @@ def refuse_additions(tensors: Sequence[Tensor], arguments: Passed) -> None:
     :raises RuntimeError: naming the shape of a tensor that was not there before
     """
     known = {id(tensor) for tensor in tensors}
-    for leaf in flatten(arguments)[0]:
+    for leaf in flatten_arguments(arguments)[0]:
         if isinstance(leaf, Tensor) and id(leaf) not in known:
             raise RuntimeError(
                 f"the checkpointed function left a tensor of shape {tuple(leaf.shape)} "
@@ -278,7 +278,7 @@ REASON = (
 )
 
 
-def not_compiled(
+def outside_compiler(
     checkpoint: Callable[..., Any], reason: str = REASON
 ) -> Callable[..., Any]:
     """A function that `torch.compile` does not enter.

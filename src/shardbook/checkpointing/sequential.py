@@ -75,7 +75,7 @@ from typing import Any
 
 from shardbook.checkpointing.checkpointing import Options, checkpoint
 
-__all__ = ["Segment", "checkpoint_sequential", "cut", "lengths", "run"]
+__all__ = ["Span", "checkpoint_sequential", "cut", "lengths", "run"]
 
 Function = Callable[[Any], Any]
 # sidelit: show
@@ -145,14 +145,14 @@ def checkpoint_sequential(
 
 def cut(
     layers: int, segments: int, *, last: bool = False, balanced: bool = False
-) -> list[Segment]:
+) -> list[Span]:
     """The segments of a chain, by the parameters of
     [`checkpoint_sequential`](#checkpoint_sequential).
     """
     plan, start = [], 0
     for length in lengths(layers, segments, balanced=balanced):
         stop = start + length
-        plan.append(Segment(start, stop, recompute=last or stop < layers))
+        plan.append(Span(start, stop, recompute=last or stop < layers))
         start = stop
     return plan
 
@@ -185,7 +185,7 @@ def lengths(layers: int, segments: int, *, balanced: bool = False) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Span:
     """The layers from `start` to just before `stop`.
 
     :param recompute: whether to checkpoint them
@@ -198,7 +198,7 @@ class Segment:
 
 def run(
     functions: Iterable[Function],
-    segments: Iterable[Segment],
+    segments: Iterable[Span],
     input: Any,
     **options: Any,
 ) -> Any:

@@ -132,7 +132,7 @@ class Residual(saved_tensors_hooks):
         # What is kept of each storage. A storage that is gone takes its entries along,
         # so an address that is used again does not lead to old values.
         self.kept: WeakKeyDictionary[
-            torch.UntypedStorage, WeakValueDictionary[Any, Kept]
+            torch.UntypedStorage, WeakValueDictionary[Any, KeptValues]
         ] = WeakKeyDictionary()
 
     @machinery()
@@ -151,7 +151,7 @@ class Residual(saved_tensors_hooks):
         kept = entries.get(key)
         if kept is None:
             vector = rows.resolve_conj().resolve_neg().reshape(-1)
-            kept = Kept(vector, Writes(tensor), self.sharing, self.on_host)
+            kept = KeptValues(vector, Writes(tensor), self.sharing, self.on_host)
             entries[key] = kept
         return Placed(kept, form)
 
@@ -231,7 +231,7 @@ def refuse_write(shape: torch.Size) -> NoReturn:
 class Placed:
     """One way to see a vector that is kept: `x` and `x.t()` are two forms of one."""
 
-    kept: Kept
+    kept: KeptValues
     form: Form
 
     def tensor(self) -> Tensor:
@@ -243,7 +243,7 @@ class Placed:
         return self.form.of(self.kept.vector().data)
 
 
-class Kept:
+class KeptValues:
     """A vector of values, or this rank's piece of it, on the device or on the host.
 
     :param vector: 1-D; it may be a view of the tensor that is to be freed

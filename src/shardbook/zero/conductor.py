@@ -14,10 +14,10 @@ computes its own. In stage 3, with two units:
 | reduce | | | | | | B | A |
 
 A *conductor* keeps what the units of one model share: the exchange in flight and the
-backward passes under way. [A chain](prefetch.py#Chain) is a conductor that also knows
-which unit comes next. All ranks run the same program, so they issue their exchanges in
-the same order, and the exchanges meet. [The order](exchange_order.py) makes sure of
-that.
+backward passes under way. [A chain](prefetch.py#PrefetchingConductor) is a conductor
+that also knows which unit comes next. All ranks run the same program, so they issue
+their exchanges in the same order, and the exchanges meet. [The
+order](exchange_order.py) makes sure of that.
 """
 
 # sidelit: hide
@@ -103,7 +103,9 @@ class Conductor:
         self.order.begin(f"separate {unit.name.removeprefix('the ')}")
 
     def forward_began(self, unit: Unit) -> None:
-        """A unit is whole and about to compute. [A chain](prefetch.py#Chain) prefetches here."""
+        """A unit is whole and about to compute. [A
+        chain](prefetch.py#PrefetchingConductor) prefetches here.
+        """
 
     def forward_ended(self, unit: Unit) -> None:
         """A unit has computed something that a backward pass may reach."""

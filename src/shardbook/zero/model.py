@@ -2,10 +2,10 @@ r"""# Sharding a model
 
 > One call shards a whole model and leaves its training loop as it was.
 
-[Hooks](hooks.py#Hooks) drive one unit, and [a chain](prefetch.py#Chain) puts units into
-an order. This chapter applies both, from outside, to a model that knows nothing of
-them. It chooses the units, checks that all ranks chose the same, and attaches the
-hooks.
+[Hooks](hooks.py#Hooks) drive one unit, and [a chain](prefetch.py#PrefetchingConductor)
+puts units into an order. This chapter applies both, from outside, to a model that knows
+nothing of them. It chooses the units, checks that all ranks chose the same, and
+attaches the hooks.
 
 ```python
 model = shard(GPT(config), units=Block)
@@ -63,7 +63,7 @@ from shardbook.parameters.policy import Policy
 from shardbook.zero.construct import Construction, Init
 from shardbook.zero.hooks import Hooks
 from shardbook.zero.model_casts import enforce
-from shardbook.zero.prefetch import Chain, Prefetch
+from shardbook.zero.prefetch import Prefetch, PrefetchingConductor
 from shardbook.zero.replicate import Replicated
 from shardbook.zero.state_dict import keep_state_dict_whole
 from shardbook.zero.unit import Unit
@@ -173,7 +173,9 @@ def shard(
     )
     # One unit after the other is made real, copied, cut, and freed. So the peak of
     # construction is what the model was before, all parts that are kept, and one unit.
-    chain = Chain(Order(groups.everyone, device=construction.device), prefetch)
+    chain = PrefetchingConductor(
+        Order(groups.everyone, device=construction.device), prefetch
+    )
     chain.unused_get_zero = unused == "zero"
     made = {
         name: STAGES[stage](

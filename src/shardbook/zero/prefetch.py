@@ -36,11 +36,11 @@ from shardbook.guards.wrappers import refuse_call_by_wrapper
 from shardbook.zero.conductor import Conductor
 from shardbook.zero.unit import State, Unit
 
-__all__ = ["Chain", "Prefetch", "Route"]
+__all__ = ["Prefetch", "PrefetchingConductor", "Route"]
 # sidelit: show
 
 
-class Chain(Conductor):
+class PrefetchingConductor(Conductor):
     """The units of one model, and the order in which they run.
 
     :param order: who makes sure that all ranks issue the same exchanges

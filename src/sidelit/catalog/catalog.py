@@ -29,7 +29,7 @@ from sidelit.catalog.sync import State, digests_of, merge, remember, state_of
 from sidelit.catalog.units import (
     PageUnits,
     SectionUnits,
-    digest,
+    code_digest,
     extract,
     msgid,
     split_prose,
@@ -49,7 +49,7 @@ __all__ = [
     "State",
     "Translated",
     "Translation",
-    "digest",
+    "code_digest",
     "extract",
     "load",
     "pending",

@@ -91,7 +91,7 @@ def unwrap(content: str) -> str:
     return re.sub(r"(\\| {2,})\n[ \t]*", lambda match: match[1][:2] + "\n", joined)
 
 
-def digest(lines: Iterable[str]) -> str:
+def code_digest(lines: Iterable[str]) -> str:
     """Fingerprint the code beside a section; `""` when there is none.
 
     Indentation shared by all lines, trailing spaces and blank lines do not count: to move a method into
@@ -116,7 +116,7 @@ def split_prose(tokens: Sequence[Token]) -> tuple[tuple[str, tuple[Token, ...]],
             depth = int(token.tag[1:])
             path = {level: slug for level, slug in path.items() if level < depth}
             if depth > 1:
-                path[depth] = markup.slug(markup.plain(tokens[index + 1])) or "section"
+                path[depth] = markup.heading_slug(markup.plain(tokens[index + 1])) or "section"
             cuts.append(("/".join(path.values()) or "page", []))
         cuts[-1][1].append(token)
     return tuple((context, tuple(body)) for context, body in cuts if body)

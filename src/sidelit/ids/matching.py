@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from sidelit.ids.naming import digest
+from sidelit.ids.naming import text_digest
 from sidelit.source.source import Kind, Section
 
 # Shares of words or lines that must agree: near is the same definition, far is another one.
@@ -56,7 +56,7 @@ def imprint(
     section: Section, name: str, aliases: tuple[str, ...] = (), places: tuple[str, ...] = ()
 ) -> Imprint:
     """Take the imprint of a section that goes by `name`."""
-    lines = tuple(digest(text, 6) for _, text in section.code if text.strip())
+    lines = tuple(text_digest(text, 6) for _, text in section.code if text.strip())
     words = tuple(section.commentary.split())
     return Imprint(name, section.kind, section.qualname, words, lines, aliases, places)
 

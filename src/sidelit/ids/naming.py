@@ -67,7 +67,7 @@ MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
 SENTENCE = re.compile(r"[.!?;:](?:\s|$)|\n\s*\n")
 
 
-def digest(text: str, length: int = 8) -> str:
+def text_digest(text: str, length: int = 8) -> str:
     """Return a digest of a text that does not see changes of spacing."""
     return hashlib.sha256(" ".join(text.split()).encode("utf-8", "surrogatepass")).hexdigest()[:length]
 
@@ -78,7 +78,9 @@ def _base(section: Section) -> str:
         return "module"
     if section.kind in ("class", "function"):
         return section.qualname
-    return piece(section.qualname, slug(section.commentary) or f"{section.kind}-{digest(section.source)}")
+    return piece(
+        section.qualname, slug(section.commentary) or f"{section.kind}-{text_digest(section.source)}"
+    )
 
 
 # ## Telling doubles apart
@@ -127,4 +129,4 @@ def _digest(section: Section) -> str:
     if section.kind == "module":
         return ""
     wordless = section.kind in ("comment", "code") and not slug(section.commentary)
-    return "" if wordless else digest(section.source)
+    return "" if wordless else text_digest(section.source)

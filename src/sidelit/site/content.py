@@ -81,7 +81,7 @@ def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor]) -
                 section.commentary, path=item.source, first_line=section.commentary_line or 1
             ),
             lines=tuple(code.numbered(lines, section.code)),
-            code_digest=catalog.digest(line for _, line in section.code),
+            code_digest=catalog.code_digest(line for _, line in section.code),
             first_line=section.first_line,
         )
         for section, name in zip(document.sections, names, strict=True)

@@ -48,7 +48,7 @@ def terms(glossary: Glossary, lang: str) -> tuple[Term, ...]:
 
 def term_id(term: glossary_file.Term) -> str:
     """The id of a term's row, the same in every language."""
-    return f"term-{markup.slug(term.en, words=20)}"
+    return f"term-{markup.heading_slug(term.en, words=20)}"
 
 
 def key_of(work: Work) -> str:

@@ -37,7 +37,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class Translations:
     """Where the translations of a page are: the folder of all, the page's name, and the names it had."""
 
     folder: Path
@@ -82,7 +82,7 @@ def _document(path: Path, shown: str) -> source.Document:
 
 
 def _pages(
-    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, Shelf]
+    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, Translations]
 ) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
     gathered = site.Collector()
     press = assemble.Press(
@@ -112,7 +112,7 @@ def _pages(
 
 
 def _edition(
-    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, Shelf]
+    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, Translations]
 ) -> edition.Edition:
     """Translate what has a catalogue; the rest is taken to be in the page's language already."""
     pages = {}
@@ -128,17 +128,17 @@ def _edition(
     return edition.Edition(job.lang, pages, (("", None),), "", "")
 
 
-def _names(paths: Sequence[Path], made: Config, job: Job) -> dict[str, Shelf]:
+def _names(paths: Sequence[Path], made: Config, job: Job) -> dict[str, Translations]:
     """Where the translations of each page are: in the folder given, or in the project the file is part of."""
     found = {}
     for path, chapter in zip(paths, made.chapters, strict=True):
-        known = Shelf(job.locale, chapter.name) if job.locale else _project(path)
+        known = Translations(job.locale, chapter.name) if job.locale else _project(path)
         if job.lang != "en" and known is not None:
             found[chapter.output] = known
     return found
 
 
-def _project(path: Path) -> Shelf | None:
+def _project(path: Path) -> Translations | None:
     try:
         own = config.load(config.find(path.resolve().parent))
     except SidelitError:
@@ -146,7 +146,7 @@ def _project(path: Path) -> Shelf | None:
     for chapter in own.chapters:
         if (own.project / chapter.source).resolve() == path.resolve():
             former = tuple(each.name for each in chapter.former if each.told)
-            return Shelf(own.folder / "locale", chapter.name, former)
+            return Translations(own.folder / "locale", chapter.name, former)
     return None
 
 

@@ -102,7 +102,7 @@ def _slug_headings(tokens: Sequence[Token]) -> None:
     taken: set[str] = set()
     for before, token in itertools.pairwise(tokens):
         if before.type == "heading_open":
-            name = slug(plain(token)) or "section"
+            name = heading_slug(plain(token)) or "section"
             numbered = (f"{name}-{number}" for number in itertools.count(2))
             free = (one for one in itertools.chain([name], numbered) if one not in taken)
             before.meta["slug"] = next(one for one in free if not _PAGES_OWN.fullmatch(one))
@@ -167,7 +167,7 @@ def plain(tokens: Token | Iterable[Token]) -> str:
     return re.sub(r"\s+", " ", "".join(parts)).strip()
 
 
-def slug(text: str, words: int = 8) -> str:
+def heading_slug(text: str, words: int = 8) -> str:
     """The first words of `text` in ASCII lower case, joined by hyphens; empty when it has none."""
     ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     return "-".join(re.findall(r"[a-z0-9]+", ascii_text)[:words])
