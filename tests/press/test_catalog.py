@@ -532,6 +532,15 @@ def test_remarks_of_translators_and_other_tools_stay(project: Project) -> None:
     )
 
 
+def test_what_a_translator_allowed_goes_with_the_text(project: Project) -> None:
+    given = f'msgctxt "Layer.gather"\nmsgid "{GATHER[1]}"\n'
+    project.edit(given, "# a remark on this place\n# allow: term, on purpose\n" + given)
+    project.write(renamed(project.source.read_text("utf-8")))
+    project.sync()
+    moved = given.replace("Layer.gather", "Layer.collect")
+    assert f"# allow: term, on purpose\n# code: moved\n{moved}" in project.po.read_text("utf-8")
+
+
 def project_digest(project: Project) -> str:
     return project.sections()[0][2]
 

@@ -122,7 +122,9 @@ def _carried(
     found = memory.get(msgid)
     if found is None:
         return None
-    notes = empty.notes if empty else ()
+    # A remark may be about the place it stood in. What is allowed is allowed for the words.
+    allowed = tuple(note for note in found.notes if note.startswith("allow: "))
+    notes = (*(empty.notes if empty else ()), *allowed)
     return replace(found, context=context, digests=(MOVED,), notes=notes, previous="", obsolete=False)
 
 
