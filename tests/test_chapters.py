@@ -19,7 +19,7 @@ from sidelit import config
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-# Their examples talk to another rank; tests/book/test_collectives.py runs them on two.
+# Their examples talk to another rank; tests/book/foundations/test_collectives.py runs them on two.
 ON_TWO_RANKS = {"shardbook.foundations.collectives", "shardbook.foundations.ledger"}
 NO_CODE = {
     tokenize.COMMENT,

@@ -492,7 +492,7 @@ def test_a_chain_in_segments(segments: int, use_reentrant: bool) -> None:
 
 def counted(function: Run, x: Tensor, op: Any, **options: Any) -> tuple[int, Tensor]:
     """How often an operation runs in the backward pass."""
-    from book.test_saved_tensors import Count
+    from book.checkpointing.test_saved_tensors import Count
 
     y = checkpoint(function, x, **options)
     with Count() as count:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ranks
-from book.test_coordinator import WIDTH, Model, Run, Unit, assert_clean, assert_same, data, train
+from book.zero.test_conductor import WIDTH, Model, Run, Unit, assert_clean, assert_same, data, train
 
 Program = Callable[[Run, int], list[Tensor]]
 PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Any, Program]] = {}

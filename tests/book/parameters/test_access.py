@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ranks
-from book.test_transformers import library
 from book.toys import assert_equal, plain_gradients, reference_step, whole_gradients
+from book.zero.test_transformers import library
 
 Block = Callable[[nn.Module], AbstractContextManager[None]]
 

@@ -946,8 +946,8 @@ class Twice(nn.Module):
 def the_same_order_with_a_call_inside() -> None:
     """It is followed: while the first layer computes in a later pass, the next is on its way."""
     from shardbook import shard
-    from shardbook.schedule import conductor_of
-    from shardbook.unit import State
+    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.unit import State
 
     model: Any = shard(Twice(), units=nn.Linear)
     (last,) = (unit for unit in conductor_of(model).drivers if unit.name == "last")
@@ -1053,10 +1053,9 @@ class Between(nn.Module):
 
 
 def a_unit_between_two_uses_of_another() -> None:
-    from shardbook.schedule import conductor_of
-    from shardbook.unit import State
-
     from shardbook import shard
+    from shardbook.zero.conductor import conductor_of
+    from shardbook.zero.unit import State
 
     model: Any = shard(Between(), units=(Halves, Unit))
     (halves,) = (unit for unit in conductor_of(model).drivers if unit.name == "halves")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from book.test_transformers import library
+from book.zero.test_transformers import library
 from shardbook.checkpointing.checkpointing import checkpoint_module
 
 SIZES = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1}

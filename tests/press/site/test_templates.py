@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
+TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
 ASSETS = TEMPLATES / "assets"
 PAGES = sorted(TEMPLATES.glob("*.html"))
 SHEETS = sorted(ASSETS.glob("*.css"))

@@ -11,7 +11,7 @@ from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
 from sidelit.lint import lint
 
-OURS = Path(__file__).parents[2] / "site" / "glossary.toml"
+OURS = Path(__file__).parents[3] / "site" / "glossary.toml"
 LANGUAGES = ("ja", "zh")
 ROW = '[[term]]\nen = "layer"\nja = "層"\nzh = "层"\n'
 

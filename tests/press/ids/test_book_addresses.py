@@ -17,9 +17,9 @@ from urllib.parse import unquote
 from sidelit import config
 from sidelit.site import site
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KEPT: dict[str, list[str]] = json.loads(
-    (Path(__file__).parent / "data" / "ids-before-the-move.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "data" / "ids-before-the-move.json").read_text(encoding="utf-8")
 )
 # What may stand under an id: a section and an old name of it, or a link to where it is now.
 PLACE = re.compile(

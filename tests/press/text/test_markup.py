@@ -11,7 +11,7 @@ from markdown_it.utils import read_fixture_file
 
 from sidelit.text import markup
 
-DATA = Path(__file__).parent / "data" / "markup"
+DATA = Path(__file__).parents[1] / "data" / "markup"
 CHAPTER = "# The *layer*\n\n> Whole only\n> while used.\n\nText.\n\n> A quotation.\n"
 
 

@@ -16,7 +16,7 @@ from sidelit.text import markup, prose
 from sidelit.text.math import Typesetter
 from sidelit.text.sanitizer import Slots
 
-DATA = Path(__file__).parent / "data" / "markup"
+DATA = Path(__file__).parents[1] / "data" / "markup"
 VOID = {"br", "hr", "img"}
 TAGS = {
     *VOID,

@@ -191,17 +191,17 @@ def test_in_every_stage(habit: Any) -> None:
 
 def earlier_traps(stage: int) -> None:
     """What the tests of the layer hold against stage 3, in another stage."""
-    import book.test_layer
-    import book.test_review
+    import book.zero.test_hooks
+    import book.zero.test_programs
     import shardbook
 
     shardbook.shard = partial(shardbook.shard, stage=stage)
     if stage == 0:
         # There the parameters keep their shapes.
-        for module in (book.test_layer, book.test_review):
+        for module in (book.zero.test_hooks, book.zero.test_programs):
             module.assert_all_sharded = lambda model: None  # type: ignore[attr-defined]
-    layer = [(case, arguments) for case, arguments in book.test_layer.CASES]
-    for case, arguments in [*layer, *((case, ()) for case in book.test_review.CASES)]:
+    layer = [(case, arguments) for case, arguments in book.zero.test_hooks.CASES]
+    for case, arguments in [*layer, *((case, ()) for case in book.zero.test_programs.CASES)]:
         if case.__name__ not in FIGURES_OF_STAGE_3:
             case(*arguments)
 

@@ -22,8 +22,8 @@ from book.reference import (
     fill_gradients,
     padded_bytes,
 )
-from book.test_layer import Odd
 from book.toys import VOCABULARY, batch, chain, error
+from book.zero.test_hooks import Odd
 
 
 def train_on(mesh: Any, members: list[int], rows: int) -> None:
@@ -215,7 +215,7 @@ class TwoKinds(nn.Module):
 
 def agreed_for_two_vectors() -> list[list[str]]:
     from shardbook import shard
-    from shardbook.schedule import conductor_of
+    from shardbook.zero.conductor import conductor_of
 
     found = []
     for second in (torch.float32, torch.float64):
@@ -235,9 +235,8 @@ def test_ranks_agree_once_on_the_exchanges_of_a_unit_of_two_vectors() -> None:
 
 def sent_vectors_on_a_mesh() -> tuple[int, int]:
     """How many vectors were sent whose means go on to other copies, and the bytes that they still take."""
-    from shardbook.schedule import Conductor
-
     from shardbook import shard
+    from shardbook.zero.conductor import Conductor
 
     found = [0, 0]
 

@@ -464,7 +464,7 @@ def test_an_unknown_option_is_refused() -> None:
 
 
 def test_what_a_policy_saves_does_not_run_again() -> None:
-    from book.test_saved_tensors import Count
+    from book.checkpointing.test_saved_tensors import Count
 
     net = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.Tanh())
     x = torch.randn(4, 8, requires_grad=True)
@@ -485,7 +485,7 @@ def flops(run: Callable[[], Any]) -> int:
 
 
 def test_the_price_is_one_more_forward_pass_and_nothing_is_saved_but_the_arguments() -> None:
-    from book.test_saved_tensors import Storages
+    from book.checkpointing.test_saved_tensors import Storages
 
     depth, width, rows = 6, 16, 4
     torch.manual_seed(0)

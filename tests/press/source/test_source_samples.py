@@ -3,7 +3,7 @@
 The samples lie in `data/source/`: each `NAME.py.txt` (so that no tool repairs it) beside `NAME.json`.
 After a wanted change, write the expected sections anew and read the difference:
 
-    python tests/press/test_source_samples.py
+    python tests/press/source/test_source_samples.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from sidelit.ids import naming
 from sidelit.source import source
 
-SAMPLES = sorted((Path(__file__).parent / "data" / "source").glob("*.py.txt"))
+SAMPLES = sorted((Path(__file__).parents[1] / "data" / "source").glob("*.py.txt"))
 
 
 def sections(path: Path) -> list[dict[str, object]]:

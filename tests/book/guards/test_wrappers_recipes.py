@@ -18,7 +18,7 @@ from torch import nn
 import ranks
 from book.toys import assert_equal, batch, chain, error
 
-PAGE = Path(__file__).parents[2] / "site" / "pages" / "api.md"
+PAGE = Path(__file__).parents[3] / "site" / "pages" / "api.md"
 STEPS = 4
 TOKENS = 6
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint as theirs
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from book.test_saved_tensors import Count
+from book.checkpointing.test_saved_tensors import Count
 from shardbook import CheckpointError, checkpoint, checkpoint_module, checkpoint_sequential
 from shardbook.checkpointing.selective import Keep, contexts
 from shardbook.checkpointing.torch_settings import debug_in_force, early_stop_in_force, group_in_force

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 from book.live import LiveStorages
-from book.test_layer import assert_all_sharded, compare
 from book.toys import assert_equal, batch, chain, error, plain_gradients, reference_step, whole_gradients
+from book.zero.test_hooks import assert_all_sharded, compare
 
 WIDTH, LAYERS = 64, 8
 
