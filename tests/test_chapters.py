@@ -8,8 +8,6 @@ import importlib
 import io
 import re
 import shlex
-import subprocess
-import sys
 import tokenize
 from pathlib import Path
 
@@ -70,10 +68,9 @@ def test_a_module_is_small(path: Path) -> None:
 
 def test_the_command_of_every_chapter_runs_something() -> None:
     chapters = config.load(ROOT / "site" / "sidelit.toml").chapters
-    commands = {shlex.split(chapter.run)[-1]: chapter.run for chapter in chapters if "pytest" in chapter.run}
-    collect = [sys.executable, "-m", "pytest", "tests/book", "--collect-only", "-q"]
-    found = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for word, command in commands.items():
-        assert any(word in line.partition("tests/")[2] for line in found.splitlines()), command
+    for command in (chapter.run for chapter in chapters if "pytest" in chapter.run):
+        words = shlex.split(command)
+        assert words[:3] == ["python", "-m", "pytest"]
+        assert all((ROOT / word).is_file() for word in words[3:]), command
     for command in (chapter.run for chapter in chapters if "shardbook.train" in chapter.run):
         assert "-m shardbook.train" in command
