@@ -23,8 +23,8 @@ from book.reference import (
     toy_loss,
     without_gradient,
 )
-from book.test_unused import Experts, choose
 from book.toys import assert_equal, chain
+from book.zero.test_unused import Experts, choose
 
 
 class Failure(Exception):
