@@ -1,4 +1,4 @@
-"""The architecture: which folder of a package may import which, and how large a module may be."""
+"""The architecture: which folder of a package may import which."""
 
 from __future__ import annotations
 

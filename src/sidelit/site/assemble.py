@@ -9,40 +9,21 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
-from sidelit.config import Chapter, Config
+from sidelit.config import Chapter
 from sidelit.errors import SidelitError
-from sidelit.glossary import Glossary
-from sidelit.origin import Origin, fill
+from sidelit.origin import fill
 from sidelit.site import forwarding, listing, page, views, ways
 from sidelit.site.content import Piece
-from sidelit.site.edition import Edition, Page, Words
-from sidelit.site.links import Index, fragment
+from sidelit.site.edition import Page, Words
+from sidelit.site.links import fragment
+from sidelit.site.press import Press
 from sidelit.text import prose
-from sidelit.text.inlines import Typesets
-
-
-@dataclass(frozen=True, slots=True)
-class Press:
-    """What all pages of one build share."""
-
-    config: Config
-    editions: Mapping[str, Edition]
-    index: Index
-    math: Typesets
-    origin: Origin
-    glossary: Glossary = field(default_factory=Glossary)
-    works: tuple[views.Work, ...] = ()
-    leads: forwarding.Leads = field(default_factory=dict)
-    lenient: bool = False
-    """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
-    report: Callable[[SidelitError], None] = lambda error: None
-    """Told of every mistake, in either mode."""
 
 
 def view(press: Press, shown: Page) -> views.View:

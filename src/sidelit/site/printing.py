@@ -21,6 +21,7 @@ from sidelit.config import Chapter, Config, Part, Prose
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.site import assemble, content, edition, links, page, site
+from sidelit.site.press import Press
 from sidelit.source import source
 from sidelit.text import foreign
 from sidelit.text.math import Typesetter
@@ -85,7 +86,7 @@ def _pages(
     made: Config, written: Sequence[content.Text], job: Job, names: dict[str, Translations]
 ) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
     gathered = site.Collector()
-    press = assemble.Press(
+    press = Press(
         config=made,
         editions={job.lang: _edition(made, written, job, names)},
         index=links.Index(

@@ -22,6 +22,7 @@ from sidelit.errors import SidelitError
 from sidelit.ids import claims, ledger, moves
 from sidelit.ids.anchors import Anchor
 from sidelit.site import assemble, content, edition, forwarding, links, listing, page, ways
+from sidelit.site.press import Press
 from sidelit.site.views import Work
 from sidelit.source import source
 from sidelit.text.math import Typesetter
@@ -147,7 +148,7 @@ def files(config: Config) -> dict[str, bytes]:
     terms, works = _data(config)
     leads = forwarding.leads(written)
     gathered = Collector()
-    press = assemble.Press(
+    press = Press(
         config=config,
         editions=editions,
         index=_index(config, written, leads, terms, works),

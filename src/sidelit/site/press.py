@@ -1,0 +1,38 @@
+"""# What the pages of a build share
+
+> One record goes with every page to the place where it is put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from sidelit.config import Config
+from sidelit.errors import SidelitError
+from sidelit.glossary import Glossary
+from sidelit.origin import Origin
+from sidelit.site import forwarding, views
+from sidelit.site.edition import Edition
+from sidelit.site.links import Index
+from sidelit.text.inlines import Typesets
+
+__all__ = ["Press"]
+
+
+@dataclass(frozen=True, slots=True)
+class Press:
+    """What all pages of one build share."""
+
+    config: Config
+    editions: Mapping[str, Edition]
+    index: Index
+    math: Typesets
+    origin: Origin
+    glossary: Glossary = field(default_factory=Glossary)
+    works: tuple[views.Work, ...] = ()
+    leads: forwarding.Leads = field(default_factory=dict)
+    lenient: bool = False
+    """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
+    report: Callable[[SidelitError], None] = lambda error: None
+    """Told of every mistake, in either mode."""
