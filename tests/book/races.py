@@ -66,10 +66,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import shardbook
 from shardbook.foundations import streams
 from shardbook.parameters import host, offload
 from shardbook.zero import unused
 
+BOOK = Path(shardbook.__file__).parent
 FACTORY = re.compile("^new_|_like$")  # these ask a tensor for its shape, not for its values
 COMPUTE = 0  # the number of the stream that is current when nobody chose another
 
@@ -598,4 +600,4 @@ def _lines() -> Iterator[str]:
 def _chapter(file: str) -> str | None:
     """The name of a file of the book."""
     path = Path(file)
-    return path.name if path.parent.name == "shardbook" else None
+    return path.name if path.is_relative_to(BOOK) else None

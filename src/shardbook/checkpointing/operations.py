@@ -213,18 +213,18 @@ def author_of(name: str | None) -> str:
 
 AUTHORS: dict[str | None, str] = {}
 MACHINERY = {
-    "arguments",
-    "checkpointing",
-    "determinism",
-    "machinery",
-    "operations",
-    "recomputation",
-    "reentrant",
-    "saved_tensors",
-    "segment",
-    "selective",
-    "sequential",
-    "traced",
+    "checkpointing.arguments",
+    "checkpointing.checkpointing",
+    "checkpointing.determinism",
+    "checkpointing.operations",
+    "checkpointing.recomputation",
+    "checkpointing.reentrant",
+    "checkpointing.saved_tensors",
+    "checkpointing.segment",
+    "checkpointing.selective",
+    "checkpointing.sequential",
+    "checkpointing.traced",
+    "foundations.hook_context",
 }
 
 

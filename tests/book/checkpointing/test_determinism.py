@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
 import weakref
@@ -18,7 +19,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardbook.checkpointing.determinism import LEVELS, CheckpointError, Record, compare
-from shardbook.checkpointing.operations import ODD, PIECE, Log, Operation, digest, mix, part, place_of, shown
+from shardbook.checkpointing.operations import (
+    MACHINERY,
+    ODD,
+    PIECE,
+    Log,
+    Operation,
+    digest,
+    mix,
+    part,
+    place_of,
+    shown,
+)
 from shardbook.checkpointing.reentrant import checkpoint_reentrant
 from shardbook.checkpointing.saved_tensors import checkpoint_saved
 
@@ -422,6 +434,11 @@ class OfMine(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad * 2
+
+
+@pytest.mark.parametrize("module", sorted(MACHINERY))
+def test_what_counts_as_the_checkpoint_s_own_is_a_module_of_the_book(module: str) -> None:
+    assert importlib.util.find_spec(f"shardbook.{module}") is not None
 
 
 def test_a_place_is_the_users_line_wherever_the_tensor_is_saved() -> None:

@@ -227,8 +227,7 @@ class FreezesItself(nn.Module):
 
 
 def frozen_while_it_is_whole() -> None:
-    from shardbook import shard
-    from shardbook.training import whole
+    from shardbook import shard, whole
 
     plain = FreezesItself()
     for _ in range(2):
@@ -341,9 +340,8 @@ def a_pass_around_the_one_that_fails() -> None:
 
 
 def zero_grad_in_a_block_of_whole_parameters() -> None:
-    from shardbook import full_precision, shard
+    from shardbook import full_precision, shard, whole
     from shardbook.parameters.policy import Policy
-    from shardbook.training import whole
 
     for stage, policy in product(STAGES, (None, Policy(param_dtype=torch.bfloat16))):
         model = shard(chain(), stage=stage, policy=policy)
@@ -362,8 +360,7 @@ def zero_grad_in_a_block_of_whole_parameters() -> None:
 
 def a_backward_pass_in_a_block_fails() -> None:
     """The parameters stay whole until the block ends."""
-    from shardbook import shard
-    from shardbook.training import whole
+    from shardbook import shard, whole
 
     shape = chain()[4].weight.shape
     for stage in STAGES:

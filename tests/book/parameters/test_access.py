@@ -409,8 +409,7 @@ def step_of(program: Callable[..., Tensor], model: Pair, x: Tensor, block: Block
 
 def trains_as_plain(stage: int) -> None:
     """Losses and gradients of each program equal those of the plain model bit for bit, over two steps."""
-    from shardbook import shard
-    from shardbook.training import whole
+    from shardbook import shard, whole
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = shard(pair(), stage=stage, units=Tower)
@@ -455,9 +454,8 @@ def test_what_is_computed_in_a_block_trains_as_the_plain_model(stage: int) -> No
 
 def reads_in_a_block(stage: int) -> None:
     """In the block the values are those of the plain model; after it everything is as before."""
-    from shardbook import Policy, full_precision, shard
+    from shardbook import Policy, full_precision, shard, whole
     from shardbook.parameters.access import Slice
-    from shardbook.training import whole
 
     plain, x = pair(), data(dist.get_rank())
     model = shard(pair(), stage=stage, units=Tower)
@@ -548,8 +546,7 @@ def test_a_block_of_one_rank() -> None:
 
 def only_one_rank_enters() -> None:
     """A block that the other rank does not enter ends in the sentence of both."""
-    from shardbook import Disagreement, shard
-    from shardbook.training import whole
+    from shardbook import Disagreement, shard, whole
 
     model, x = shard(pair(), units=Tower), data(0)
     sum(part.square().sum() for part in model(x)).backward()
@@ -611,8 +608,7 @@ def unsupported() -> None:
 
 def converted_while_whole() -> None:
     """In a block, in a unit's own forward pass, and after one that was interrupted."""
-    from shardbook import shard
-    from shardbook.training import whole
+    from shardbook import shard, whole
 
     class Converts(nn.Linear):
         how = ""
@@ -677,8 +673,7 @@ def other_libraries() -> None:
     from peft.tuners.lora import Linear as Adapted
     from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
-    from shardbook import shard
-    from shardbook.training import whole
+    from shardbook import shard, whole
 
     generators = [torch.Generator().manual_seed(rank) for rank in range(dist.get_world_size())]
     inputs = [
