@@ -126,4 +126,5 @@ def test_what_the_data_names_is_there() -> None:
 
 
 def source(module: str) -> str:
-    return (ROOT / "src" / "shardbook" / f"{module}.py").read_text("utf-8")
+    (file,) = (ROOT / "src" / "shardbook").rglob(f"{module}.py")
+    return file.read_text("utf-8")
