@@ -6,9 +6,10 @@
 
     assert ranks.run(2, double, 21) == [42, 42]
 
-The processes are forked from a server that imported torch and the book once and has never run anything:
-`spawn` would import both again in every rank, and a plain `fork` hangs once the parent has run a backward
-pass. Every call starts fresh processes, so no test sees what another left behind.
+The processes are forked from a server that has imported the test's file once, and has never run anything:
+`spawn` would import torch, the book and the file again in every rank, and a plain `fork` hangs once the
+parent has run a backward pass. Every call starts fresh processes, so no test sees what another left behind.
+The server of one file is itself forked from one that has imported torch and the book.
 
 What goes wrong is told whole: the traceback of every rank, with what an assert compared, and the rank that
 failed first at the head; a rank that died, with its exit code; a rank that hangs, with the stacks of its
@@ -17,6 +18,7 @@ threads. Nothing is left running.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import importlib.util
 import multiprocessing
@@ -34,23 +36,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-# Every optimizer imports torch._dynamo, which takes seconds: once in the server, not once in each rank. The
-# book takes more of a rank's time than all else that a small test does.
-PRELOAD = [
-    "rank_asserts",
-    "pytest",
-    "hypothesis",
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "shardbook",
-    "ranks",
-]
+# Every optimizer imports torch._dynamo, which takes seconds: once for all files.
+PRELOAD = ["pytest", "hypothesis", "torch", "torch.distributed", "torch._dynamo", "shardbook"]
 GRACE_S = 10.0  # what the other ranks get, after one has failed, to fail as well and say where
 
-_context = multiprocessing.get_context("forkserver")
+_servers = multiprocessing.get_context("forkserver")
+_ranks = multiprocessing.get_context("fork")
 
 
 class RanksFailed(AssertionError):
@@ -67,18 +61,70 @@ def run(
     ranks said.
     """
     __tracebackhide__ = True
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        task = _Task.of(function, args, world_size, folder, backend)
-        started = [_start(task, rank) for rank in range(world_size)]
+    results, story = _server_of(function).ask(_Task.of(function, args, world_size, backend), timeout)
+    if story:
+        raise RanksFailed(story)
+    return [pickle.loads(result) for result in results]
+
+
+Answer = tuple[list[bytes], str]
+
+
+class _Server:
+    """A process that has imported a file and starts the ranks of its tests."""
+
+    def __init__(self, module: str, file: str) -> None:
+        _servers.set_forkserver_preload(PRELOAD)
+        self.file = file
+        self.pipe, there = _servers.Pipe()
+        # Not a daemon, since it has children. At the end of its pipe it ends.
+        self.process = _servers.Process(target=_serve, args=(there, module, file), name="rank-server")
+        self.process.start()
+        there.close()
+
+    def ask(self, task: _Task, timeout: float) -> Answer:
+        """Let it start the ranks of a task, and wait until they have ended."""
         try:
-            _listen(started, time.monotonic() + timeout)
-            if all(rank.result is not None for rank in started):
-                _let_go(started)
-        finally:
-            _end(started)
-        if all(rank.result is not None and not rank.story for rank in started):
-            return [pickle.loads(rank.result) for rank in started if rank.result is not None]
-        raise RanksFailed(_tell(started, timeout))
+            self.pipe.send((task, timeout))
+            return self.pipe.recv()  # type: ignore[no-any-return]
+        except EOFError:
+            self.process.join()
+            return [], f"the process that starts the ranks died, exit code {self.process.exitcode}"
+        except BaseException:
+            # The test is over, such as by its own time limit: its ranks must not stay.
+            self.kill()
+            raise
+
+    def close(self) -> None:
+        """Let it end. It has no ranks now."""
+        self.pipe.close()
+        self.process.join()
+
+    def kill(self) -> None:
+        """End its ranks, and it."""
+        global _current
+        _current = None
+        self.process.terminate()
+        self.close()
+
+
+_current: _Server | None = None
+
+
+def _server_of(function: Callable[..., Any]) -> _Server:
+    """The server of the file that a function stands in. One is enough: the tests of a file run in a row."""
+    global _current
+    file = str(sys.modules[function.__module__].__file__)
+    if _current is None or _current.file != file or not _current.process.is_alive():
+        _close()
+        _current = _Server(function.__module__, file)
+    return _current
+
+
+@atexit.register
+def _close() -> None:
+    if _current is not None:
+        _current.close()
 
 
 @dataclass(frozen=True)
@@ -90,33 +136,74 @@ class _Task:
     name: str
     args: bytes
     world_size: int
-    folder: str
     backend: str
 
     @staticmethod
-    def of(function: Callable[..., Any], args: Any, world_size: int, folder: str, backend: str) -> _Task:
+    def of(function: Callable[..., Any], args: Any, world_size: int, backend: str) -> _Task:
         name = function.__qualname__
         if "<" in name:
             raise TypeError(
                 f"a rank cannot import {name}; define the function at the top level of its module"
             )
         file = sys.modules[function.__module__].__file__
-        return _Task(function.__module__, str(file), name, pickle.dumps(args), world_size, folder, backend)
+        return _Task(function.__module__, str(file), name, pickle.dumps(args), world_size, backend)
 
     def function(self) -> Callable[..., Any]:
-        # pytest may load a test file under a name that no import path leads to. Load the file under it, too.
-        if self.module not in sys.modules:
-            from rank_asserts import hook
-
-            spec = importlib.util.spec_from_file_location(self.module, self.file, loader=hook)
-            assert spec is not None
-            assert spec.loader is not None
-            sys.modules[self.module] = module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        found: Any = sys.modules[self.module]
+        found: Any = _load(self.module, self.file)
         for part in self.name.split("."):
             found = getattr(found, part)
         return found  # type: ignore[no-any-return]
+
+
+def _load(name: str, file: str) -> ModuleType:
+    """Import a file as pytest does, which may use a name that no import path leads to."""
+    if name not in sys.modules:
+        from rank_asserts import hook
+
+        spec = importlib.util.spec_from_file_location(name, file, loader=hook)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def _serve(pipe: Connection, module: str, file: str) -> None:
+    """What runs in the server of a file."""
+    import torch
+
+    # The signal that ends the server raises in it, so that it ends its ranks first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # A pool of threads would not be there in a rank.
+    torch.set_num_threads(1)
+    # What is wrong with the file each rank tells, as it imports it once more.
+    with suppress(Exception):
+        _load(module, file)
+    while True:
+        try:
+            task, timeout = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(_ranks_of(task, timeout))
+
+
+def _ranks_of(task: _Task, timeout: float) -> Answer:
+    """Start the ranks of a task, wait for what they have to say, and leave nothing running."""
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        started = [_start(task, folder, rank) for rank in range(task.world_size)]
+        try:
+            _listen(started, time.monotonic() + timeout)
+            if all(rank.result is not None for rank in started):
+                _let_go(started)
+        finally:
+            _end(started)
+        if all(rank.result is not None and not rank.story for rank in started):
+            return [rank.result for rank in started if rank.result is not None], ""
+        return [], _tell(started, timeout)
 
 
 @dataclass
@@ -132,13 +219,14 @@ class _Rank:
     failed_at: float = float("inf")
 
 
-def _start(task: _Task, rank: int) -> _Rank:
-    _context.set_forkserver_preload(PRELOAD)
-    here, there = _context.Pipe()
-    process = _context.Process(target=_rank_main, args=(task, rank, there), name=f"rank-{rank}", daemon=True)
+def _start(task: _Task, folder: str, rank: int) -> _Rank:
+    here, there = _ranks.Pipe()
+    process = _ranks.Process(
+        target=_rank_main, args=(task, folder, rank, there), name=f"rank-{rank}", daemon=True
+    )
     process.start()
     there.close()
-    return _Rank(rank, process, here, Path(task.folder, f"stacks-{rank}"))
+    return _Rank(rank, process, here, Path(folder, f"stacks-{rank}"))
 
 
 def _listen(started: list[_Rank], deadline: float) -> None:
@@ -204,13 +292,14 @@ def _tell(started: list[_Rank], timeout: float) -> str:
     return "\n".join([head, *(f"\n--- rank {rank.number}: {rank.story.rstrip()}" for rank in bad)])
 
 
-def _rank_main(task: _Task, rank: int, pipe: Connection) -> None:
+def _rank_main(task: _Task, folder: str, rank: int, pipe: Connection) -> None:
     """What runs in a rank's own process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with Path(task.folder, f"stacks-{rank}").open("w") as stacks:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with Path(folder, f"stacks-{rank}").open("w") as stacks:
         faulthandler.enable(file=stacks)
         try:
-            result = _call(task, rank)
+            result = _call(task, folder, rank)
         except BaseException:
             pipe.send_bytes(pickle.dumps((None, traceback.format_exc(), time.monotonic())))
             # No tidying: closing the sockets at once is what tells the other ranks.
@@ -221,7 +310,7 @@ def _rank_main(task: _Task, rank: int, pipe: Connection) -> None:
         faulthandler.disable()
 
 
-def _call(task: _Task, rank: int) -> bytes:
+def _call(task: _Task, folder: str, rank: int) -> bytes:
     import torch
     import torch.distributed as dist
 
@@ -229,7 +318,7 @@ def _call(task: _Task, rank: int) -> bytes:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group(
-        task.backend, init_method=f"file://{task.folder}/store", rank=rank, world_size=task.world_size
+        task.backend, init_method=f"file://{folder}/store", rank=rank, world_size=task.world_size
     )
     return pickle.dumps(task.function()(*pickle.loads(task.args)))
 

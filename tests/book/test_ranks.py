@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,6 +59,36 @@ def one_waits_for_ever() -> str:
     if dist.get_rank() == 0:
         threading.Event().wait()
     return "done"
+
+
+started: list[int] = []
+
+
+def interrupt(*_: object) -> None:
+    (server,) = multiprocessing.active_children()
+    started.extend(children_of(server.pid))
+    raise Complaint("interrupted")
+
+
+def interrupts_the_test_and_waits(test: int) -> None:
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.kill(test, signal.SIGUSR1)
+    threading.Event().wait()
+
+
+notes: list[str] = []
+
+
+def add_a_note(note: str) -> list[str]:
+    notes.append(note)
+    return notes
+
+
+def children_of(parent: int | None) -> list[int]:
+    """The processes that another one has started and that have not ended."""
+    found = Path(f"/proc/{parent}/task/{parent}/children").read_text("utf-8")
+    return [int(number) for number in found.split()]
 
 
 def warn() -> None:
@@ -131,9 +162,27 @@ def test_a_hanging_rank_is_named_with_its_stack_and_killed() -> None:
     ranks.run(1, who, 0)  # the server is up: the limit below is for the ranks alone
     with pytest.raises(ranks.RanksFailed, match="no answer within 4 s from rank 0") as failure:
         ranks.run(2, one_waits_for_ever, timeout=4)
-    message = str(failure.value)
-    assert "in one_waits_for_ever" in message
+    assert "in one_waits_for_ever" in str(failure.value)
+    (server,) = multiprocessing.active_children()
+    assert children_of(server.pid) == []
+
+
+def test_a_test_that_is_interrupted_leaves_no_rank_behind() -> None:
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(Complaint, match="interrupted"):
+            ranks.run(2, interrupts_the_test_and_waits, os.getpid())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     assert multiprocessing.active_children() == []
+    assert len(started) == 2
+    assert not any(Path(f"/proc/{rank}").exists() for rank in started)
+    assert ranks.run(1, who, 0) == [(0, 1)]
+
+
+def test_a_rank_sees_what_the_file_is_since_its_import_and_nothing_of_other_ranks() -> None:
+    assert ranks.run(2, add_a_note, "first") == [["first"], ["first"]]
+    assert ranks.run(2, add_a_note, "second") == [["second"], ["second"]]
 
 
 def test_a_rank_may_finish_before_the_others() -> None:
