@@ -26,7 +26,8 @@ an optimizer may do](optimizer_guard.py), [which parameters no unit owns](unowne
 [which rules train slices](optimizer_trial.py), tried on [a copy](optimizer_copy.py),
 [steps inside the backward pass](step_in_backward.py), [what is not
 supported](unsupported.py), [how the result is saved](state_dict.py), [and the
-optimizer's state](optimizer_state.py), [what waits on the host](offload.py).
+optimizer's state](optimizer_state.py), [what waits on the host](offload.py), [which
+private names of PyTorch all of this stands on](torch_private.py).
 
 **Activation checkpointing**: [one door](checkpointing.py) to [two](reentrant.py)
 [variants](saved_tensors.py), [the same random numbers](rng.py) and [the same

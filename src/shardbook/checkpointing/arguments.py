@@ -28,11 +28,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, tree_leaves_with_path, tree_unflatten
 
 from shardbook.checkpointing.determinism import CheckpointError
 from shardbook.checkpointing.handover import Ready
 from shardbook.checkpointing.segment import Place, take_apart, version
+from shardbook.foundations.torch_private import (
+    keystr,
+    own_children,
+    own_parameters,
+    tree_leaves_with_path,
+    tree_unflatten,
+)
 
 __all__ = ["Arguments", "Parameters"]
 # sidelit: show
@@ -196,10 +202,10 @@ def parameters_of(module: nn.Module) -> list[Tensor]:
     """
     found: list[Tensor] = [
         one
-        for one in module._parameters.values()
+        for one in own_parameters(module).values()
         if one is not None and not one.is_inference()
     ]
-    for child in module._modules.values():
+    for child in own_children(module).values():
         if child is not None:
             found += parameters_of(child)
     return found

@@ -36,8 +36,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_is_leaf, tree_leaves
 
+from shardbook.foundations.torch_private import tree_is_leaf, tree_leaves
 from shardbook.parameters.norms import rules_in_force
 from shardbook.precision.autocast import current
 from shardbook.precision.autocast import restored as casting_restored

@@ -114,6 +114,7 @@ from shardbook.checkpointing.traced import (
     not_recorded,
     warn_if_compiling,
 )
+from shardbook.foundations.torch_private import MODULE_CALL
 from shardbook.zero.model import Select, called, select
 
 __all__ = ["checkpoint", "checkpoint_module"]
@@ -343,7 +344,7 @@ class Checkpointed:
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if frame.f_code is nn.Module._call_impl.__code__:
+            if frame.f_code is MODULE_CALL:
                 module: nn.Module = frame.f_locals["self"]
                 if vars(module).get("forward") is self:
                     return module

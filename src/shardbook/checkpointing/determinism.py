@@ -74,6 +74,7 @@ from shardbook.checkpointing.operations import (
     place_of,
     shown,
 )
+from shardbook.foundations.torch_private import base_of
 
 __all__ = ["LEVELS", "CheckpointError", "Record", "Saved", "compare"]
 # sidelit: show
@@ -187,7 +188,7 @@ class Saved(NamedTuple):
 
 def parameter_of(tensor: Tensor) -> weakref.ref[nn.Parameter] | None:
     """The parameter that is saved with a tensor: a linear layer saves `weight.t()`."""
-    base = tensor._base
+    base = base_of(tensor)
     owner = tensor if base is None else base
     # Most tensors are no leaves, and to ask for the class takes five times as long.
     return (

@@ -24,11 +24,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
+
+from shardbook.foundations.torch_private import (
+    ATTENTION_ON_CPU,
+    TorchDispatchMode,
+    tree_leaves,
+)
 
 __all__ = ["FlopCounter", "Price", "flops_of", "prices"]
 # sidelit: show
@@ -44,8 +47,7 @@ class FlopCounter(FlopCounterMode):
     """
 
     def __init__(self) -> None:
-        forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        forward, backward = ATTENTION_ON_CPU
         formulas = {forward: attention_flops, backward: attention_backward_flops}
         super().__init__(display=False, custom_mapping=formulas)
 
@@ -93,6 +95,7 @@ def attention_backward_flops(
 def flops_of(function: Callable[..., Any], *args: Any) -> int:
     """The FLOPs of one call.
 
+    >>> import torch
     >>> flops_of(torch.matmul, torch.zeros(2, 3), torch.zeros(3, 5))
     60
     """
@@ -121,6 +124,7 @@ class Price:
 def prices(function: Callable[..., Any], *args: Any) -> list[Price]:
     """Call a function, and list the operations that compute something in it.
 
+    >>> import torch
     >>> prices(lambda x: torch.relu(x @ x).t(), torch.zeros(2, 2))
     [Price(op='mm', calls=1, flops=16, bytes=16), Price(op='relu', calls=1, flops=0, bytes=16)]
     """

@@ -29,7 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._pytree import tree_leaves
+
+from shardbook.foundations.torch_private import tree_leaves
 
 __all__ = [
     "Log",

@@ -66,9 +66,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_unflatten
 
 from shardbook.checkpointing.segment import Passed, Segment, outside_compiler
+from shardbook.foundations.torch_private import base_of, reaches_all, tree_unflatten
 from shardbook.zero.prefetch import calls_from_outside
 
 __all__ = ["call_reentrant", "checkpoint_reentrant"]
@@ -239,14 +239,14 @@ def aliases(values: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
     that of the unchanged values.
     """
     different = {id(value): value for value in values if isinstance(value, Tensor)}
-    if all(value._base is None for value in different.values()):
+    if all(base_of(value) is None for value in different.values()):
         new = {key: value.detach() for key, value in different.items()}
     else:
         known = {id(tensor): tensor for tensor in tensors} | different
-        owners = [id(t if t._base is None else t._base) for t in known.values()]
+        owners = [id(t if base_of(t) is None else base_of(t)) for t in known.values()]
         new = {
             key: value.detach()
-            if owners.count(id(value._base)) < 2
+            if owners.count(id(base_of(value))) < 2
             else value.view_as(value)
             for key, value in different.items()
         }
@@ -264,7 +264,7 @@ def refuse_partial_backward() -> None:
     :raises RuntimeError: naming what was asked for
     """
     # Only autograd's engine knows what it was asked for, and only tells it here.
-    if not torch.autograd._is_checkpoint_valid():
+    if not reaches_all():
         raise RuntimeError(
             "a reentrant checkpoint cannot pass torch.autograd.grad or "
             "backward(inputs=...), because it reaches all parameters; call backward() "

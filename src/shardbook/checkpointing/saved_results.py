@@ -25,10 +25,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardbook.foundations.rng import RNGState
+from shardbook.foundations.torch_private import (
+    OpOverload,
+    schema_of,
+    tree_leaves,
+    tree_map_only,
+)
 
 __all__ = ["Kept", "Store"]
 # sidelit: show
@@ -75,7 +79,7 @@ class Kept:
         for tensor, value in zip(written, self.value, strict=True):
             tensor.copy_(value)
         # An operation in place returns what it has written, or nothing.
-        returned = written[: len(self.op._schema.returns)]
+        returned = written[: len(schema_of(self.op).returns)]
         return returned[0] if len(returned) == 1 else tuple(returned) or None
 
 
@@ -163,7 +167,7 @@ def written_by(op: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:
     """The arguments that an operation writes to: itself, or what is named `out`."""
     given = [
         kwargs.get(argument.name) if number >= len(args) else args[number]
-        for number, argument in enumerate(op._schema.arguments)
+        for number, argument in enumerate(schema_of(op).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     return tensor_leaves(given)

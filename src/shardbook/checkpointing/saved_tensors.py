@@ -74,9 +74,9 @@ from shardbook.checkpointing.segment import Held
 from shardbook.checkpointing.torch_settings import (
     debug_in_force,
     early_stop_in_force,
-    group_in_force,
 )
 from shardbook.foundations.hook_context import in_backward
+from shardbook.foundations.torch_private import at_end_of_backward, group_in_force
 
 __all__ = ["Contexts", "call_saved", "checkpoint_saved"]
 
@@ -259,7 +259,7 @@ class Region:
             # the weights may have changed by then. The engine holds its callbacks until
             # it has finished, so the callback must not hold the region.
             left = partial(empty, weakref.ref(self))
-            torch.autograd.Variable._execution_engine.queue_callback(left)
+            at_end_of_backward(left)
 
     def run_again(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], collector: Collector

@@ -20,7 +20,6 @@ it, because the first run works without autograd.
 # sidelit: hide
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps
@@ -29,10 +28,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from shardbook.checkpointing.recomputation import Settings
 from shardbook.foundations.hook_context import tensors_in
+from shardbook.foundations.torch_private import (
+    TreeSpec,
+    compiler_is_loaded,
+    forbid_compiling,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 
 __all__ = ["Held", "Passed", "Place", "Segment", "outside_compiler", "take_apart"]
 # The positional arguments and the keyword arguments of a call.
@@ -293,13 +299,12 @@ def outside_compiler(
     @wraps(checkpoint)
     def call(*args: Any, **kwargs: Any) -> Any:
         # To load the compiler takes seconds. Nobody compiles before it is loaded.
-        if "torch._dynamo" not in sys.modules:
+        if not compiler_is_loaded():
             return checkpoint(*args, **kwargs)
         if not quiet:
             quiet.append(torch.compiler.disable(checkpoint, reason=reason))
         return quiet[0](*args, **kwargs)
 
-    # The compiler reads these two names, even where it meets this function before it
-    # was called for the first time.
-    vars(call).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
+    # The compiler may meet this function before it was called for the first time.
+    forbid_compiling(call, reason)
     return call

@@ -77,13 +77,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from shardbook.checkpointing.saved_results import Kept, Store, shapes, written_by
 from shardbook.foundations.hook_context import machinery_at_work
 from shardbook.foundations.rng import RNGState, capture
+from shardbook.foundations.torch_private import (
+    ATTENTION_KERNELS,
+    SOFTMAX_OF_ATTENTION,
+    OpOverload,
+    OpOverloadPacket,
+    TorchDispatchMode,
+    schema_of,
+)
 from shardbook.zero.prefetch import calls_from_outside
 
 __all__ = ["ATTENTION", "Keep", "SavePolicy", "contexts"]
@@ -194,7 +200,7 @@ class Listed:
         """
         packets = {op.overloadpacket for op in ran}
         # PyTorch uses this softmax nowhere else.
-        unfused = aten._safe_softmax in packets
+        unfused = SOFTMAX_OF_ATTENTION in packets
         if unfused and self.operations & {*ATTENTION} and not packets & {*ATTENTION}:
             warnings.warn(
                 "the policy saves the kernels of attention, and this attention ran "
@@ -208,17 +214,7 @@ class Listed:
 # the device, the dtype and the shapes. A list that lacks it keeps nothing, and raises
 # nothing. Nested tensors call the last three. Where no kernel runs, [a
 # warning](#Listed.warn_if_unfused) says so.
-ATTENTION = (
-    aten._scaled_dot_product_flash_attention,
-    aten._scaled_dot_product_flash_attention_for_cpu,
-    aten._scaled_dot_product_efficient_attention,
-    aten._scaled_dot_product_cudnn_attention,
-    aten._scaled_dot_product_fused_attention_overrideable,
-    aten._scaled_dot_product_attention_math_for_mps,
-    aten._flash_attention_forward,
-    aten._efficient_attention_forward,
-    aten._cudnn_attention_forward,
-)
+ATTENTION = ATTENTION_KERNELS
 
 
 class Keeping(TorchDispatchMode):
@@ -324,7 +320,7 @@ def computes(op: OpOverload) -> bool:
     if machinery_at_work() or op.is_view or torch.Tag.inplace_view in op.tags:
         return False
     # PyTorch has no public name for the signature of an operation.
-    schema = op._schema
+    schema = schema_of(op)
     gives = any("Tensor" in str(value.type) for value in schema.returns)
     return gives or schema.is_mutable
 
@@ -386,7 +382,7 @@ def wanted(op: OpOverload, keep: Keep) -> bool:
     """
     if keep is Keep.RECOMPUTE:
         return False
-    schema = op._schema
+    schema = schema_of(op)
     fresh = any(value.alias_info is None for value in schema.returns)
     if not (schema.is_mutable and fresh):
         return True

@@ -20,19 +20,19 @@ each part runs the function again. Inside of it the tensors of the first recompu
 stay until their node takes them. [A reentrant](reentrant.py) checkpoint runs its
 function to the end, and compares nothing, so these blocks do not change it.
 
-PyTorch has no public functions that read these settings. The names below are private,
-and a test compares what they give with what the blocks set.
+PyTorch has no public functions that read these settings, so [private
+ones](torch_private.py) do.
 """
 
 # sidelit: hide
 from __future__ import annotations
 
-from typing import Any
+from shardbook.foundations.torch_private import (
+    checkpoint_debug_block,
+    early_stop_block,
+)
 
-import torch
-from torch.utils import checkpoint as torch_checkpoint
-
-__all__ = ["debug_in_force", "early_stop_in_force", "group_in_force"]
+__all__ = ["debug_in_force", "early_stop_in_force"]
 # sidelit: show
 
 
@@ -41,7 +41,7 @@ def early_stop_in_force(option: bool) -> bool:
 
     :param option: what holds outside of all blocks
     """
-    block: bool | None = torch_checkpoint._enable_checkpoint_early_stop
+    block = early_stop_block()
     return option if block is None else block
 
 
@@ -50,14 +50,5 @@ def debug_in_force(option: bool) -> bool:
 
     :param option: what holds outside of all blocks
     """
-    block: bool | None = torch_checkpoint._checkpoint_debug_enabled
+    block = checkpoint_debug_block()
     return option if block is None else block
-
-
-def group_in_force() -> Any:
-    """The `GraphExecGroup` around this backward pass, or `None`.
-
-    The versions of PyTorch that have no such block give `None`.
-    """
-    read = getattr(torch._C, "_get_graph_exec_group", None)
-    return None if read is None else read()

@@ -34,7 +34,6 @@ function nothing is compiled, and [a warning](#warn_if_compiling) says so. With
 # sidelit: hide
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, ExitStack
@@ -44,14 +43,6 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-
-# The switch of one code object: whether the compiler begins to record where it runs.
-from torch._C._dynamo.eval_frame import (
-    _FrameAction,
-    _FrameExecStrategy,
-    get_eval_frame_callback,
-    set_code_exec_strategy,
-)
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
@@ -62,6 +53,11 @@ from shardbook.checkpointing.selective import (
     torch_policy,
 )
 from shardbook.foundations.rng import capture
+from shardbook.foundations.torch_private import (
+    compiler_at_work,
+    compiler_is_loaded,
+    skip_frame,
+)
 from shardbook.zero.prefetch import calls_from_outside
 
 __all__ = [
@@ -153,15 +149,13 @@ def not_a_beginning(function: F) -> F:
     Such a function is a fork: recorded, it takes the compiler's way. If the recording
     was given up, it is called as any other, and must take the other way.
     """
-    leave = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
-    set_code_exec_strategy(function.__code__, leave)
+    skip_frame(function, inside=False)
     return function
 
 
 def not_recorded(function: F) -> F:
     """A function that the compiler leaves alone, with all that it calls."""
-    leave = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-    set_code_exec_strategy(function.__code__, leave)
+    skip_frame(function, inside=True)
     return function
 
 
@@ -176,7 +170,7 @@ def compile_apart(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     # Nothing compiles before the compiler is loaded.
-    if code is None or "torch._dynamo" not in sys.modules:
+    if code is None or not compiler_is_loaded():
         return caller
     if code not in CALLERS:
         own = caller.__code__.replace(co_name=f"checkpointed_{code.co_name}")
@@ -195,7 +189,7 @@ CALLERS: WeakKeyDictionary[CodeType, FunctionType] = WeakKeyDictionary()
 def warn_if_compiling(function: Callable[..., Any]) -> None:
     """Warn, if a compiler is at work, that it does not compile this function."""
     # While it is at work, it has a function that looks at each frame.
-    if callable(get_eval_frame_callback()):
+    if compiler_at_work():
         name = getattr(function, "__qualname__", type(function).__qualname__)
         warnings.warn(
             f"{name} is checkpointed and could not be recorded by torch.compile as one "

@@ -33,7 +33,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import (
+
+from shardbook.foundations.torch_private import (
+    MODULE_CALL,
+    graph_task,
     tree_flatten,
     tree_map_only,
     tree_unflatten,
@@ -87,7 +90,7 @@ here = Here()
 
 def in_backward() -> bool:
     """Whether this thread is inside of a backward pass."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return graph_task() != -1
 
 
 def calls_under_way(*modules: nn.Module) -> int:
@@ -99,7 +102,7 @@ def calls_under_way(*modules: nn.Module) -> int:
     """
     frame, calls = sys._getframe(1), 0
     while frame is not None:
-        if frame.f_code is nn.Module._call_impl.__code__:
+        if frame.f_code is MODULE_CALL:
             called = frame.f_locals["self"]
             calls += any(called is module for module in modules)
         frame = frame.f_back  # type: ignore[assignment]

@@ -58,6 +58,8 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
+from shardbook.foundations.torch_private import storage_id
+
 __all__ = [
     "ALIGN_BYTES",
     "Layout",
@@ -260,7 +262,7 @@ def shares_storage(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are views of one storage. Storages are compared as objects, since an empty one
     has no address to compare.
     """
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+    return storage_id(one.untyped_storage()) == storage_id(other.untyped_storage())
 
 
 def _lay_out(

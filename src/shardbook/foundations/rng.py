@@ -57,7 +57,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_is_leaf, tree_leaves
+
+from shardbook.foundations.torch_private import tree_is_leaf, tree_leaves
 
 __all__ = ["RNGState", "Source", "capture"]
 # sidelit: show

@@ -42,9 +42,10 @@ from hashlib import sha256
 from typing import Any, NamedTuple, NoReturn
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from shardbook.foundations.agreement import Disagreement
+from shardbook.foundations.torch_private import default_store, time_limit
 
 __all__ = ["Meeting", "Step", "Wish"]
 # sidelit: show
@@ -86,7 +87,7 @@ class Meeting:
         # meeting gets the same number on all of them, and keys of its own.
         prefix = f"shardbook.foundations.store_rounds/{digest}/{opened[ranks]}"
         opened[ranks] += 1
-        store: Any = _get_default_store()
+        store: Any = default_store()
         keys = PrefixStore(prefix, store)
         limit = limit_of(group, store.timeout)
         meeting = Meeting(keys, dist.get_rank(), len(ranks), limit)
@@ -323,13 +324,8 @@ def limit_of(group: Any, otherwise: timedelta) -> timedelta:
     """How long the exchanges of a group may take. Only the backend's options say so. A
     backend without them has the limit of the store, which is that of the first group.
     """
-    own: Any = dist.group.WORLD if group is None else group
-    for device in own._device_types:
-        options = getattr(own._get_backend(device), "options", None)
-        limit = getattr(options, "_timeout", None)
-        if isinstance(limit, timedelta):
-            return limit
-    return otherwise
+    limit = time_limit(dist.group.WORLD if group is None else group)
+    return otherwise if limit is None else limit
 
 
 def until(condition: Callable[[], bool], limit: timedelta) -> bool:

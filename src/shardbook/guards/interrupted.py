@@ -41,6 +41,7 @@ from typing import Any
 
 from torch import nn
 
+from shardbook.foundations.torch_private import own_parameters
 from shardbook.parameters.flat import Flat
 from shardbook.parameters.parameter_sites import Site
 
@@ -122,7 +123,7 @@ def zero_grad_of(module: nn.Module, sites: Sequence[Site]) -> Callable[..., None
             site.parameter
             for site in sites
             if site.module in inside
-            and site.module._parameters.get(site.attribute) is not site.parameter
+            and own_parameters(site.module).get(site.attribute) is not site.parameter
         ]
         nn.ParameterList(others).zero_grad(*args, **kwargs)
 

@@ -26,7 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim import optimizer as hooked
+
+from shardbook.foundations.torch_private import (
+    GLOBAL_OPTIMIZER_HOOKS,
+    OPTIMIZER_HOOKS,
+    optimizer_module,
+)
 
 __all__ = ["StandIns", "copied", "no_hooks"]
 
@@ -62,7 +67,7 @@ def copied(
     memo.update((id(old.param_groups), tried) for old, _ in shells)
     for old, new in shells:
         for name, value in vars(old).items():
-            if name.endswith("_hooks"):
+            if name.endswith(OPTIMIZER_HOOKS):
                 vars(new)[name] = OrderedDict()
             elif name not in LEFT_OUT:
                 vars(new)[name] = duplicate(value, memo)
@@ -140,12 +145,11 @@ def no_hooks() -> Iterator[None]:
     PyTorch keeps these hooks in two private dictionaries. They are replaced and not
     emptied, because PyTorch may be walking through them.
     """
-    names = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-    kept = {name: getattr(hooked, name) for name in names}
+    kept = {name: getattr(optimizer_module, name) for name in GLOBAL_OPTIMIZER_HOOKS}
     try:
-        for name in names:
-            setattr(hooked, name, OrderedDict())
+        for name in GLOBAL_OPTIMIZER_HOOKS:
+            setattr(optimizer_module, name, OrderedDict())
         yield
     finally:
         for name, hooks in kept.items():
-            setattr(hooked, name, hooks)
+            setattr(optimizer_module, name, hooks)

@@ -43,11 +43,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-# A program may watch or replace each operation, for instance to plan a step with
-# tensors that have no values. The trial needs values, and is no part of the program.
-from torch.utils._python_dispatch import _disable_current_modes
-
 from shardbook.foundations.rng import capture
+from shardbook.foundations.torch_private import no_modes
 from shardbook.guards.optimizer_copy import StandIns, copied, no_hooks
 
 __all__ = ["Kind", "options_of", "refuse_unless_elementwise"]
@@ -82,7 +79,9 @@ def refuse_unless_elementwise(
     groups = groups_to_try(optimizer, kinds)
     name = type(optimizer).__name__
     devices = {kind.device for kind in kinds.values()}
-    with capture(*devices).restored(), no_hooks(), _disable_current_modes():
+    # A program may watch or replace each operation. The trial needs values, and is no
+    # part of the program.
+    with capture(*devices).restored(), no_hooks(), no_modes():
         try:
             trial = try_out(optimizer, groups, closure)
         except Exception as error:

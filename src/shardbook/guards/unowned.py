@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from shardbook.foundations.torch_private import is_initialised, own_parameters
 from shardbook.parameters.flat import flat_of, is_sharded
 
 __all__ = ["refuse_unowned_in", "refuse_unowned_of"]
@@ -64,7 +65,7 @@ def refuse_unowned_in(model: nn.Module) -> None:
     refuse(
         parameter
         for module in model.modules()
-        for parameter in module._parameters.values()
+        for parameter in own_parameters(module).values()
         if parameter is not None and flat_of(parameter) is None
     )
 
@@ -116,5 +117,5 @@ def modules_of(kind: type[nn.Module]) -> Iterator[nn.Module]:
     of another class.
     """
     for found in gc.get_objects():
-        if issubclass(type(found), kind) and "_parameters" in vars(found):
+        if issubclass(type(found), kind) and is_initialised(found):
             yield found

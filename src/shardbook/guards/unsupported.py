@@ -24,6 +24,8 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from shardbook.foundations.torch_private import in_transform
+
 __all__ = ["METHODS", "refuse_methods", "refuse_transforms"]
 # sidelit: show
 
@@ -62,7 +64,7 @@ def refuse_transforms(unit: str) -> None:
     :raises RuntimeError: naming the unit and what to do
     """
     # The stack of the transforms of `torch.func` that are under way, such as `vmap`.
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if in_transform():
         raise RuntimeError(
             f"{unit} is sharded, and torch.func transforms such as vmap, grad and jvp "
             "cannot pass its exchanges; transform a plain model that has loaded "

@@ -30,9 +30,9 @@ from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed._composable.contract import REGISTRY_KEY
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from shardbook.foundations.torch_private import MODULE_CALL, REGISTRY_KEY
 from shardbook.parameters.flat import is_sharded
 
 __all__ = ["refuse_call_by_wrapper", "refuse_wrappers", "wrapped"]
@@ -121,7 +121,7 @@ def refuse_call_by_wrapper(model: nn.Module) -> None:
     """
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is nn.Module._call_impl.__code__:
+        if frame.f_code is MODULE_CALL:
             caller = frame.f_locals["self"]
             if is_wrapper(caller):
                 parameter = next((name for name, _ in model.named_parameters()), "it")

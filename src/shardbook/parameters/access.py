@@ -49,9 +49,14 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from shardbook.parameters.flat import Flat, as_plain, is_whole_form, owner_of
+from shardbook.foundations.torch_private import (
+    LIST_OPERATIONS,
+    as_plain,
+    tree_leaves,
+    tree_map_only,
+)
+from shardbook.parameters.flat import Flat, is_whole_form, owner_of
 
 __all__ = ["Slice", "guard_again", "guard_slices"]
 # sidelit: show
@@ -110,9 +115,7 @@ class Guarded:
         else:
             looks = name in _LOOKS or name.startswith("new_")
         with as_plain():
-            if looks:
-                return func(*args, **kwargs)
-            return compute(func, name, args, kwargs)
+            return func(*args, **kwargs) if looks else compute(func, name, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled: `torch.save` of `named_parameters` would store a slice
@@ -197,7 +200,7 @@ def compute(
     first = next(value for value in given if isinstance(value, Guarded))
     place = place_of(first)
     # These pair the elements of lists of tensors, as an optimizer's step does.
-    pairs = name.startswith(("_foreach_", "_fused_"))
+    pairs = name.startswith(LIST_OPERATIONS)
     if func is torch.autograd.grad:
         raise RuntimeError(
             f"torch.autograd.grad cannot reach {place.name} of unit {place.unit}, "

@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from shardbook.foundations.collectives import PendingGather
 from shardbook.foundations.huge_pages import ask_for_large_pages
 from shardbook.foundations.layout import Layout, flatten, shares_storage, views
+from shardbook.foundations.torch_private import as_plain, gradient_hooks
 from shardbook.parameters.freezing import trainable
 
 __all__ = [
     "Flat",
-    "as_plain",
     "flat_of",
     "has_gradient_hook",
     "is_sharded",
@@ -44,10 +44,6 @@ __all__ = [
     "version_of",
 ]
 # sidelit: show
-
-# In such a block [the guard of slices](access.py) is not asked: what is done with them
-# is the library's own work. PyTorch documents the name beside `__torch_function__`.
-as_plain = torch._C.DisableTorchFunctionSubclass
 
 
 class Flat:
@@ -273,9 +269,8 @@ def has_gradient_hook(parameter: Tensor) -> bool:
     Autograd never sees a slice: its gradient is put there after the exchange. So a hook
     on it would never be called, and no error would be raised.
     """
-    hooks = (parameter._backward_hooks or {}).values()
-    others = [h for h in hooks if getattr(h, "func", None) is not refuse_gradient]
-    return bool(others or parameter._post_accumulate_grad_hooks)
+    hooks = gradient_hooks(parameter)
+    return any(getattr(hook, "func", None) is not refuse_gradient for hook in hooks)
 
 
 def refuse_gradient(name: str, gradient: Tensor) -> None:

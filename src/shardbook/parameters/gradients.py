@@ -33,7 +33,8 @@ from shardbook.foundations.hook_context import machinery
 from shardbook.foundations.huge_pages import ask_for_large_pages
 from shardbook.foundations.layout import Layout
 from shardbook.foundations.streams import compute_stream
-from shardbook.parameters.flat import as_plain, resize
+from shardbook.foundations.torch_private import as_plain
+from shardbook.parameters.flat import resize
 from shardbook.parameters.freezing import carry_over, trainable
 from shardbook.parameters.masters import FlatWithMasters
 from shardbook.parameters.policy import Policy

@@ -41,6 +41,7 @@ from torch import Tensor
 
 from shardbook.foundations.ledger import record_move
 from shardbook.foundations.streams import current_stream
+from shardbook.foundations.torch_private import storage_id
 
 __all__ = ["Crossing", "Landing", "host_memory", "pin", "to_device", "to_host"]
 # sidelit: show
@@ -149,11 +150,11 @@ def pin(tensors: Iterable[Tensor]) -> None:
     pinned: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         old = tensor.untyped_storage()
-        if old._cdata not in pinned:
-            pinned[old._cdata] = old.pin_memory()
+        if storage_id(old) not in pinned:
+            pinned[storage_id(old)] = old.pin_memory()
         place = tensor.storage_offset(), tensor.size(), tensor.stride()
         tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
-            pinned[old._cdata], *place
+            pinned[storage_id(old)], *place
         )
 
 

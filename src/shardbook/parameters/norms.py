@@ -70,10 +70,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardbook.foundations.hook_context import map_tensors
 from shardbook.foundations.reentrant_rules import carry_over
+from shardbook.foundations.torch_private import tree_leaves, tree_map_only
 
 __all__ = [
     "LOSSES",

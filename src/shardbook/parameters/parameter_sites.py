@@ -19,6 +19,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
+from shardbook.foundations.torch_private import own_parameters
 from shardbook.parameters.flat import has_gradient_hook
 
 __all__ = [
@@ -60,7 +61,7 @@ class Site:
 
         :raises RuntimeError: naming the parameter and what to do
         """
-        if self.module._parameters.get(self.attribute) is not self.parameter:
+        if own_parameters(self.module).get(self.attribute) is not self.parameter:
             raise RuntimeError(
                 f"{self.name} in unit {unit} was replaced or removed after sharding; "
                 "change the model before shard(), and values by load_state_dict()"
@@ -72,7 +73,7 @@ class Site:
         # attributes, as recurrent layers do, must see the change or it computes with
         # the old one.
         if type(self.module).__setattr__ is nn.Module.__setattr__:
-            self.module._parameters[self.attribute] = parameter
+            own_parameters(self.module)[self.attribute] = parameter
         else:
             setattr(self.module, self.attribute, parameter)
 
@@ -84,7 +85,7 @@ def sites_of(module: nn.Module) -> list[Site]:
     return [
         Site(f"{path}.{attribute}" if path else attribute, owner, attribute)
         for path, owner in module.named_modules()
-        for attribute, parameter in owner._parameters.items()
+        for attribute, parameter in own_parameters(owner).items()
         if parameter is not None
     ]
 

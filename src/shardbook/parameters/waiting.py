@@ -40,10 +40,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from shardbook.foundations.layout import shares_storage
-from shardbook.parameters.flat import as_plain
+from shardbook.foundations.torch_private import (
+    as_plain,
+    tree_leaves,
+    unscale_,
+    zero_all_,
+)
 
 __all__ = ["CHANGED", "Found", "Watch", "refuse_changed"]
 
@@ -115,9 +119,9 @@ class Notes:
     zeroed, changed = -1, False
 
 
-_ZEROES = ("zero_", "_foreach_zero_")
+_ZEROES = ("zero_", zero_all_.__name__)
 # Writes that PyTorch does not count: here that of its gradient scaler.
-_UNCOUNTED = ("_amp_foreach_non_finite_check_and_unscale_",)
+_UNCOUNTED = (unscale_.__name__,)
 
 
 class Waiting(Tensor):

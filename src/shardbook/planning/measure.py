@@ -28,8 +28,12 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from shardbook.foundations.torch_private import (
+    TorchDispatchMode,
+    storage_id,
+    tree_leaves,
+)
 
 __all__ = ["Meter"]
 # sidelit: show
@@ -84,7 +88,7 @@ class Meter(TorchDispatchMode):
         """Remember the storage under a tensor."""
         if tensor.layout is torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
-            self.storages[storage._cdata] = storage
+            self.storages[storage_id(storage)] = storage
 
     def now(self) -> int:
         """The bytes of all storages that are alive, at their present sizes."""

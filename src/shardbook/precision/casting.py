@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from shardbook.foundations.torch_private import base_of, tree_leaves, tree_map_only
 from shardbook.parameters.flat import version_of
 from shardbook.precision.autocast_rules import RULES, Rule
 
@@ -158,7 +158,7 @@ class Casting(TorchFunctionMode):
             and value.requires_grad
             and value.is_leaf
             # A view changes with its base, and is not worth keeping.
-            and value._base is None
+            and base_of(value) is None
             and torch.is_grad_enabled()
         ):
             return value.to(dtype)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from shardbook.foundations.torch_private import reads_found_inf, unscale_
 from shardbook.parameters.flat import owner_of
 
 __all__ = [
@@ -60,9 +61,7 @@ def divide_and_check(optimizer: Optimizer, factor: Tensor) -> Tensor | None:
         # This reads each value once, multiplies it, and raises the flag if it was not
         # finite. The operation's name is private. Public ones would read each gradient
         # twice.
-        torch._amp_foreach_non_finite_check_and_unscale_(
-            values, flag, inverse.to(device)
-        )
+        unscale_(values, flag, inverse.to(device))
     return any_of([flag.to(factor.device) for flag in flags.values()])
 
 
@@ -158,7 +157,7 @@ def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -
     :raises TypeError: if the optimizer wants the scaler itself
     """
     # PyTorch's optimizers tell by this name whether they look at `found_inf`.
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+    if not reads_found_inf(optimizer):
         return None if overflow.item() else optimizer.step(*args, **kw)
     if "grad_scaler" in signature(optimizer.step).parameters:
         raise TypeError(

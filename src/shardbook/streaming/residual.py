@@ -72,6 +72,7 @@ from shardbook.checkpointing.operations import digest
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import all_gather, world
 from shardbook.foundations.hook_context import in_backward, machinery
+from shardbook.foundations.torch_private import base_of
 from shardbook.parameters.host import Crossing, to_host
 
 __all__ = ["Residual", "offload", "partition"]
@@ -169,7 +170,7 @@ class Residual(saved_tensors_hooks):
             or type(tensor) is not Tensor
             or tensor.layout is not torch.strided
             or tensor.nbytes < max(1, self.least)
-            or isinstance(tensor._base, nn.Parameter)
+            or isinstance(base_of(tensor), nn.Parameter)
         )
 
 

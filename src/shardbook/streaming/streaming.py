@@ -67,6 +67,7 @@ from torch import Tensor, nn
 
 from shardbook.checkpointing.checkpointing import checkpoint
 from shardbook.foundations.hook_context import in_backward
+from shardbook.foundations.torch_private import at_end_of_backward
 from shardbook.parameters.host import Crossing, Landing, pin, to_device, to_host
 from shardbook.parameters.written import count
 from shardbook.streaming.chain_cuts import (
@@ -263,7 +264,7 @@ class Call:
                 streamer.prefetch(self.number - 1)
             # The pass may end without the slice before.
             if in_backward():
-                torch.autograd.Variable._execution_engine.queue_callback(streamer.drop)
+                at_end_of_backward(streamer.drop)
 
     def run(self, brought: list[Tensor], tensors: dict[str, Tensor], x: Tensor) -> Any:
         """Compute with copies in the place of the slice's own tensors.

@@ -43,6 +43,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardbook.foundations.hook_context import calls_under_way, in_backward, machinery
+from shardbook.foundations.torch_private import (
+    next_number,
+    saving_forbidden,
+    storage_id,
+    top_saving,
+)
 from shardbook.parameters.flat import flat_of
 from shardbook.zero.demand import Handed, Pair, outermost
 from shardbook.zero.hooks import Hooks, Use
@@ -135,8 +141,8 @@ def announced(drivers: list[Hooks]) -> Iterator[None]:
     """
     # PyTorch has no public name for the pair of hooks in force; [the chapter on
     # gathering on demand](demand.py) uses the same two.
-    below = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    refused = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    below = top_saving(True)
+    refused = saving_forbidden()
     outer = outermost(below)
     # A recomputation under the hooks that collect its tensors records a graph that is
     # dropped at once.
@@ -163,7 +169,7 @@ class Reads:
         self.others = owner if isinstance(owner, Pair) else None
         # The memory of a vector stays the same object when it is emptied and filled.
         self.of = {
-            flat.full.untyped_storage()._cdata: Read(driver)
+            storage_id(flat.full.untyped_storage()): Read(driver)
             for driver in drivers
             for flat in driver.unit.flats
         }
@@ -177,7 +183,7 @@ class Reads:
         """Keep a tensor, and which unit it belongs to."""
         read = self.others
         if tensor.layout is torch.strided:
-            read = self.of.get(tensor.untyped_storage()._cdata, read)
+            read = self.of.get(storage_id(tensor.untyped_storage()), read)
         return read, self.kept.pack(tensor)
 
     def unpack(self, saved: Any) -> Tensor:
@@ -192,7 +198,7 @@ class Read(Pair):
     """The block as a use of one unit."""
 
     def __init__(self, driver: Hooks) -> None:
-        start = torch._C._autograd._get_sequence_nr()
+        start = next_number()
         precise = [flat.precise for flat in driver.unit.flats]
         use = Use(start, version=driver.unit.version, precise=precise)
         super().__init__(driver, use, None)

@@ -31,6 +31,7 @@ from torch import nn
 
 from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.hook_context import in_backward, machinery
+from shardbook.foundations.torch_private import at_end_of_backward, graph_task
 from shardbook.guards.interrupted import Ending, only_failed
 from shardbook.guards.optimizer_guard import refuse_copies_of
 from shardbook.parameters.flat import is_sharded
@@ -119,7 +120,7 @@ class Conductor:
         :param number: the number of the node that is about to run; units that have only
             younger nodes [have ended](hooks.py#Hooks.older)
         """
-        task = torch._C._current_graph_task_id()
+        task = graph_task()
         if only_failed(self):
             self.forget()
         for other in self.passes.get(task, ()):
@@ -130,7 +131,7 @@ class Conductor:
         if task not in self.passes:
             self.passes[task] = []
             ending: Callable[[], None] = Ending(self, task)
-            torch.autograd.Variable._execution_engine.queue_callback(ending)
+            at_end_of_backward(ending)
         if driver not in self.passes[task]:
             self.passes[task].append(driver)
 

@@ -64,6 +64,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardbook.foundations.collectives import world
+from shardbook.foundations.torch_private import (
+    RESET_METHODS,
+    apply_to_own,
+    own_buffers,
+    own_parameters,
+)
 from shardbook.parameters.parameter_sites import Site, is_inside
 from shardbook.parameters.written import Writes
 
@@ -129,7 +135,7 @@ class Construction:
             fill = self.filler(module)
             if on_meta(module):
                 # A recurrent layer keeps a list of its parameters, and renews it here.
-                module._apply(self.make_real, recurse=False)
+                apply_to_own(module, self.make_real)
             if fill is not None:
                 self.fill(module, fill)
             name = self.names[module]
@@ -294,13 +300,13 @@ def blank_mark(tensor: Tensor) -> float | int | None:
 
 def on_meta(module: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers that a module holds itself, and that are on the meta device."""
-    held = {**module._parameters, **module._buffers}
+    held = {**own_parameters(module), **own_buffers(module)}
     return {name: t for name, t in held.items() if t is not None and t.is_meta}
 
 
 def own_reset(module: nn.Module) -> Init | None:
     """What a module offers for giving it its values; PyTorch's own may hide its name."""
-    for name in ("reset_parameters", "_reset_parameters"):
+    for name in RESET_METHODS:
         reset = getattr(module, name, None)
         if callable(reset):
             return lambda _: reset()

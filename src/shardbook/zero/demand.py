@@ -45,10 +45,17 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from shardbook.foundations.hook_context import calls_under_way, in_backward, is_freed
+from shardbook.foundations.torch_private import (
+    current_node,
+    number_of,
+    pop_saving,
+    push_saving,
+    saving_forbidden,
+    top_saving,
+)
 
 __all__ = [
     "YOUNGEST",
@@ -58,14 +65,6 @@ __all__ = [
     "take_away",
     "take_interrupted_away",
 ]
-
-# The stack of pairs that PyTorch keeps for each thread. `saved_tensors_hooks` of
-# `torch.autograd.graph` sets a pair for a block; here it begins in one hook and ends in
-# another, and the pair below it has to be known.
-_push = torch._C._autograd._push_saved_tensors_default_hooks
-_pop = torch._C._autograd._pop_saved_tensors_default_hooks
-_top = torch._C._autograd._top_saved_tensors_default_hooks
-_why_not = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
 # sidelit: show
 
 # The number of a node that is younger than all others.
@@ -139,8 +138,8 @@ class Pair:
         if driver is None or driver.in_backward is not None or driver.uses:
             return
         if in_backward():
-            node = torch._C._current_autograd_node()
-            number = YOUNGEST if node is None else node._sequence_nr()
+            node = current_node()
+            number = YOUNGEST if node is None else number_of(node)
             driver.reach(self.use, number)
 
     def checked(self, value: Tensor) -> Tensor:
@@ -199,9 +198,9 @@ def set_pair(driver: Opens, use: Any) -> Pair | None:
     :returns: the pair, to be taken away at the end; `None` if none was set
     """
     # Inside of `torch.func.grad` PyTorch allows no such hooks.
-    if _why_not() is not None:
+    if saving_forbidden() is not None:
         return None
-    below = _top(True)
+    below = top_saving(True)
     outer = outermost(below)
     if outer is None:
         pair = Pair(driver, use, below)
@@ -209,7 +208,7 @@ def set_pair(driver: Opens, use: Any) -> Pair | None:
         return None
     else:
         pair = Handed(driver, use, below, outer)
-    _push(pair.pack, pair.unpack)
+    push_saving(pair.pack, pair.unpack)
     here.pairs.append(pair)
     return pair
 
@@ -231,7 +230,7 @@ def take_away(pair: Pair | None) -> None:
         return
     if here.pairs and here.pairs[-1] is pair and owner_of_top() is pair:
         here.pairs.pop()
-        _pop()
+        pop_saving()
         pair.below = None
     elif pair in here.pairs:
         repair(lambda one: one is pair)
@@ -255,7 +254,7 @@ def interrupted(pair: Pair) -> bool:
 
 def owner_of_top() -> Any:
     """Whose pair is in force."""
-    top = _top(True)
+    top = top_saving(True)
     return None if top is None else getattr(top[0], "__self__", None)
 
 
@@ -271,9 +270,9 @@ def repair(stale: Callable[[Pair], bool]) -> None:
     if not gone:
         return
     stack: list[Hooks] = []
-    while (top := _top(True)) is not None:
+    while (top := top_saving(True)) is not None:
         stack.insert(0, top)
-        _pop()
+        pop_saving()
     owners = [getattr(pack, "__self__", None) for pack, _ in stack]
     missing = [pair for pair in gone if pair not in owners]
     kept = [
@@ -284,4 +283,4 @@ def repair(stale: Callable[[Pair], bool]) -> None:
         place = max((i for i, one in enumerate(kept) if one == below), default=-1)
         del kept[max(0, place + 1 - len(missing)) : place + 1]
     for hooks in kept:
-        _push(*hooks)
+        push_saving(*hooks)

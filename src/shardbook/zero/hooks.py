@@ -45,6 +45,7 @@ from shardbook.foundations.hook_context import (
     not_compiled,
     tensors_in,
 )
+from shardbook.foundations.torch_private import next_number, number_of
 from shardbook.guards.optimizer_guard import refuse_copies_of
 from shardbook.guards.unsupported import refuse_transforms
 from shardbook.zero.conductor import Conductor
@@ -145,7 +146,7 @@ class Hooks:
             while self.uses:
                 take_away(self.uses.pop().pair)
             self.unit.free()
-        use = Use(torch._C._autograd._get_sequence_nr())
+        use = Use(next_number())
         self.uses.append(use)
         if len(self.uses) > 1:
             # A part inside of a module that has gathered already.
@@ -158,7 +159,7 @@ class Hooks:
             for value in tensors_in((args, kwargs)):
                 node = value.grad_fn
                 if node is not None:
-                    if node._sequence_nr() < use.start:
+                    if number_of(node) < use.start:
                         value.register_hook(partial(self.after_backward, use))
                     use.inputs.add(node)
         use.pair = set_pair(self, use)
@@ -196,7 +197,7 @@ class Hooks:
         use.version = self.unit.version
         use.precise = [flat.precise for flat in self.unit.flats]
         for node in results:
-            number = node._sequence_nr()
+            number = number_of(node)
             node.register_prehook(partial(self.before_backward, use, number))
         # Inside a backward pass, a forward pass repeats one that has been counted, or,
         # under reentrant checkpointing, one that has not. In the second case stages 2

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.foundations.collectives import world
+from shardbook.foundations.torch_private import storage_id
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.unit import State, Unit
 
@@ -77,7 +78,7 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
         copies: dict[tuple[Any, ...], Tensor] = {}
         for key, value in list(state_dict.items()):
             if isinstance(value, Tensor) and unit.owns(value):
-                storage = value.untyped_storage()._cdata
+                storage = storage_id(value.untyped_storage())
                 place = (storage, value.storage_offset(), value.shape)
                 if unit in spared:
                     del state_dict[key]

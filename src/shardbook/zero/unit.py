@@ -72,9 +72,10 @@ from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.groups import Groups
 from shardbook.foundations.layout import plan, shares_storage
 from shardbook.foundations.streams import compute_stream, give_back, streams
+from shardbook.foundations.torch_private import as_plain
 from shardbook.guards.optimizer_guard import register_guard
 from shardbook.parameters.access import guard_again, guard_slices
-from shardbook.parameters.flat import Flat, as_plain
+from shardbook.parameters.flat import Flat
 from shardbook.parameters.gradients import FlatWithGradients
 from shardbook.parameters.masters import dtypes_of
 from shardbook.parameters.parameter_sites import Site

@@ -33,6 +33,11 @@ from typing import Any
 from torch import nn
 
 from shardbook.foundations.hook_context import is_freed, tensors_in
+from shardbook.foundations.torch_private import (
+    own_buffers,
+    own_children,
+    own_parameters,
+)
 from shardbook.zero.unit import Unit
 
 __all__ = ["refuse_views"]
@@ -62,8 +67,8 @@ def refuse_views(
     for part in parts(module, units):
         own = vars(part)
         values += [own[name] for name in own.keys() - _USUAL]
-        values += part._buffers.values()
-        registered += part._parameters.values()
+        values += own_buffers(part).values()
+        registered += own_parameters(part).values()
     kept = any(is_freed(tensor) for tensor in tensors_in(values))
     if kept or not whole.isdisjoint(map(id, registered)):
         raise RuntimeError(
@@ -78,7 +83,7 @@ def parts(
     """A unit's module and the modules in it, without those of other units."""
     if first or module not in units:
         yield module
-        for child in module._modules.values():
+        for child in own_children(module).values():
             if child is not None:
                 yield from parts(child, units, first=False)
 
@@ -86,7 +91,7 @@ def parts(
 def place(module: nn.Module, units: Set[nn.Module], whole: Set[int]) -> str:
     """Where a view is kept, for a message."""
     for part in parts(module, units):
-        everything = {**vars(part), **part._buffers, **part._parameters}
+        everything = {**vars(part), **own_buffers(part), **own_parameters(part)}
         for name in sorted(everything.keys() - _USUAL):
             value = everything[name]
             if id(value) in whole or any(map(is_freed, tensors_in(value))):
