@@ -8,9 +8,17 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
 LITERATE = '''"""# A doubling
@@ -118,3 +126,23 @@ def test_the_press_prints_pages_outside_of_the_clone(outside: Path, tmp_path: Pa
 def purelib() -> str:
     """The packages of this environment; its editable install of this project is not among them."""
     return sysconfig.get_path("purelib")
+
+
+def test_torch_is_capped_to_what_the_tests_run_on() -> None:
+    """The range, the pin and this environment are of one minor version, and the texts name it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (asked,) = [
+        requirement.specifier
+        for requirement in map(Requirement, project["optional-dependencies"]["train"])
+        if requirement.name == "torch"
+    ]
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    (pinned,) = [Version(line.partition("==")[2]) for line in lines if line.startswith("torch==")]
+    minor = f"{pinned.major}.{pinned.minor}"
+    assert Version(version("torch")).base_version == pinned.base_version
+    assert str(pinned) in asked
+    assert f"{minor}.99" in asked
+    assert f"{pinned.major}.{pinned.minor - 1}.99" not in asked
+    assert f"{pinned.major}.{pinned.minor + 1}.0" not in asked
+    for text in ("README.md", "site/pages/reading.md", "site/pages/measured.md"):
+        assert f"PyTorch {minor}" in (ROOT / text).read_text("utf-8"), text
