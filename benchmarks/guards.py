@@ -3,6 +3,9 @@
 A guard is code that changes no number of a right program: it notices what would go wrong. Two ranks train in
 stage 3, and every function of a guard is timed by itself, without the guards that it calls. The clock itself
 takes time, which is measured first and subtracted.
+
+The labels of a profiler's trace are measured beside the guards, while no profiler runs: what one label takes,
+on and off by turns, and how many a step has.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+import timeit
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any
@@ -28,6 +32,7 @@ from benchmarks.contender import CORE, Training
 from benchmarks.launch import ROOT, Size, free_port
 
 import shardbook
+from shardbook.foundations.labels import label
 
 # What a guard notices, and its functions in the modules of the book.
 GUARDS: dict[str, list[str]] = {
@@ -150,11 +155,13 @@ def rank(size: Size) -> None:
     for _ in range(size.warm_up):
         training.step()
     steps = [Step(clock, training) for _ in range(size.steps)]
+    labels = costs_of_labels(training, size.steps)
     if dist.get_rank() == 0:
         found = {
             "step": statistics.median(step.took for step in steps),
             "trial": first.seconds["an optimizer's rule needs the whole"],
             "guards": {guard: costs(guard, steps, each) for guard in GUARDS},
+            "labels": labels,
         }
         print(json.dumps(found), flush=True)
     dist.barrier()
@@ -177,6 +184,43 @@ def costs(guard: str, steps: list[Step], each: float) -> tuple[float, float]:
     """A guard's calls and seconds in a step: medians. The clock itself takes `each` seconds a call."""
     seconds = statistics.median(step.seconds[guard] - each * step.calls[guard] for step in steps)
     return statistics.median(step.calls[guard] for step in steps), max(seconds, 0.0)
+
+
+def costs_of_labels(training: Training, steps: int) -> dict[str, Any]:
+    """The labels of a step; the seconds of one, and of a step, on and off by turns: quartiles."""
+    enter, entered = label.__enter__, list[str]()
+
+    def count(self: label) -> None:
+        entered.append(self.action)
+        enter(self)
+
+    label.__enter__ = count  # type: ignore[method-assign]
+    training.step()
+    label.__enter__ = enter  # type: ignore[method-assign]
+    one: dict[bool, list[float]] = {True: [], False: []}
+    step: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * steps):
+        on = number % 2 == 0
+        shardbook.profiler_labels(on)
+        one[on].append(timeit.timeit(one_label, number=ROUND) / ROUND)
+        started = time.perf_counter()
+        training.step()
+        step[on].append(time.perf_counter() - started)
+    shardbook.profiler_labels(True)
+    found = {
+        f"{what}, {'on' if on else 'off'}": statistics.quantiles(values, n=4)
+        for what, taken in (("one", one), ("step", step))
+        for on, values in taken.items()
+    }
+    return {"count": len(entered), **found}
+
+
+def one_label() -> None:
+    with label("gather", "blocks.0"):
+        pass
+
+
+ROUND = 10_000
 
 
 def measure(size: Size) -> dict[str, Any]:
@@ -210,7 +254,18 @@ def table(found: dict[str, Any]) -> str:
     lines.append(f"{'all of them':<{width}}{'':>8}{1000 * total:>11.3f}{share:>10.3f} %")
     lines += ["", f"a step takes {found['step']:.3f} s"]
     lines += [f"before the first one the optimizer's rule is tried, in {1000 * found['trial']:.1f} ms"]
+    lines += ["", *table_of_labels(found["labels"])]
     return "\n".join(lines)
+
+
+def table_of_labels(found: dict[str, Any]) -> list[str]:
+    """What a label takes, and a step, each with the two quartiles around the median."""
+    lines = [f"a step has {found['count']} labels; quartiles and median, on and off by turns"]
+    for what, scale, unit in (("one", 1e6, "µs a label"), ("step", 1e3, "ms a step")):
+        for state in ("on", "off"):
+            low, middle, high = (scale * value for value in found[f"{what}, {state}"])
+            lines.append(f"labels {state:<4}{middle:>10.2f} {unit} ({low:.2f} to {high:.2f})")
+    return lines
 
 
 def main(arguments: list[str] | None = None) -> None:

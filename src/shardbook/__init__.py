@@ -26,8 +26,9 @@ an optimizer may do](optimizer_guard.py), [which parameters no unit owns](unowne
 [which rules train slices](optimizer_trial.py), tried on [a copy](optimizer_copy.py),
 [steps inside the backward pass](step_in_backward.py), [what is not
 supported](unsupported.py), [how the result is saved](state_dict.py), [and the
-optimizer's state](optimizer_state.py), [what waits on the host](offload.py), [which
-private names of PyTorch all of this stands on](torch_private.py).
+optimizer's state](optimizer_state.py), [what waits on the host](offload.py), [what
+a trace shows](labels.py), [which private names of PyTorch all of this stands
+on](torch_private.py).
 
 **Activation checkpointing**: [one door](checkpointing.py) to [two](reentrant.py)
 [variants](saved_tensors.py), [the same random numbers](rng.py) and [the same
@@ -65,6 +66,7 @@ from shardbook.checkpointing.determinism import CheckpointError
 from shardbook.checkpointing.selective import ATTENTION, Keep
 from shardbook.checkpointing.sequential import checkpoint_sequential
 from shardbook.foundations.agreement import Disagreement
+from shardbook.foundations.labels import profiler_labels
 from shardbook.foundations.ledger import ledger
 from shardbook.models.chunked_loss import ChunkedGPT
 from shardbook.parameters.policy import Policy
@@ -115,6 +117,7 @@ __all__ = [
     "offload",
     "optimizer_state_dict",
     "partition",
+    "profiler_labels",
     "rank0_only",
     "shard",
     "step_in_backward",

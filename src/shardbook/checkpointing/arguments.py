@@ -39,8 +39,9 @@ from shardbook.foundations.torch_private import (
     tree_leaves_with_path,
     tree_unflatten,
 )
+from shardbook.parameters.flat import flat_of
 
-__all__ = ["Arguments", "Parameters"]
+__all__ = ["Arguments", "Parameters", "name_of"]
 # sidelit: show
 
 
@@ -192,6 +193,28 @@ def modules_in(function: Any) -> Iterator[nn.Module]:
     elif isinstance(function, (list, tuple)):
         for one in function:
             yield from modules_in(one)
+
+
+def name_of(function: Any) -> str:
+    """How [a trace](labels.py) names what a checkpointed function runs: by its modules,
+    or else as Python does.
+    """
+    names = [name_of_module(module) for module in modules_in(function)]
+    if names:
+        return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def name_of_module(module: nn.Module) -> str:
+    """The name of the sharded unit that a module is, else the one by which
+    [`checkpoint_module`](checkpointing.py#checkpoint_module) found it, else its class.
+    """
+    for flat in filter(None, map(flat_of, module.parameters())):
+        driver = flat.driver()
+        if driver is not None and driver.module is module:
+            return str(driver.unit.name)
+    forward = vars(module).get("forward")
+    return str(getattr(forward, "checkpointed_as", type(module).__name__))
 
 
 def parameters_of(module: nn.Module) -> list[Tensor]:

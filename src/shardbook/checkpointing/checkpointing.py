@@ -216,9 +216,9 @@ def checkpoint_module(model: M, units: Select | None = None, **options: Any) -> 
             raise ValueError(
                 f"{called(name)} is checkpointed already; checkpoint a module only once"
             )
-    for _, module in modules:
+    for name, module in modules:
         # An attribute of the object hides the method of its class.
-        module.forward = Checkpointed(module, chosen)
+        module.forward = Checkpointed(module, chosen, called(name))
     return model
 
 
@@ -316,8 +316,10 @@ class Checkpointed:
     `nn.DataParallel`, shares this object, and computes with its own weights.
     """
 
-    def __init__(self, module: nn.Module, options: Options) -> None:
+    def __init__(self, module: nn.Module, options: Options, name: str) -> None:
         self.options, self.module = options, weakref.ref(module)
+        # For [the labels of a trace](labels.py).
+        self.checkpointed_as = name
         # A library may have set a `forward` on this one object. `None` is the class's.
         method = getattr(module.forward, "__self__", None) is module
         self.own = None if method and "forward" not in vars(module) else module.forward
@@ -367,10 +369,10 @@ class Checkpointed:
 
     def __getstate__(self) -> tuple[Any, ...]:
         """A weak reference cannot be pickled. A copy of the module makes its own."""
-        return self.options, self.module(), self.own
+        return self.options, self.module(), self.own, self.checkpointed_as
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.options, module, self.own = state
+        self.options, module, self.own, self.checkpointed_as = state
         self.module = weakref.ref(module)
 
 

@@ -62,12 +62,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shardbook.checkpointing.arguments import name_of
 from shardbook.checkpointing.segment import Passed, Segment, outside_compiler
+from shardbook.foundations.labels import label
 from shardbook.foundations.torch_private import base_of, reaches_all, tree_unflatten
 from shardbook.zero.prefetch import calls_from_outside
 
@@ -205,7 +208,8 @@ class Recomputation(torch.autograd.Function):
                 ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True
             )
         ]
-        values = ctx.segment.again(inputs)
+        with label("recompute", partial(name_of, ctx.segment.function)):
+            values = ctx.segment.again(inputs)
         differentiable = [
             (value, gradient)
             for value, gradient in zip(values, gradients, strict=True)

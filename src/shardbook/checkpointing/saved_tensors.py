@@ -66,7 +66,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardbook.checkpointing.arguments import Arguments, Parameters
+from shardbook.checkpointing.arguments import Arguments, Parameters, name_of
 from shardbook.checkpointing.determinism import Record, compare
 from shardbook.checkpointing.handover import Ready
 from shardbook.checkpointing.recomputation import Collector, Placeholder, Settings
@@ -76,6 +76,7 @@ from shardbook.checkpointing.torch_settings import (
     early_stop_in_force,
 )
 from shardbook.foundations.hook_context import in_backward
+from shardbook.foundations.labels import label
 from shardbook.foundations.torch_private import at_end_of_backward, group_in_force
 
 __all__ = ["Contexts", "call_saved", "checkpoint_saved"]
@@ -245,7 +246,8 @@ class Region:
         again = Record(self.record.level, self.record.debug)
         collector = Collector(self.placeholders, again, self.early_stop)
         try:
-            self.run_again(args, kwargs, collector)
+            with label("recompute", partial(name_of, self.function)):
+                self.run_again(args, kwargs, collector)
             # Two runs that have both reached their end are of the same length.
             exact = self.complete and not self.early_stop
             compare(self.record, again, collector.needed, exact)

@@ -80,6 +80,7 @@ __all__ = [
     "own_children",
     "own_parameters",
     "pop_saving",
+    "profiler_runs",
     "push_saving",
     "reaches_all",
     "reads_found_inf",
@@ -398,6 +399,10 @@ def forbid_compiling(function: Callable[..., Any], reason: str) -> None:
     """
     vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
 
+
+# **Profilers.** Whether one records what this thread does. Public names begin and end a
+# record, and none tells whether somebody wants it.
+profiler_runs = torch._C._autograd._profiler_enabled
 
 # **Ranks.** The store in which the ranks of the first group have met. A program may
 # give `init_process_group` a store, but PyTorch gives none back.

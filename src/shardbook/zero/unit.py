@@ -70,6 +70,7 @@ from torch import Tensor, nn
 from shardbook.foundations.collectives import world
 from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.groups import Groups
+from shardbook.foundations.labels import label
 from shardbook.foundations.layout import plan, shares_storage
 from shardbook.foundations.streams import compute_stream, give_back, streams
 from shardbook.foundations.torch_private import as_plain
@@ -234,14 +235,16 @@ class Unit(ABC):
             guard_again(flat)
             with as_plain():
                 flat.check(self.name)
-        self.fetch()
+        with label("gather", self.name):
+            self.fetch()
         self.state = State.GATHERING
 
     def wait(self) -> None:
         """Wait until the unit is whole; it becomes `WHOLE`."""
         self.gather()
         if self.state is State.GATHERING:
-            self.arrive()
+            with label("wait for", self.name):
+                self.arrive()
             self.state = State.WHOLE
 
     def show(self, whole: bool = True) -> None:
@@ -273,8 +276,9 @@ class Unit(ABC):
         # A gather that nobody used is still writing. To free its target now would let
         # it write into memory that belongs to somebody else.
         self.wait()
-        self.empty()
-        give_back(self.flats[0].device)
+        with label("free", self.name):
+            self.empty()
+            give_back(self.flats[0].device)
         self.state = State.SHARDED
         self.switch(self.precise)
 
@@ -295,17 +299,19 @@ class Unit(ABC):
             return
         if any(flat.reducing is not None for flat in self.due):
             raise RuntimeError(f"{self.name} is being reduced; finish that first")
-        # In stage 0 the ranks have [compared what they are about to send](unused.py).
-        if self.stage:
-            self.order.before("reduce", self.name, self.sites[0].name)
-        for flat in self.due:
-            flat.send()
-        # The gradients were written on the compute stream. Without this line the other
-        # ranks receive a vector that is half written.
-        self.reduce_stream.wait_stream(self.compute_stream())
-        with self.device.stream(self.reduce_stream):
+        with label("reduce", self.name):
+            # In stage 0 the ranks have [compared what they are about to
+            # send](unused.py).
+            if self.stage:
+                self.order.before("reduce", self.name, self.sites[0].name)
             for flat in self.due:
-                flat.reduce(self.groups)
+                flat.send()
+            # The gradients were written on the compute stream. Without this line the
+            # other ranks receive a vector that is half written.
+            self.reduce_stream.wait_stream(self.compute_stream())
+            with self.device.stream(self.reduce_stream):
+                for flat in self.due:
+                    flat.reduce(self.groups)
 
     def finish_reduce(self) -> None:
         """Wait for the mean and add it to the gradients of the model's parameters."""
@@ -327,22 +333,23 @@ class Unit(ABC):
         for _, mean in due[:1]:
             if mean.following:
                 self.order.before(mean.following, self.name, self.sites[0].name)
-        for flat, mean in due:
-            # The sum takes its memory on the reduce stream. It may get the block of an
-            # earlier mean, which the compute stream still reads.
-            self.reduce_stream.wait_stream(self.compute_stream())
-            with self.device.stream(self.reduce_stream):
-                self.order.watch(mean.works)
-                piece = mean.advance()
-                if piece is not None:
-                    piece = flat.brought_home(self.kept_mean(flat, piece))
-            # Without this line the optimizer could read the mean too early, and the
-            # memory of `sending` could be used again while the exchange reads it.
-            self.compute_stream().wait_stream(self.reduce_stream)
-            if piece is None:
-                flat.sent()
-            else:
-                flat.receive(piece)
+        with label("wait for the mean of", self.name):
+            for flat, mean in due:
+                # The sum takes its memory on the reduce stream. It may get the block of
+                # an earlier mean, which the compute stream still reads.
+                self.reduce_stream.wait_stream(self.compute_stream())
+                with self.device.stream(self.reduce_stream):
+                    self.order.watch(mean.works)
+                    piece = mean.advance()
+                    if piece is not None:
+                        piece = flat.brought_home(self.kept_mean(flat, piece))
+                # Without this line the optimizer could read the mean too early, and the
+                # memory of `sending` could be used again while the exchange reads it.
+                self.compute_stream().wait_stream(self.reduce_stream)
+                if piece is None:
+                    flat.sent()
+                else:
+                    flat.receive(piece)
         give_back(self.flats[0].device)
         if any(flat.reducing for flat, _ in due):
             return True

@@ -782,6 +782,21 @@ def test_forbid_compiling() -> None:
     torch._dynamo.reset()
 
 
+# Profilers.
+
+
+def test_profiler_runs() -> None:
+    """It is so in a profile, also where a backward pass runs a hook, and nowhere else."""
+    assert not private.profiler_runs()
+    with torch.profiler.profile():
+        assert private.profiler_runs()
+        assert in_backward(private.profiler_runs)
+    assert not private.profiler_runs()
+    with torch.autograd.profiler.profile():
+        assert private.profiler_runs()
+    assert not private.profiler_runs()
+
+
 # Ranks.
 
 
