@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from shardbook.checkpointing.determinism import CheckpointError
 from shardbook.checkpointing.handover import Ready
-from shardbook.checkpointing.segment import Place, take_apart, version
+from shardbook.checkpointing.segment import Place, take_apart
 from shardbook.foundations.torch_private import (
     keystr,
     own_children,
@@ -39,6 +39,7 @@ from shardbook.foundations.torch_private import (
     tree_leaves_with_path,
     tree_unflatten,
 )
+from shardbook.foundations.versions import Versions, writes_to
 from shardbook.parameters.flat import flat_of
 
 __all__ = ["Arguments", "Parameters", "name_of"]
@@ -57,7 +58,7 @@ class Arguments:
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors, self.leaves, self.structure = take_apart((args, kwargs))
-        self.versions = [(weakref.ref(tensor), version(tensor)) for tensor in tensors]
+        self.versions = [(weakref.ref(tensor), writes_to(tensor)) for tensor in tensors]
         # A recomputation may run on another stream than the one that computed them.
         self.ready = Ready(tensors)
         saved: Tensor = _Save.apply(_ANCHOR, *tensors)  # type: ignore[no-untyped-call]
@@ -103,7 +104,7 @@ class Arguments:
             if isinstance(leaf, Place):
                 reference, before = self.versions[leaf.index]
                 tensor = reference()
-                if tensor is not None and version(tensor) != before:
+                if tensor is not None and writes_to(tensor) != before:
                     found.append(f"argument {keystr(path[1:])}")
         return found
 
@@ -139,7 +140,7 @@ class Parameters:
     def __init__(self, function: Callable[..., Any] | None) -> None:
         self.modules = list(modules_in(function))
         self.parameters: list[Tensor] = []
-        self.versions: list[int] = []
+        self.versions = Versions()
 
     def begin(self) -> None:
         """Find the parameters. The first run has ended, so lazy ones are there, too."""
@@ -149,31 +150,27 @@ class Parameters:
 
     def note(self) -> None:
         """A run of the function has ended."""
-        self.versions = [parameter._version for parameter in self.parameters]
+        self.versions = Versions(*self.parameters)
 
     def refuse_changes(self) -> None:
         """Another run is about to begin.
 
         :raises CheckpointError: if a parameter was changed in place since the last run
         """
-        versions = [parameter._version for parameter in self.parameters]
-        for number, (now, before) in enumerate(
-            zip(versions, self.versions, strict=True)
-        ):
-            if now != before:
-                raise CheckpointError(
-                    f"parameter {self.name(number)} of a checkpointed module changed in "
-                    "place between the forward pass and the backward pass, so the "
-                    "gradients would be those of other weights; call backward before "
-                    "weights are changed"
-                )
+        for parameter in self.versions.changed(*self.parameters):
+            raise CheckpointError(
+                f"parameter {self.name(parameter)} of a checkpointed module changed in "
+                "place between the forward pass and the backward pass, so the "
+                "gradients would be those of other weights; call backward before "
+                "weights are changed"
+            )
 
-    def name(self, number: int) -> str:
-        parameter = self.parameters[number]
+    def name(self, parameter: Tensor) -> str:
         named = (
             named for module in self.modules for named in module.named_parameters()
         )
-        return next((name for name, one in named if one is parameter), str(number))
+        others = ((str(number), one) for number, one in enumerate(self.parameters))
+        return next(name for name, one in (*named, *others) if one is parameter)
 
 
 def modules_in(function: Any) -> Iterator[nn.Module]:
@@ -218,15 +215,13 @@ def name_of_module(module: nn.Module) -> str:
 
 
 def parameters_of(module: nn.Module) -> list[Tensor]:
-    """The parameters of a module whose changes PyTorch counts.
+    """The parameters of a module.
 
     `module.parameters()` also searches for what appears twice. That search takes as
     long as a small layer, and this is done in each call.
     """
     found: list[Tensor] = [
-        one
-        for one in own_parameters(module).values()
-        if one is not None and not one.is_inference()
+        one for one in own_parameters(module).values() if one is not None
     ]
     for child in own_children(module).values():
         if child is not None:

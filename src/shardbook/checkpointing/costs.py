@@ -42,6 +42,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shardbook.checkpointing.flops import FlopCounter
 from shardbook.foundations.rng import capture
+from shardbook.foundations.versions import Versions
 
 __all__ = ["Chain", "Layer", "SavedBytes", "measure"]
 # sidelit: show
@@ -179,7 +180,7 @@ def measure_layer(
     function: Callable[[Any], Any], value: Tensor, known: Iterable[Tensor]
 ) -> tuple[Layer, Tensor]:
     """What one layer costs, and what it returns."""
-    source, version = one_tensor(value).untyped_storage(), value._version
+    source, before = one_tensor(value).untyped_storage(), Versions(value)
     with FlopCounter() as counter, SavedBytes(known, counter) as saved:
         output = one_tensor(function(value))
     target = output.untyped_storage()
@@ -194,7 +195,7 @@ def measure_layer(
         saves_input=source in saved.storages,
         saves_output=target in saved.storages,
         passes=target is source,
-        overwrites=value._version != version,
+        overwrites=bool(before.changed(value)),
     ), output
 
 

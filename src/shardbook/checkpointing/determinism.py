@@ -75,6 +75,7 @@ from shardbook.checkpointing.operations import (
     shown,
 )
 from shardbook.foundations.torch_private import base_of
+from shardbook.foundations.versions import writes_to
 
 __all__ = ["LEVELS", "CheckpointError", "Record", "Saved", "compare"]
 # sidelit: show
@@ -129,7 +130,7 @@ class Record:
                 tensor.shape,
                 tensor.dtype,
                 tensor.device,
-                tensor._version,
+                writes_to(tensor),
                 parameter_of(tensor),
                 place,
                 read,

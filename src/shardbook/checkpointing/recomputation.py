@@ -39,6 +39,7 @@ from shardbook.checkpointing.autocast_state import (
 )
 from shardbook.checkpointing.determinism import CheckpointError, Record
 from shardbook.foundations.rng import RNGState, capture
+from shardbook.foundations.versions import writes_to
 
 __all__ = ["Collector", "Enough", "Placeholder", "Settings"]
 # sidelit: show
@@ -60,7 +61,7 @@ class Placeholder:
         The history would keep the whole graph of that run.
         """
         self.value = tensor.detach() if tensor.requires_grad else tensor
-        self.version = tensor._version
+        self.version = writes_to(tensor)
 
     def take(self) -> Tensor:
         """Give the tensor away, so that its memory is free as soon as its node has run.
@@ -73,7 +74,7 @@ class Placeholder:
         """
         value, self.value = self.value, None
         assert value is not None
-        if value._version != self.version:
+        if writes_to(value) != self.version:
             raise CheckpointError(
                 f"a tensor of shape {tuple(value.shape)} was changed in place inside "
                 "the checkpointed function after autograd had saved it; use an "

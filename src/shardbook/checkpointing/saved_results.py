@@ -33,6 +33,7 @@ from shardbook.foundations.torch_private import (
     tree_leaves,
     tree_map_only,
 )
+from shardbook.foundations.versions import Versions
 
 __all__ = ["Kept", "Store"]
 # sidelit: show
@@ -53,10 +54,10 @@ class Kept:
     value: Any
     drawn: RNGState
     required: bool
-    versions: list[int] = field(default_factory=list)
+    versions: Versions = field(init=False)
 
     def __post_init__(self) -> None:
-        self.versions = [tensor._version for tensor in tensor_leaves(self.value)]
+        self.versions = Versions(*tensor_leaves(self.value))
 
     def hand_out(self, args: Any, kwargs: Any, *, copied: bool = False) -> Any:
         """Give an alias of the result. Autograd attaches the second run's history to
@@ -66,7 +67,7 @@ class Kept:
             write to an alias would be a write to its tensor
         :raises RuntimeError: if it was changed in place since
         """
-        if self.versions != [tensor._version for tensor in tensor_leaves(self.value)]:
+        if self.versions.changed(*tensor_leaves(self.value)):
             raise RuntimeError(
                 f"the result of {self.op}, which the policy keeps, was changed in place "
                 "after the checkpointed function had returned; use an operation that "

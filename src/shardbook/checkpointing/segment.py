@@ -39,6 +39,7 @@ from shardbook.foundations.torch_private import (
     tree_leaves,
     tree_unflatten,
 )
+from shardbook.foundations.versions import Versions
 
 __all__ = ["Held", "Passed", "Place", "Segment", "outside_compiler", "take_apart"]
 # The positional arguments and the keyword arguments of a call.
@@ -80,11 +81,11 @@ class Segment:
         :raises TypeError: if it is given an iterator, or returned tensors inside of an
             object that is no pytree
         """
-        versions = [version(tensor) for tensor in tensors]
+        before = Versions(*tensors)
         held = Held(self.function, self.leaves)
         args, kwargs = arguments
         output = self.function(*args, **kwargs)
-        refuse_changes(tensors, versions)
+        refuse_changes(tensors, before)
         refuse_additions(tensors, arguments)
         held.refuse_additions()
         values, self.returned = tree_flatten(output)
@@ -154,27 +155,19 @@ def structure_of_singles(number: int, *names: str) -> TreeSpec:
     return tree_flatten(((None,) * number, dict.fromkeys(names)))[1]
 
 
-def refuse_changes(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
+def refuse_changes(tensors: Sequence[Tensor], before: Versions) -> None:
     """A function that changes its argument would be given the changed values in its
     second run. Autograd does not notice. It reads the version of a saved tensor when
     `forward` returns, and by then the change is made.
 
     :raises RuntimeError: naming the shape of an argument that was changed in place
     """
-    for tensor, before in zip(tensors, versions, strict=True):
-        if version(tensor) != before:
-            raise RuntimeError(
-                "the checkpointed function changed an argument of shape "
-                f"{tuple(tensor.shape)} in place, and would be given the changed one "
-                "when it is computed again; let it change a clone"
-            )
-
-
-def version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place. A tensor made under `inference_mode` has
-    no version, and autograd will refuse to save it.
-    """
-    return 0 if tensor.is_inference() else tensor._version
+    for tensor in before.changed(*tensors):
+        raise RuntimeError(
+            "the checkpointed function changed an argument of shape "
+            f"{tuple(tensor.shape)} in place, and would be given the changed one "
+            "when it is computed again; let it change a clone"
+        )
 
 
 def refuse_additions(tensors: Sequence[Tensor], arguments: Passed) -> None:

@@ -31,6 +31,7 @@ from shardbook.foundations.collectives import PendingGather
 from shardbook.foundations.huge_pages import ask_for_large_pages
 from shardbook.foundations.layout import Layout, flatten, shares_storage, views
 from shardbook.foundations.torch_private import as_plain, gradient_hooks
+from shardbook.foundations.versions import Versions, writes_to
 from shardbook.parameters.freezing import trainable
 
 __all__ = [
@@ -63,10 +64,9 @@ class Flat:
         self.in_use, self.changes = False, 0
         # Whether an optimizer's step has taken [the guard](access.py) off the slices.
         self.plain = False
-        # How often each of the whole parameters had been written to when that began or
-        # ended, and whether some were in between.
-        self.writes: list[int] = []
-        self.written = False
+        # How often each of the whole parameters had been written to when that began, and
+        # whether some were before it ended.
+        self.writes, self.written = Versions(), False
         # [The order](exchange_order.py) of the unit's exchanges and [its
         # hooks](hooks.py), for whoever knows only parameters.
         self.order: Any = None
@@ -169,14 +169,13 @@ class Flat:
         optimizer is counted, too.
         """
         with as_plain():
-            return self.changes + sum(p._version for p in self.parameters)
+            return self.changes + sum(map(writes_to, self.parameters))
 
     def use(self, whole: bool) -> None:
         """The modules begin or end to compute with the whole parameters."""
-        self.in_use, before = whole, self.writes
-        # PyTorch does not count the writes to what was made in inference mode.
-        self.writes = [0 if p.is_inference() else p._version for p in self.whole]
-        self.written = not whole and self.writes != before
+        self.in_use = whole
+        self.written = not whole and bool(self.writes.changed(*self.whole))
+        self.writes = Versions(*self.whole)
 
     def refuse_writes(self, unit: str) -> None:
         """Refuse a forward pass that wrote to its own parameters, as an embedding with
@@ -260,7 +259,7 @@ def version_of(value: Tensor) -> int:
     A whole parameter changes with the model's own, and PyTorch counts no write to it.
     """
     flat: Flat | None = getattr(value, _WHOLE_IN, lambda: None)()
-    return value._version + (flat.version if flat is not None else 0)
+    return writes_to(value) + (flat.version if flat is not None else 0)
 
 
 def has_gradient_hook(parameter: Tensor) -> bool:

@@ -48,6 +48,7 @@ from shardbook.foundations.torch_private import (
     unscale_,
     zero_all_,
 )
+from shardbook.foundations.versions import writes_to
 
 __all__ = ["CHANGED", "Found", "Watch", "refuse_changed"]
 
@@ -81,7 +82,7 @@ class Watch:
                 parameter.grad = parameter.new_zeros(()).expand_as(parameter)
             assert parameter.grad is not None
             self.shown, self.notes = parameter.grad, Notes()
-            self.version = self.shown._version
+            self.version = writes_to(self.shown)
             # A gradient of any other class may need that class, as fake tensors do.
             self.sees = type(self.shown) is Tensor
             if self.sees:
@@ -96,7 +97,7 @@ class Watch:
             if self.sees:
                 self.shown.__class__ = Tensor
                 del vars(self.shown)["notes"]
-            now, version = parameter.grad, self.shown._version
+            now, version = parameter.grad, writes_to(self.shown)
             if self.stands_in and now is self.shown:
                 parameter.grad = None
         if now is None:
@@ -149,7 +150,7 @@ class Waiting(Tensor):
             result = run(func, watched, args, kwargs)
             for one in watched:
                 if name in _ZEROES:
-                    one.notes.zeroed = one._version
+                    one.notes.zeroed = writes_to(one)
                 elif name in _UNCOUNTED or (name == "__set__" and of is Tensor.data):
                     one.notes.changed = True
         return result

@@ -13,7 +13,7 @@ class Residual(nn.Module):
         nn.init.zeros_(self.out.bias)   # and once more, by another module
 ```
 
-PyTorch counts the writes to a tensor in `_version`, even if the tensor has no memory.
+[PyTorch counts the writes](versions.py) to a tensor, even if the tensor has no memory.
 The constructor above has left 2 at the bias, and `reset_parameters` of the layer writes
 once. So one write is missing, and the bias would be random where the plain model's is
 zero.
@@ -32,7 +32,9 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-__all__ = ["Writes", "count"]
+from shardbook.foundations.versions import writes_to
+
+__all__ = ["Writes"]
 # sidelit: show
 
 
@@ -44,38 +46,31 @@ class Writes:
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self.built = {tensor: count(tensor) for tensor in tensors}
+        self.built = {tensor: writes_to(tensor) for tensor in tensors}
         self.start_at: dict[Tensor, int] = {}
         # The modules that have written to each tensor.
         self.writers: dict[Tensor, int] = {}
 
     def start(self, tensor: Tensor) -> None:
         """A tensor has got memory: count from here."""
-        self.start_at[tensor] = count(tensor)
+        self.start_at[tensor] = writes_to(tensor)
 
     @contextmanager
     def by(self, module: nn.Module) -> Iterator[None]:
         """In this block a module gets its values."""
         inside = [*module.parameters(), *module.buffers()]
-        before = {tensor: count(tensor) for tensor in inside}
+        before = {tensor: writes_to(tensor) for tensor in inside}
         yield
         for tensor, version in before.items():
-            if count(tensor) != version:
+            if writes_to(tensor) != version:
                 self.writers[tensor] = self.writers.get(tensor, 0) + 1
 
     def beyond(self, tensor: Tensor) -> str | None:
         """What a constructor did to a tensor beyond what was repeated; `None` if nothing."""
         built = self.built.get(tensor, 0)
-        again = count(tensor) - self.start_at.get(tensor, 0)
+        again = writes_to(tensor) - self.start_at.get(tensor, 0)
         if built > again:
             return "written to by a constructor after its module's reset_parameters"
         if built < again and self.writers.get(tensor, 0) > 1:
             return "set by several modules, of which the constructor kept one"
         return None
-
-
-def count(tensor: Tensor) -> int:
-    """How often a tensor was written to in place; what was made in inference mode has no
-    count.
-    """
-    return 0 if tensor.is_inference() else tensor._version

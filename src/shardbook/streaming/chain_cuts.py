@@ -31,9 +31,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from shardbook.foundations.versions import Versions, writes_to
 from shardbook.parameters.flat import is_sharded
 from shardbook.parameters.parameter_sites import STREAMED
-from shardbook.parameters.written import count
 
 __all__ = [
     "Contents",
@@ -87,9 +87,9 @@ class Slice:
             for name, tensor in named_tensors(module, recurse=False).items()
         }
 
-    def versions(self) -> list[int]:
+    def versions(self) -> Versions:
         """Every write in place raises a number here."""
-        return [parameter._version for parameter in self.parameters.values()]
+        return Versions(*self.parameters.values())
 
     def call(self, copies: dict[str, Tensor], x: Tensor) -> Any:
         """Compute with copies in the place of the slice's own tensors.
@@ -113,7 +113,7 @@ class Slice:
         :raises RuntimeError: naming the parameter
         """
         for name, copy in copies.items():
-            if count(copy) != versions[name]:
+            if writes_to(copy) != versions[name]:
                 raise RuntimeError(
                     f"{self.names.get(self.parameters[name])} was written to in the "
                     "forward pass, and such a write does not last in a streamed chain; "
@@ -132,18 +132,18 @@ class Seen:
         """From here on the buffers must not change; those that the run wrote to are other
         ones by now, with the values from before.
         """
-        self.versions += [buffer._version for buffer in self.buffers.values()]
+        self.versions_of_buffers = Versions(*self.buffers.values())
 
     def refuse_changes(self) -> None:
         """:raises RuntimeError: a parameter or buffer has changed"""
-        tensors = [*self.part.parameters.values(), *self.buffers.values()]
-        for tensor, version in zip(tensors, self.versions, strict=True):
-            if tensor._version != version:
-                raise RuntimeError(
-                    f"{self.part.names.get(tensor)} has changed between the forward and "
-                    "the backward pass, which recomputes the activations; "
-                    "let the optimizer step after the backward pass"
-                )
+        parameters = self.versions.changed(*self.part.parameters.values())
+        buffers = self.versions_of_buffers.changed(*self.buffers.values())
+        for tensor in [*parameters, *buffers]:
+            raise RuntimeError(
+                f"{self.part.names.get(tensor)} has changed between the forward and "
+                "the backward pass, which recomputes the activations; "
+                "let the optimizer step after the backward pass"
+            )
 
 
 class Contents:

@@ -73,6 +73,7 @@ from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import all_gather, world
 from shardbook.foundations.hook_context import in_backward, machinery
 from shardbook.foundations.torch_private import base_of
+from shardbook.foundations.versions import writes_to
 from shardbook.parameters.host import Crossing, to_host
 
 __all__ = ["Residual", "offload", "partition"]
@@ -145,10 +146,10 @@ class Residual(saved_tensors_hooks):
         raises its version, and the version is part of the key.
         """
         if self.stays(tensor):
-            return Untouched(tensor.detach(), tensor._version)
+            return Untouched(tensor.detach(), writes_to(tensor))
         rows, form = lie_flat(tensor.detach())
         entries = self.kept.setdefault(tensor.untyped_storage(), WeakValueDictionary())
-        key = (*place_of(rows), tensor._version)
+        key = (*place_of(rows), writes_to(tensor))
         kept = entries.get(key)
         if kept is None:
             vector = rows.resolve_conj().resolve_neg().reshape(-1)
@@ -193,7 +194,7 @@ class Untouched:
     version: int
 
     def tensor(self) -> Tensor:
-        if self.values._version != self.version:
+        if writes_to(self.values) != self.version:
             refuse_write(self.values.shape)
         return self.values
 
@@ -208,7 +209,7 @@ class Writes:
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self.shape, self.version = tensor.shape, tensor._version
+        self.shape, self.version = tensor.shape, writes_to(tensor)
         # An alias has the count of its tensor, and keeps it without the memory.
         self.alias = tensor.detach()
         self.alias.data = tensor.detach().new_empty(0)
@@ -217,7 +218,7 @@ class Writes:
         """
         :raises RuntimeError: if there was a write
         """
-        if self.alias._version != self.version:
+        if writes_to(self.alias) != self.version:
             refuse_write(self.shape)
 
 

@@ -68,8 +68,8 @@ from torch import Tensor, nn
 from shardbook.checkpointing.checkpointing import checkpoint
 from shardbook.foundations.hook_context import in_backward
 from shardbook.foundations.torch_private import at_end_of_backward
+from shardbook.foundations.versions import Versions, writes_to
 from shardbook.parameters.host import Crossing, Landing, pin, to_device, to_host
-from shardbook.parameters.written import count
 from shardbook.streaming.chain_cuts import (
     Contents,
     Seen,
@@ -142,7 +142,7 @@ class Streamer:
     ) -> None:
         self.slices, self.contents, self.device = slices, contents, device
         self.dtype, self.around = dtype, around
-        self.ahead: dict[int, tuple[list[int], list[Crossing]]] = {}
+        self.ahead: dict[int, tuple[Versions, list[Crossing]]] = {}
         self.leaving: list[Any] = []
 
     def forward(self, x: Tensor) -> Any:
@@ -278,7 +278,7 @@ class Call:
             tensors[name] = Brought.apply(  # type: ignore[no-untyped-call]
                 self.token, copy, self, name
             )
-        versions = {name: count(tensors[name]) for name in self.slice.parameters}
+        versions = {name: writes_to(tensors[name]) for name in self.slice.parameters}
         y = self.slice.call(tensors, x)
         self.slice.refuse_writes({name: tensors[name] for name in versions}, versions)
         return y

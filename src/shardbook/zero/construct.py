@@ -70,6 +70,7 @@ from shardbook.foundations.torch_private import (
     own_buffers,
     own_parameters,
 )
+from shardbook.foundations.versions import Versions
 from shardbook.parameters.parameter_sites import Site, is_inside
 from shardbook.parameters.written import Writes
 
@@ -185,18 +186,18 @@ class Construction:
 
         :raises ValueError: if that changes what had its values before
         """
-        done = {p: p._version for p in module.parameters() if p not in self.fresh}
+        done = [one for one in module.parameters() if one not in self.fresh]
+        before = Versions(*done)
         # Tensors that the function makes must be real, also if the caller is still in a
         # block for the meta device.
         with torch.no_grad(), self.device, self.writes.by(module):
             fill(module)
-        for parameter, version in done.items():
-            if parameter._version != version:
-                raise ValueError(
-                    f"{self.tensors[parameter]} had its values already when "
-                    f"{self.names[module] or 'the model'} was given its own; "
-                    "let init set what one module holds itself"
-                )
+        for parameter in before.changed(*done):
+            raise ValueError(
+                f"{self.tensors[parameter]} had its values already when "
+                f"{self.names[module] or 'the model'} was given its own; "
+                "let init set what one module holds itself"
+            )
 
     def check(self, name: str, unit: nn.Module) -> None:
         """Refuse to cut a unit that has got memory and no values, or other values than

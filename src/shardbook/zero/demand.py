@@ -56,6 +56,7 @@ from shardbook.foundations.torch_private import (
     saving_forbidden,
     top_saving,
 )
+from shardbook.foundations.versions import writes_to
 
 __all__ = [
     "YOUNGEST",
@@ -108,7 +109,7 @@ class Pair:
         keep each other. `detach` gives the same values without the node.
         """
         kept = tensor.detach() if tensor.requires_grad else tensor
-        return kept, tensor._version
+        return kept, writes_to(tensor)
 
     def unpack(self, saved: Any) -> Tensor:
         """Give the tensor back, with its unit whole.
@@ -119,12 +120,12 @@ class Pair:
         :raises RuntimeError: if the tensor was changed in place since it was saved
         """
         self.open()
-        kept, version = saved
-        if kept._version != version:
+        kept, before = saved
+        if (now := writes_to(kept)) != before:
             raise RuntimeError(
                 f"a tensor of shape {tuple(kept.shape)} that the backward pass needs was "
-                f"modified by an inplace operation: it was saved at version {version} "
-                f"and is at version {kept._version}; change a clone of it instead"
+                f"modified by an inplace operation: it was saved at version {before} "
+                f"and is at version {now}; change a clone of it instead"
             )
         return self.checked(kept)
 
