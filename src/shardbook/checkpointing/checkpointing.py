@@ -90,12 +90,11 @@ variant](reentrant.py#Recomputation.backward).
 # sidelit: hide
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType, MethodType
+from types import MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -114,7 +113,7 @@ from shardbook.checkpointing.traced import (
     not_recorded,
     warn_if_compiling,
 )
-from shardbook.foundations.torch_private import MODULE_CALL
+from shardbook.foundations.nesting import modules_called
 from shardbook.zero.model import Select, called, select
 
 __all__ = ["checkpoint", "checkpoint_module"]
@@ -344,14 +343,9 @@ class Checkpointed:
         """The module that is called, by the frame of the call. A direct call of `forward`
         has no such frame, and is one of the original.
         """
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code is MODULE_CALL:
-                module: nn.Module = frame.f_locals["self"]
-                if vars(module).get("forward") is self:
-                    return module
-                break
-            frame = frame.f_back
+        innermost = next(modules_called(), None)
+        if innermost is not None and vars(innermost).get("forward") is self:
+            return innermost
         return self.module()
 
     def method_of(self, module: nn.Module | None) -> Callable[..., Any]:

@@ -20,7 +20,6 @@ And it holds how a hook changes the tensors that go into a module or come out of
 # sidelit: hide
 from __future__ import annotations
 
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +34,6 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.foundations.torch_private import (
-    MODULE_CALL,
     graph_task,
     tree_flatten,
     tree_map_only,
@@ -43,7 +41,6 @@ from shardbook.foundations.torch_private import (
 )
 
 __all__ = [
-    "calls_under_way",
     "in_backward",
     "is_freed",
     "machinery",
@@ -91,22 +88,6 @@ here = Here()
 def in_backward() -> bool:
     """Whether this thread is inside of a backward pass."""
     return graph_task() != -1
-
-
-def calls_under_way(*modules: nn.Module) -> int:
-    """How many calls of these modules have begun and not ended, by the stack of calls.
-
-    A module that calls itself must not start anew, and one whose last call was
-    interrupted must. No flag can tell the two apart, since an interrupt from the
-    keyboard runs no hooks. The stack can: an interrupted call is not on it.
-    """
-    frame, calls = sys._getframe(1), 0
-    while frame is not None:
-        if frame.f_code is MODULE_CALL:
-            called = frame.f_locals["self"]
-            calls += any(called is module for module in modules)
-        frame = frame.f_back  # type: ignore[assignment]
-    return calls
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

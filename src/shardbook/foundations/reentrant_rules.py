@@ -20,13 +20,13 @@ replaced by one that has the rules, too.
 # sidelit: hide
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import FrameType
 from typing import Any
 
 from torch.utils.checkpoint import CheckpointFunction
+
+from shardbook.foundations.nesting import frames_of
 
 __all__ = ["carry_over"]
 
@@ -53,14 +53,11 @@ def carry_over(rules: Rules) -> None:
 
     :param rules: gives a block in which the present rules are in force
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is CHECKPOINTS_FORWARD:
-            # `ctx` and `run_function` are PyTorch's names and may change.
-            ctx = frame.f_locals["ctx"]
-            if not isinstance(ctx.run_function, UnderRules):
-                ctx.run_function = UnderRules(ctx.run_function, rules)
-        frame = frame.f_back
+    for frame in frames_of(CHECKPOINTS_FORWARD):
+        # `ctx` and `run_function` are PyTorch's names and may change.
+        ctx = frame.f_locals["ctx"]
+        if not isinstance(ctx.run_function, UnderRules):
+            ctx.run_function = UnderRules(ctx.run_function, rules)
 
 
 CHECKPOINTS_FORWARD = CheckpointFunction.forward.__code__

@@ -78,7 +78,7 @@ def give_up(conductor: Any, task: int) -> None:
     """
     conductor.failed.add(task)
     for driver in conductor.passes[task]:
-        computes = driver.uses and driver.in_backward is None
+        computes = driver.in_backward is None and driver.uses.under_way()
         if not driver.unit.held and not computes:
             driver.unit.show(False)
 

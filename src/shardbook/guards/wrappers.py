@@ -25,14 +25,14 @@ Nothing has been exchanged by then, and each rank raises the same sentence.
 # sidelit: hide
 from __future__ import annotations
 
-import sys
 from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from shardbook.foundations.torch_private import MODULE_CALL, REGISTRY_KEY
+from shardbook.foundations.nesting import modules_called
+from shardbook.foundations.torch_private import REGISTRY_KEY
 from shardbook.parameters.flat import is_sharded
 
 __all__ = ["refuse_call_by_wrapper", "refuse_wrappers", "wrapped"]
@@ -119,14 +119,10 @@ def refuse_call_by_wrapper(model: nn.Module) -> None:
 
     :raises RuntimeError: naming the wrapper and a parameter
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is MODULE_CALL:
-            caller = frame.f_locals["self"]
-            if is_wrapper(caller):
-                parameter = next((name for name, _ in model.named_parameters()), "it")
-                raise RuntimeError(refusal(kind_of(caller), parameter))
-        frame = frame.f_back  # type: ignore[assignment]
+    for caller in modules_called():
+        if is_wrapper(caller):
+            parameter = next((name for name, _ in model.named_parameters()), "it")
+            raise RuntimeError(refusal(kind_of(caller), parameter))
 
 
 def refusal(wrapper: str, parameter: str) -> str:

@@ -39,7 +39,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from traceback import walk_stack
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -50,6 +49,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from shardbook.foundations.nesting import frames_of
 from shardbook.foundations.torch_private import (
     LIST_OPERATIONS,
     as_plain,
@@ -370,7 +370,7 @@ def set_class(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:
 
 def steps_under_way() -> int:
     """How many steps of optimizers have begun and not ended, by the stack of calls."""
-    return sum(frame.f_code is _STEP for frame, _ in walk_stack(None))
+    return sum(1 for _ in frames_of(_STEP))
 
 
 # The function that PyTorch puts around each optimizer's `step` and that runs the hooks.

@@ -157,22 +157,27 @@ class InFP32(TorchFunctionMode):
         given = narrow_dtype(args or kwargs.get("input"))
         return result.to(given) if given and func in self.norms else result
 
+    @property
+    def in_force(self) -> bool:
+        """Whether a forward pass under it has begun in this thread and not ended."""
+        return self in active.rules
+
     def enter(self, *_: Any) -> None:
         """A forward pass begins. Inside of another it changes nothing."""
-        if self not in active.rules:
+        if not self.in_force:
             self.__enter__()  # type: ignore[no-untyped-call]
         active.rules.append(self)
 
     def leave(self, *_: Any) -> None:
         """A forward pass has ended. One that was left early may have ended already."""
-        if self in active.rules:
+        if self.in_force:
             active.cut(len(active.rules) - 1 - active.rules[::-1].index(self))
 
     def forget(self) -> None:
         """No forward pass is under way. An interrupt from the keyboard, after which no hook
         is called, may have left one in the list.
         """
-        if self in active.rules:
+        if self.in_force:
             active.cut(active.rules.index(self))
 
 

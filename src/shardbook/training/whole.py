@@ -42,7 +42,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardbook.foundations.hook_context import calls_under_way, in_backward, machinery
+from shardbook.foundations.hook_context import in_backward, machinery
+from shardbook.foundations.nesting import Nesting
 from shardbook.foundations.torch_private import (
     next_number,
     saving_forbidden,
@@ -129,7 +130,7 @@ def in_use(driver: Hooks) -> bool:
     """Whether the unit's forward pass or its backward pass is under way."""
     if driver.in_backward is not None and in_backward():
         return True
-    return bool(driver.uses) and calls_under_way(*driver.parts) > 0
+    return driver.uses.under_way()
 
 
 @contextmanager
@@ -216,8 +217,7 @@ class Read(Pair):
 class Nobody:
     """Stands where a unit is expected, for tensors that need none to be gathered."""
 
-    parts: tuple[nn.Module, ...] = ()
-    uses: list[Any]
+    uses: Nesting[Any]
     in_backward: Any = True
 
     def reach(self, use: Any, number: int) -> None:

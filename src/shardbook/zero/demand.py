@@ -45,9 +45,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from shardbook.foundations.hook_context import calls_under_way, in_backward, is_freed
+from shardbook.foundations.hook_context import in_backward, is_freed
+from shardbook.foundations.nesting import Nesting
 from shardbook.foundations.torch_private import (
     current_node,
     number_of,
@@ -77,8 +78,7 @@ Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 class Opens(Protocol):
     """Whoever drives a unit: [the layer's hooks](hooks.py#Hooks)."""
 
-    parts: tuple[nn.Module, ...]
-    uses: list[Any]
+    uses: Nesting[Any]
     in_backward: Any
 
     def reach(self, use: Any, number: int) -> None:
@@ -136,7 +136,9 @@ class Pair:
         use of it is in its backward pass, too.
         """
         driver = self.driver()
-        if driver is None or driver.in_backward is not None or driver.uses:
+        if driver is None or driver.in_backward is not None:
+            return
+        if driver.uses.under_way():
             return
         if in_backward():
             node = current_node()
@@ -250,7 +252,7 @@ def take_interrupted_away() -> None:
 def interrupted(pair: Pair) -> bool:
     """Whether the forward pass of a pair is over."""
     driver = pair.driver()
-    return driver is None or not calls_under_way(*driver.parts)
+    return driver is None or not driver.uses.under_way(pair.use)
 
 
 def owner_of_top() -> Any:

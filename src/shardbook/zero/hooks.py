@@ -38,13 +38,13 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.foundations.hook_context import (
-    calls_under_way,
     in_backward,
     machinery,
     map_tensors,
     not_compiled,
     tensors_in,
 )
+from shardbook.foundations.nesting import Nesting
 from shardbook.foundations.torch_private import next_number, number_of
 from shardbook.guards.optimizer_guard import refuse_copies_of
 from shardbook.guards.unsupported import refuse_transforms
@@ -104,7 +104,8 @@ class Hooks:
         self.owes = False
         # The uses whose forward pass has begun and not ended. There is more than one
         # while a part is called inside of the module, or the module calls itself.
-        self.uses: list[Use] = []
+        self.parts = (module, *parts)
+        self.uses: Nesting[Use] = Nesting(*self.parts)
         # A compiler must trace neither an exchange nor the swap of the parameters. So
         # it runs the hooks as they are, and compiles what is between them.
         before = not_compiled(self.before_forward)
@@ -117,7 +118,6 @@ class Hooks:
         for flat in unit.trainable:
             for index in range(len(flat.whole)):
                 flat.after_gradient(index, arrive)
-        self.parts = (module, *parts)
         for part in self.parts:
             part.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
             # An exception in `forward` must not leave the unit whole: the next gather
@@ -141,13 +141,10 @@ class Hooks:
         may have a higher number than the module's nodes, and then says nothing.
         """
         refuse_transforms(self.unit.name)
-        # An interrupt from the keyboard runs no hooks, so its use is still listed.
-        if self.uses and calls_under_way(*self.parts) < 2:
-            while self.uses:
-                take_away(self.uses.pop().pair)
-            self.unit.free()
         use = Use(next_number())
-        self.uses.append(use)
+        # An interrupt from the keyboard runs no hooks, so its use is still listed.
+        if interrupted := self.uses.begin(use):
+            self.clear_away(interrupted)
         if len(self.uses) > 1:
             # A part inside of a module that has gathered already.
             return
@@ -164,6 +161,15 @@ class Hooks:
                     use.inputs.add(node)
         use.pair = set_pair(self, use)
 
+    def clear_away(self, interrupted: Iterable[Use]) -> None:
+        """End forward passes that were interrupted. A unit whose outer pass goes on stays
+        whole.
+        """
+        for use in interrupted:
+            take_away(use.pair)
+        if len(self.uses) == 1:
+            self.unit.free()
+
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Free, and plant the hooks that will announce the backward pass.
 
@@ -176,9 +182,9 @@ class Hooks:
         that has gathered the unit and will free it.
         """
         # Somebody else's hook may have raised before ours ran.
-        if not self.uses:
+        use = self.uses.end()
+        if use is None:
             return output
-        use = self.uses.pop()
         take_away(use.pair)
         # If the hook of an input referred to that input's node, the graph would stay
         # forever: Python's collector does not see such a circle.
@@ -334,9 +340,8 @@ class Hooks:
         ranks would wait for it.
         """
         self.in_backward, self.due, self.expected = None, False, 0
-        # A recomputation that ends early leaves its use listed, as an interrupt does.
-        self.uses = self.uses if calls_under_way(*self.parts) else []
         # A backward pass may run inside of the forward pass of a unit that it reaches.
+        self.uses.forget_interrupted()
         if not self.uses:
             self.unit.free()
         if self.owes:

@@ -38,12 +38,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardbook.foundations.hook_context import (
-    calls_under_way,
-    in_backward,
-    map_tensors,
-    not_compiled,
-)
+from shardbook.foundations.hook_context import in_backward, map_tensors, not_compiled
+from shardbook.foundations.nesting import calls_under_way
 from shardbook.parameters.norms import InFP32, compute_in_fp32
 from shardbook.parameters.policy import Policy
 from shardbook.zero.conductor import conductor_of
@@ -109,7 +105,7 @@ def start_afresh(rule: InFP32, model: nn.Module) -> None:
     """Let no rule be in force from a pass that was interrupted."""
 
     def before(model: nn.Module, args: Any) -> None:
-        if not in_backward() and calls_under_way(model) < 2:
+        if rule.in_force and not in_backward() and calls_under_way(model) < 2:
             rule.forget()
 
     model.register_forward_pre_hook(not_compiled(before), prepend=True)

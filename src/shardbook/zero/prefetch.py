@@ -25,11 +25,8 @@ import torch
 from torch import nn
 
 from shardbook.foundations.exchange_order import Order
-from shardbook.foundations.hook_context import (
-    calls_under_way,
-    in_backward,
-    not_compiled,
-)
+from shardbook.foundations.hook_context import in_backward, not_compiled
+from shardbook.foundations.nesting import Nesting
 from shardbook.guards.unowned import refuse_unowned_in
 from shardbook.guards.unsupported import refuse_transforms
 from shardbook.guards.wrappers import refuse_call_by_wrapper
@@ -50,9 +47,8 @@ class PrefetchingConductor(Conductor):
     def __init__(self, order: Order, prefetch: Prefetch) -> None:
         super().__init__(order)
         self.prefetch = prefetch
-        # Whether the model's own forward pass is under way, and how many more of its
-        # own calls are inside of it.
-        self.running, self.inside = False, 0
+        # The forward passes of the model itself that are under way.
+        self.calls: Nesting[None] = Nesting()
         # One order for forward passes with gradients, one for those without. They need
         # not be the same: a model may leave units out when it is evaluated.
         self.orders: dict[bool, list[Unit]] = {True: [], False: []}
@@ -67,7 +63,7 @@ class PrefetchingConductor(Conductor):
         model.register_forward_pre_hook(not_compiled(self.model_begins), prepend=True)
         model.register_forward_hook(not_compiled(self.model_succeeds))
         model.register_forward_hook(not_compiled(self.model_ends), always_call=True)
-        self.model = model
+        self.calls = Nesting(model)
         self.conduct(model)
 
     def model_begins(self, model: nn.Module, *_: Any) -> None:
@@ -77,12 +73,12 @@ class PrefetchingConductor(Conductor):
         """
         if in_backward():
             return
-        if self.running and calls_under_way(model) > 1:
-            self.inside += 1
+        self.calls.begin(None)
+        if len(self.calls) > 1:
             return
         refuse_call_by_wrapper(model)
         self.recover()
-        self.running, self.inside, self.grad = True, 0, torch.is_grad_enabled()
+        self.grad = torch.is_grad_enabled()
         refuse_transforms("this model")
         # What one process trains alone is trained as it should be.
         if self.grad and self.order.meeting is not None:
@@ -92,7 +88,7 @@ class PrefetchingConductor(Conductor):
 
     def model_succeeds(self, *_: Any) -> None:
         """Expect the same order next time. A pass that failed leaves the record as it was."""
-        if not in_backward() and not self.inside:
+        if not in_backward() and len(self.calls) == 1:
             missed = next(self.route.ahead(1), None)
             if missed is not None:
                 self.warn(missed, "the pass ended")
@@ -100,19 +96,16 @@ class PrefetchingConductor(Conductor):
 
     def model_ends(self, *_: Any) -> None:
         """Leave a clean state. A unit may have been gathered ahead that did not run."""
-        if self.inside:
-            self.inside -= 1
-        elif not in_backward():
-            self.running = False
+        if in_backward():
+            return
+        self.calls.end()
+        if not self.calls:
             self.release()
 
     def forward_begins(self, unit: Unit) -> None:
         """Within the model's forward pass a unit begins no pass of its own."""
-        # An interrupt from the keyboard runs no hooks, so the model's forward pass may
-        # be over.
-        if self.running and not calls_under_way(self.model):
-            self.running = False
-        if not self.running:
+        self.calls.forget_interrupted()
+        if not self.calls:
             super().forward_begins(unit)
 
     def forward_began(self, unit: Unit) -> None:
@@ -126,7 +119,7 @@ class PrefetchingConductor(Conductor):
         only after an optimizer has changed the weights. Or its activations are computed
         again in the backward pass, where the next unit has just been freed.
         """
-        if not self.running or in_backward():
+        if not self.calls or in_backward():
             return
         expected = self.route.reach(unit)
         following = list(self.route.ahead(self.prefetch.depth))
