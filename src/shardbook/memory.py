@@ -253,7 +253,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, checked. `options.config` is the model's shape, `options.numel` its number of parameters,
     and `options.policy` what the library is told.
 
-    :raises Mistake: an option is unknown, or its value makes no sense
+    :raises Mistake: if an option is unknown, or its value makes no sense
     """
     options = parser().parse_args(arguments)
     given = {name: getattr(options, name) for name in SHAPE}

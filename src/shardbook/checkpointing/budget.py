@@ -94,7 +94,7 @@ def cheapest(chain: Chain, budget: int) -> Plan:
 
     :param chain: [what the layers cost](costs.py#measure)
     :param budget: bytes for what autograd saves
-    :raises ValueError: no plan is within the budget
+    :raises ValueError: if no plan is within the budget
     """
     ways = search(chain, budget)
     if not ways:

@@ -316,7 +316,8 @@ class Checkpointed:
     """
 
     def __init__(self, module: nn.Module, options: Options, name: str) -> None:
-        self.options, self.module = options, weakref.ref(module)
+        self.options = options
+        self.module = weakref.ref(module)
         # For [the labels of a trace](labels.py).
         self.checkpointed_as = name
         # A library may have set a `forward` on this one object. `None` is the class's.

@@ -152,8 +152,9 @@ def measure(functions: Iterable[Callable[[Any], Any]], input: Tensor) -> Chain:
 
     :param functions: an `nn.Sequential`, or an iterable of modules and functions
     :param input: what the first of them reads
-    :raises TypeError: something else than one tensor goes into or out of a layer
-    :raises RuntimeError: under `torch.no_grad()`, where autograd saves nothing
+    :raises TypeError: if something else than one tensor goes into or out of a layer
+    :raises RuntimeError: if it is called under `torch.no_grad()`, where autograd saves
+        nothing
     """
     if not torch.is_grad_enabled():
         raise RuntimeError(

@@ -105,7 +105,9 @@ class Record:
                 f"determinism_check={level!r} is not a level; "
                 f"choose one of {', '.join(map(repr, LEVELS))}"
             )
-        self.level, self.debug, self.log = level, debug, Log()
+        self.level = level
+        self.debug = debug
+        self.log = Log()
         # In the order in which they were saved; `None` where nothing is compared.
         self.saved: list[Saved | None] = []
 
@@ -204,7 +206,7 @@ def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:
 
     :param needed: how many tensors the recomputation must have saved
     :param exact: whether it must have saved as many as the forward pass
-    :raises CheckpointError: with the first tensor that differs
+    :raises CheckpointError: if it does not, naming the first tensor that differs
     """
     pairs = list(zip(forward.saved, again.saved, strict=False))
     wrong = [i for i, (a, b) in enumerate(pairs) if a and b and a.difference(b)]

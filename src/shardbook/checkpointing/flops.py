@@ -138,7 +138,8 @@ class Prices(TorchDispatchMode):
 
     def __init__(self, counter: FlopCounter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.counter, self.by_op = counter, dict[str, Price]()
+        self.counter = counter
+        self.by_op = dict[str, Price]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -85,7 +85,7 @@ def evaluate(chain: Chain, segments: Iterable[Span]) -> Plan:
     done first and gives its 4 back. Then layers 0 to 2 run again and save 4 each,
     beside the 4 of the input: 16.
 
-    :raises ValueError: a segment cannot be checkpointed, because a layer writes over
+    :raises ValueError: if a segment cannot be checkpointed, because a layer writes over
         its input
     """
     saved = peak = 0
@@ -99,7 +99,9 @@ def evaluate(chain: Chain, segments: Iterable[Span]) -> Plan:
                 "their input is written over, so it is not there for a second run"
             )
         peak = max(peak, saved + step.kept + step.recomputed)
-        saved, cost, counted = saved + step.kept, cost + step.cost, step.counted
+        saved = saved + step.kept
+        cost = cost + step.cost
+        counted = step.counted
         plan.append(segment)
     return Plan(tuple(plan), cost, saved, peak)
 
@@ -142,7 +144,9 @@ def growing(chain: Chain, start: int, counted: bool) -> Iterator[SegmentCost]:
     checkpointed, because every longer one contains the same layers.
     """
     kept = 0 if counted else input_bytes(chain, start)
-    recomputed, again, through = 0, True, True
+    recomputed = 0
+    again = True
+    through = True
     cost: float | None = None
     before: float = 0
     for index in range(start, len(chain.layers)):
@@ -195,7 +199,7 @@ def overwritten(chain: Chain, index: int) -> bool:
 def covering(segments: Iterable[Span], length: int) -> list[Span]:
     """The segments of a plan, with kept ones in the gaps.
 
-    :raises ValueError: they overlap, or reach beyond the chain
+    :raises ValueError: if they overlap, or reach beyond the chain
     """
     found: list[Span] = []
     end = 0

@@ -107,7 +107,8 @@ class Collector:
         record: Record,
         early_stop: bool,
     ) -> None:
-        self.placeholders, self.early_stop = placeholders, early_stop
+        self.placeholders = placeholders
+        self.early_stop = early_stop
         self.record = record
         alive = (i for i, ref in enumerate(placeholders) if ref() is not None)
         self.needed = 1 + max(alive, default=-1)

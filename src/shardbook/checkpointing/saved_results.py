@@ -94,7 +94,8 @@ class Store:
 
     def __init__(self) -> None:
         # Whether the forward pass is over, and how many recomputations run now.
-        self.complete, self.replaying = False, 0
+        self.complete = False
+        self.replaying = 0
         # For each operation its calls in order. The second run makes the same ones.
         self.calls: defaultdict[Any, list[Kept | None]] = defaultdict(list)
         # For each storage the kept results in it, while the forward pass runs.

@@ -186,8 +186,12 @@ class Region:
         record: Record,
         early_stop: bool,
     ) -> None:
-        self.function, self.arguments, self.settings = function, arguments, settings
-        self.again, self.record, self.early_stop = again, record, early_stop
+        self.function = function
+        self.arguments = arguments
+        self.settings = settings
+        self.again = again
+        self.record = record
+        self.early_stop = early_stop
         self.placeholders: list[weakref.ref[Placeholder]] = []
         self.parameters = Parameters(None if record.level == "none" else function)
         # Whether the forward pass has ended. A function that itself asks for gradients
@@ -255,7 +259,8 @@ class Region:
         except BaseException:
             self.empty()
             raise
-        self.group, self.ready = group_in_force(), Ready(collector.filled())
+        self.group = group_in_force()
+        self.ready = Ready(collector.filled())
         if self.group is None and in_backward():
             # What this backward pass does not take would stay until the next one, and
             # the weights may have changed by then. The engine holds its callbacks until

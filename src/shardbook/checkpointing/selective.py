@@ -136,7 +136,7 @@ def contexts(policy: SavePolicy | Collection[Any]) -> tuple[Keeping, HandingOut]
         operation and its arguments; or the operations to save, such as `ATTENTION`,
         `torch.ops.aten.mm` with all its overloads, or `torch.ops.aten.mm.default`
     :returns: the block for the forward pass and the one for each recomputation
-    :raises TypeError: something else is given
+    :raises TypeError: if something else is given
     """
     store = Store()
     return Keeping(policy_of(policy), store), HandingOut(store)
@@ -226,7 +226,8 @@ class Keeping(TorchDispatchMode):
 
     def __init__(self, policy: SavePolicy, store: Store) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.policy, self.store = policy, store
+        self.policy = policy
+        self.store = store
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

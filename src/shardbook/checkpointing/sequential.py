@@ -134,7 +134,7 @@ def checkpoint_sequential(
     :param last: whether the last segment is checkpointed, too
     :param balanced: whether the segments are as equal as they can be
     :param options: those of [`checkpoint`](checkpointing.py#checkpoint)
-    :raises ValueError: `segments` is not a number from 1 to the length of the chain
+    :raises ValueError: if `segments` is not a number from 1 to the length of the chain
     """
     # A module that stands twice in the chain runs twice. `children()` would name it
     # once, and the chain would compute something else.
@@ -170,7 +170,7 @@ def lengths(layers: int, segments: int, *, balanced: bool = False) -> list[int]:
     checkpoints. In the balanced cut no segment is longer than it has to be, and the
     shorter ones come last. It keeps 9 tensors.
 
-    :raises ValueError: `segments` is not a number from 1 to `layers`
+    :raises ValueError: if `segments` is not a number from 1 to `layers`
     """
     whole = isinstance(segments, int) and not isinstance(segments, bool)
     if not whole or not 1 <= segments <= layers:
@@ -205,7 +205,7 @@ def run(
     """Run a chain that [the equal cut](#cut) or [a plan](plans.py) has cut.
 
     :param options: those of [`checkpoint`](checkpointing.py#checkpoint)
-    :raises TypeError: for an unknown option, even if no segment is checkpointed
+    :raises TypeError: if an option is unknown, even if no segment is checkpointed
     :raises ValueError: if the options do not go together
     """
     # To a checkpoint a keyword that is no option is an argument of the function.

@@ -129,7 +129,8 @@ class Together:
     """
 
     def __init__(self, *blocks: Any) -> None:
-        self.blocks, self.open = blocks, list[ExitStack]()
+        self.blocks = blocks
+        self.open = list[ExitStack]()
 
     def __enter__(self) -> None:
         stack = ExitStack()

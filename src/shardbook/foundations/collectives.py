@@ -103,7 +103,7 @@ def all_gather(
         unchanged until `wait()`.
     :param group: the process group; the default group when it is `None`.
     :returns: a handle. Each rank sends $\frac{N_d-1}{N_d}B$ bytes.
-    :raises ValueError: when the sizes or dtypes do not fit.
+    :raises ValueError: if the sizes or dtypes do not fit
     """
     rank, world_size = world(group)
     full, shard = full.detach(), shard.detach()
@@ -180,8 +180,8 @@ def reduce_scatter_mean(
     :param group: the process group; the default group when it is `None`.
     :returns: a handle whose `wait()` gives the piece: 1-D, $\Psi/N_d$ elements, the
         dtype of `full`. Each rank sends $\frac{N_d-1}{N_d}B$ bytes.
-    :raises TypeError: when `full` is not floating point.
-    :raises ValueError: when `full` cannot be cut into equal pieces.
+    :raises TypeError: if `full` is not floating point
+    :raises ValueError: if `full` cannot be cut into equal pieces
     """
     _, world_size = world(group)
     if not full.is_floating_point():
@@ -237,7 +237,7 @@ class PendingReduce:
         ring starts each piece's sum at another rank.
 
         :returns: this rank's piece of the mean.
-        :raises RuntimeError: when called a second time.
+        :raises RuntimeError: if called a second time
         """
         if self.sent is None:
             once = "a reduce-scatter gives its result once; keep the tensor"
@@ -255,7 +255,9 @@ class PendingReduce:
         for row in self.rows:
             if copy and not shares_storage(row, self.sent):
                 row.untyped_storage().resize_(0)
-        self.works, self.rows, self.sent = [], [], None
+        self.works = []
+        self.rows = []
+        self.sent = None
         total /= self.world_size
         return total.to(self.dtype)
 
@@ -275,8 +277,8 @@ def broadcast(
     :param tensor: the values on `source`, overwritten in place elsewhere; contiguous,
         any dtype.
     :param source: the rank, numbered within `group`, whose values win.
-    :raises ValueError: when `source` is no rank of the group, or `tensor` is not
-        contiguous.
+    :raises ValueError: if `source` is no rank of the group, or `tensor` is not
+        contiguous
     """
     rank, world_size = world(group)
     if not 0 <= source < world_size:
@@ -342,7 +344,7 @@ def world(group: ProcessGroup | None = None) -> tuple[int, int]:
     it stops here, before it allocates anything.
 
     :returns: this process's rank in the group, and the group's number of ranks.
-    :raises RuntimeError: when there is no process group, or this process is not in it.
+    :raises RuntimeError: if there is no process group, or this process is not in it
     """
     if not dist.is_initialized():
         raise RuntimeError(

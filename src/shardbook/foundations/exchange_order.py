@@ -83,7 +83,9 @@ class Order:
         # into the store.
         backend = f"{torch.device(device).type}:gloo"
         self.blocks = backend in dist.get_backend_config(group).split(",")
-        self.kind, self.index, self.issued = "first", 0, 0
+        self.kind = "first"
+        self.index = 0
+        self.issued = 0
         self.place: tuple[str, int] = ("", 0)
         self.passes = 0
         self.table: dict[tuple[Any, ...], Step] = {}

@@ -177,8 +177,7 @@ def plan(
         piece, so it must divide by their number, too.
     :param computes_in: the dtype in which a parameter is computed with; its own by
         default.
-    :raises ValueError: when there are no ranks, or the parameters are not on one
-        device.
+    :raises ValueError: if there are no ranks, or the parameters are not on one device
     """
     if world_size < 1:
         raise ValueError(
@@ -214,7 +213,7 @@ def flatten(layout: Layout, tensors: Sequence[Tensor], out: Tensor) -> None:
     :param tensors: one for each slot, of its shape, on any device and of any strides.
     :param out: receives the values, cast to its own dtype; 1-D, `layout.padded`
         elements.
-    :raises ValueError: when a shape does not fit.
+    :raises ValueError: if a shape does not fit
     """
     _check_length(layout, out)
     out = out.detach()

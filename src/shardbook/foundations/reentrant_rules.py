@@ -38,7 +38,8 @@ class UnderRules:
     """A function that runs under the rules that were in force when it first ran."""
 
     def __init__(self, function: Callable[..., Any], rules: Rules) -> None:
-        self.function, self.rules = function, rules
+        self.function = function
+        self.rules = rules
 
     def __call__(self, *args: Any) -> Any:
         with self.rules():

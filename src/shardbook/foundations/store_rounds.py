@@ -67,14 +67,17 @@ class Meeting:
     glance = timedelta(seconds=1)
 
     def __init__(self, store: Any, rank: int, world_size: int, limit: timedelta):
-        self.store, self.rank, self.world_size = store, rank, world_size
+        self.store = store
+        self.rank = rank
+        self.world_size = world_size
         self.limit = limit
         self.ranks: Sequence[int] = range(world_size)
         self.rounds = 0
         self.verdict: str | None = None
         # How many exchanges this rank has started, and [in which one it has
         # waited](leaving.py#waits_in) for a while.
-        self.issued, self.waits_in = 0, -1
+        self.issued = 0
+        self.waits_in = -1
         # Another thread [may look](monitor.py) while this one does not hold a round.
         self.lock = threading.Lock()
 

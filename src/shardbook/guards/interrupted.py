@@ -58,7 +58,8 @@ class Ending:
     """
 
     def __init__(self, conductor: Any, task: int) -> None:
-        self.conductor, self.task = conductor, task
+        self.conductor = conductor
+        self.task = task
 
     def __call__(self) -> None:
         self.conductor.backward_ended(self.task)
@@ -94,9 +95,10 @@ def refuse_interrupted(flat: Flat) -> None:
     :raises RuntimeError: naming the first parameter
     """
     driver = flat.driver()
-    conductor = None if driver is None else driver.conductor
-    failed = conductor is not None and conductor.failed & conductor.passes.keys()
-    if flat.in_use or failed:
+    if driver is None:
+        return
+    conductor = driver.conductor
+    if driver.unit.shown or conductor.failed & conductor.passes.keys():
         raise RuntimeError(
             f"{flat.layout.slots[0].names[0]} is in the middle of a forward or "
             "backward pass that did not end, or of a block of whole(model); call the "

@@ -86,7 +86,7 @@ class Applied(dict[str, Any]):
         self.parameter = parameter
 
     def __contains__(self, name: object) -> bool:
-        """:raises RuntimeError: for a function that exchanges gradients or parameters"""
+        """:raises RuntimeError: if the function exchanges gradients or parameters"""
         if name in ("fully_shard", "replicate"):
             # `FullyShardedDataParallel` asks for the other two as well.
             raise RuntimeError(refusal(COMPOSABLE, self.parameter))

@@ -73,7 +73,7 @@ class ChunkedGPT(GPT):
 
     :param config: the model's shape
     :param chunks: into how many chunks the positions of a batch are divided
-    :raises ValueError: `chunks` is smaller than 1
+    :raises ValueError: if `chunks` is smaller than 1
     """
 
     def __init__(self, config: Config, chunks: int = 8) -> None:
@@ -108,7 +108,9 @@ class ChunkedHead(nn.Module):
         super().__init__()
         if chunks < 1:
             raise ValueError(f"chunks is {chunks}, but it must be at least 1")
-        self.norm, self.score, self.chunks = head.norm, head.score, chunks
+        self.norm = head.norm
+        self.score = head.score
+        self.chunks = chunks
 
     def forward(self, x_BTC: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         x_BTC = self.norm(x_BTC)
@@ -181,7 +183,8 @@ class _Chunked(torch.autograd.Function):
             # Otherwise it would stay while the next chunk's logits are computed.
             del grad
             start = stop
-        ctx.gradients, ctx.dtype = (grad_x_NC, grad_weight_VC), weight_VC.dtype
+        ctx.gradients = (grad_x_NC, grad_weight_VC)
+        ctx.dtype = weight_VC.dtype
         return total / valid_N.sum()
 
     @staticmethod

@@ -55,8 +55,12 @@ class Reader:
         world_size: int = 1,
         seed: int = 0,
     ) -> None:
-        self.text, self.context, self.batch_size = text, context, batch
-        self.rank, self.world_size, self.seed = rank, world_size, seed
+        self.text = text
+        self.context = context
+        self.batch_size = batch
+        self.rank = rank
+        self.world_size = world_size
+        self.seed = seed
         # One byte more than the windows cover, because the last one needs a target.
         self.windows = max(0, len(text) - 1) // context
         self.batches = self.windows // (batch * world_size)

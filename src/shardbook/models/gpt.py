@@ -58,8 +58,8 @@ class Config:
     A byte has 256 values, so 256 is the vocabulary unless the caller brings tokens of
     its own.
 
-    :raises ValueError: a number is smaller than 1, or the heads cannot share the width
-        evenly
+    :raises ValueError: if a number is smaller than 1, or the heads cannot share the
+        width evenly
     """
 
     layers: int = 4

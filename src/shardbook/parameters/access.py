@@ -194,7 +194,7 @@ def compute(
     most likely the slice's shape, and that differs from rank to rank. So the error
     becomes the sentence that is raised where the shapes fit by chance.
 
-    :raises RuntimeError: for any other operation
+    :raises RuntimeError: if the operation is any other
     """
     given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     first = next(value for value in given if isinstance(value, Guarded))

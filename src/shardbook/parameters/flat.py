@@ -59,9 +59,8 @@ class Flat:
         self.layout = layout
         self.parameters = tuple(parameters[slot.names[0]] for slot in layout.slots)
         self.gathering: PendingGather | None = None
-        # Whether the modules compute with the whole parameters now, and how often an
-        # optimizer has stepped or values were loaded.
-        self.in_use, self.changes = False, 0
+        # How often an optimizer has stepped or values were loaded.
+        self.changes = 0
         # Whether an optimizer's step has taken [the guard](access.py) off the slices.
         self.plain = False
         # How often each of the whole parameters had been written to when that began, and
@@ -173,7 +172,6 @@ class Flat:
 
     def use(self, whole: bool) -> None:
         """The modules begin or end to compute with the whole parameters."""
-        self.in_use = whole
         self.written = not whole and bool(self.writes.changed(*self.whole))
         self.writes = Versions(*self.whole)
 

@@ -64,9 +64,8 @@ class FlatWithGradients(FlatWithMasters):
         self.due = False
         self.used: set[int] = set()
         self.unsure: dict[int, list[Tensor]] = {}
-        # Whether gradients wait for a later exchange, [who watches](waiting.py) what is
-        # shown for them, and which of them were changed.
-        self.holds = False
+        # [Who watches](waiting.py) what is shown for gradients that wait for a later
+        # exchange, and which of them were changed.
         self.held: dict[int, Watch] = {}
         self.changed: set[int] = set()
 
@@ -105,6 +104,12 @@ class FlatWithGradients(FlatWithMasters):
         """Whether any of the parameters requires a gradient now."""
         with as_plain():
             return any(parameter.requires_grad for parameter in self.parameters)
+
+    @property
+    def holds(self) -> bool:
+        """Whether gradients wait for a later exchange, [in `no_sync`](accumulate.py)."""
+        driver = self.driver()
+        return driver is not None and not driver.conductor.syncing
 
     @property
     def waits(self) -> bool:
@@ -201,7 +206,8 @@ class FlatWithGradients(FlatWithMasters):
         """
         self.note_use()
         self.fill_missing_gradients()
-        self.sending, self.grad_full = self.gradients().to(self.sends_in), None
+        self.sending = self.gradients().to(self.sends_in)
+        self.grad_full = None
 
     def note_use(self) -> None:
         """Note which parameters this rank has used, before their gradients are sent."""
@@ -271,7 +277,9 @@ class FlatWithGradients(FlatWithMasters):
             for index, parts in self.unsure.items():
                 for part in parts if index in used else ():
                     self.add(index, part)
-        self.unsure, self.used, self.due = {}, set(), False
+        self.unsure = {}
+        self.used = set()
+        self.due = False
 
     def add_zero(self) -> None:
         """Give each trainable parameter without a gradient the gradient zero."""

@@ -67,9 +67,13 @@ class FlatWithMasters(Flat):
         super().__init__(layout, parameters)
         self.offloaded = offload
         self.narrowed = layout.computes_in != layout.dtype
-        # Whether `full` has the masters' format now, and what it is otherwise.
-        self.precise = False
+        # What `full` and its parameters are otherwise, while `full` has the masters' format.
         self.usual: tuple[Tensor, tuple[nn.Parameter, ...]] | None = None
+
+    @property
+    def precise(self) -> bool:
+        """Whether `full` has the masters' format now, and otherwise another one."""
+        return self.usual is not None
 
     @property
     def converts(self) -> bool:
@@ -125,9 +129,7 @@ class FlatWithMasters(Flat):
         """
         if not self.narrowed or precise is self.precise:
             return False
-        self.precise = precise
-        if not precise:
-            assert self.usual is not None
+        if self.usual is not None:
             (self.full, self.whole), self.usual = self.usual, None
             return True
         # The hooks that collect gradients belong to the usual parameters. So these are

@@ -136,7 +136,8 @@ class InFP32(TorchFunctionMode):
     ) -> None:
         super().__init__()
         # Tuples, because `torch.compile` cannot look into a set that a mode holds.
-        self.norms, self.functions = tuple(norms), (*norms, *losses)
+        self.norms = tuple(norms)
+        self.functions = (*norms, *losses)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

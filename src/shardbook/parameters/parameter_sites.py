@@ -49,7 +49,9 @@ class Site:
     """
 
     def __init__(self, name: str, module: nn.Module, attribute: str) -> None:
-        self.name, self.module, self.attribute = name, module, attribute
+        self.name = name
+        self.module = module
+        self.attribute = attribute
         self.parameter: nn.Parameter = getattr(module, attribute)
 
     def check(self, unit: str) -> None:
@@ -101,7 +103,7 @@ def sites_by_unit(
     reduced by both, and the two copies would be trained differently.
 
     :param modules: the modules that are units, by name; `""` is the model itself
-    :raises ValueError: the model, or a part of it, is [streamed](streaming.py)
+    :raises ValueError: if the model, or a part of it, is [streamed](streaming.py)
     """
     if is_streamed(model):
         raise ValueError("this model is streamed; stream a model or shard it, not both")

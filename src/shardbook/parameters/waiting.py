@@ -81,7 +81,8 @@ class Watch:
             if self.stands_in:
                 parameter.grad = parameter.new_zeros(()).expand_as(parameter)
             assert parameter.grad is not None
-            self.shown, self.notes = parameter.grad, Notes()
+            self.shown = parameter.grad
+            self.notes = Notes()
             self.version = writes_to(self.shown)
             # A gradient of any other class may need that class, as fake tensors do.
             self.sees = type(self.shown) is Tensor

@@ -169,7 +169,9 @@ def activations(config: Config, batch: int, checkpointing: bool) -> int:
     each = moments(replace(config, layers=2), batch)[0] - loss
     if checkpointing:
         first = FLOAT * batch * config.context * config.width
-        loss, head, each = loss - each + first, head - each + first, first
+        loss = loss - each + first
+        head = head - each + first
+        each = first
     # Of all blocks the last is the first to run backward, and then the others have
     # saved theirs.
     return max(max(loss, head, block) + (config.layers - 1) * each, embedding)

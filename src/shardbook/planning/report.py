@@ -179,7 +179,8 @@ class Progress:
     """
 
     def __init__(self, steps: int, *, enabled: bool) -> None:
-        self.steps, self.enabled = steps, enabled
+        self.steps = steps
+        self.enabled = enabled
         self.live = sys.stderr.isatty()
         self.started = time.perf_counter()
 

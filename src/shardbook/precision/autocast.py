@@ -94,7 +94,7 @@ class autocast(ContextDecorator):
     :param enabled: `False` lets every operation run in the dtype of its inputs
     :param cache_enabled: whether a parameter that was cast once is kept in its new
         dtype
-    :raises ValueError: there are no rules for this type of device, or the dtype does
+    :raises ValueError: if there are no rules for this type of device, or the dtype does
         not have 16 bits although the context is enabled
     """
 

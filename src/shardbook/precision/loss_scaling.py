@@ -109,7 +109,9 @@ class GradScaler:
             self.set_growth_interval(growth_interval)
         # Below this $S$ something is wrong. How often `update` was called, and whether
         # the user knows.
-        self.low, self.updates, self.warned = min(1.0, init_scale), 0, False
+        self.low = min(1.0, init_scale)
+        self.updates = 0
+        self.warned = False
         # $S$, and the steps since it last changed. Both move to the device of the first
         # loss and stay there, so the host need not wait. On `meta` they take no memory.
         with torch.device("cpu" if self.enabled else "meta"):
@@ -167,8 +169,8 @@ class GradScaler:
         would still have the factor $S$ when they are added to gradients that have lost
         it.
 
-        :raises RuntimeError: the second time before `update`, after `step`, and if
-            nothing was scaled
+        :raises RuntimeError: if it is called a second time before `update`, or after
+            `step`, or if nothing was scaled
         :raises ValueError: if a gradient is FP16, or a part of a sharded one
         """
         if not self.enabled:
@@ -195,9 +197,9 @@ class GradScaler:
         Each optimizer is judged by its own gradients alone.
 
         :returns: what the optimizer returns; `None` if the step was skipped
-        :raises RuntimeError: the second time before `update`, if nothing was scaled, if
-            there are no gradients, and for a closure: it would compute new gradients,
-            which nobody has checked
+        :raises RuntimeError: if it is called a second time before `update`, if nothing was
+            scaled, if there are no gradients, and for a closure: it would compute new
+            gradients, which nobody has checked
         """
         if not self.enabled:
             return optimizer.step(*args, **kwargs)
@@ -245,7 +247,8 @@ class GradScaler:
                 "no optimizer has stepped since the last update(); "
                 "call step for each optimizer first"
             )
-        self.found, self.stepped = {}, set()
+        self.found = {}
+        self.stepped = set()
         self.updates += 1
         # The host waits for the device here, so it looks rarely.
         if self.updates % 64 == 0 and not self.warned:

@@ -54,9 +54,10 @@ def slices_of(
     :param slices: how many there may be at most; by default each layer with parameters
         begins one
     :param dtype: in which they will compute
-    :raises TypeError: the model is no plain chain, or the dtype no floating-point dtype
-    :raises ValueError: it is streamed or sharded already, is empty or not on the host,
-        or the number of slices makes no sense
+    :raises TypeError: if the model is no plain chain, or the dtype no floating-point
+        dtype
+    :raises ValueError: if it is streamed or sharded already, is empty or not on the
+        host, or the number of slices makes no sense
     """
     refuse_unfit(chain, slices, dtype)
     layers = list(chain)
@@ -76,7 +77,8 @@ class Slice:
     """
 
     def __init__(self, layers: nn.Sequential, names: dict[Tensor, str]) -> None:
-        self.layers, self.names = layers, names
+        self.layers = layers
+        self.names = names
         self.parameters = dict(layers.named_parameters())
         self.buffers = dict(layers.named_buffers())
         # A layer that stands in the chain twice is visited once. `functional_call`
@@ -125,7 +127,8 @@ class Seen:
     """What the first run of a slice has read. The second run has to read the same."""
 
     def __init__(self, part: Slice) -> None:
-        self.part, self.buffers = part, dict(part.buffers)
+        self.part = part
+        self.buffers = dict(part.buffers)
         self.versions = part.versions()
 
     def note_buffers(self) -> None:
@@ -135,7 +138,7 @@ class Seen:
         self.versions_of_buffers = Versions(*self.buffers.values())
 
     def refuse_changes(self) -> None:
-        """:raises RuntimeError: a parameter or buffer has changed"""
+        """:raises RuntimeError: if a parameter or buffer has changed"""
         parameters = self.versions.changed(*self.part.parameters.values())
         buffers = self.versions_of_buffers.changed(*self.buffers.values())
         for tensor in [*parameters, *buffers]:
@@ -163,7 +166,8 @@ class Contents:
     def refuse_changes(self) -> None:
         """Compare what the chain holds now. A layer may give itself a new buffer.
 
-        :raises RuntimeError: a layer, parameter or buffer is another one, or elsewhere
+        :raises RuntimeError: if a layer, parameter or buffer is another one, or
+            elsewhere
         """
         chain = self.chain()
         if chain is None:

@@ -130,7 +130,8 @@ class Residual(saved_tensors_hooks):
         super().__init__(self.put, take)
         alone = sharing is None or world(sharing.group)[1] == 1
         self.sharing = None if alone else sharing
-        self.on_host, self.least = on_host, least
+        self.on_host = on_host
+        self.least = least
         # What is kept of each storage. A storage that is gone takes its entries along,
         # so an address that is used again does not lead to old values.
         self.kept: WeakKeyDictionary[
@@ -209,7 +210,8 @@ class Writes:
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self.shape, self.version = tensor.shape, writes_to(tensor)
+        self.shape = tensor.shape
+        self.version = writes_to(tensor)
         # An alias has the count of its tensor, and keeps it without the memory.
         self.alias = tensor.detach()
         self.alias.data = tensor.detach().new_empty(0)
@@ -256,7 +258,9 @@ class KeptValues:
         self, vector: Tensor, writes: Writes, sharing: Sharing | None, on_host: bool
     ) -> None:
         self.writes = writes
-        self.numel, self.device, self.sharing = vector.numel(), vector.device, sharing
+        self.numel = vector.numel()
+        self.device = vector.device
+        self.sharing = sharing
         piece = vector if sharing is None else sharing.piece(vector)
         self.here: Tensor | Crossing = to_host(piece, ACTIVATIONS) if on_host else piece
 

@@ -108,8 +108,9 @@ def stream(
         host both keep their own. Norms compute in it, too. Buffers keep their dtype,
         and a batch norm on a CPU refuses to mix the two.
     :returns: the model, whose calls now stream it
-    :raises TypeError: the model is no plain chain, or the dtype no floating-point one
-    :raises ValueError: it was streamed or sharded before, is not on the host, or the
+    :raises TypeError: if the model is no plain chain, or the dtype no floating-point
+        one
+    :raises ValueError: if it was streamed or sharded before, is not on the host, or the
         number of slices makes no sense
     """
     chain = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
@@ -140,16 +141,19 @@ class Streamer:
         dtype: torch.dtype | None,
         around: Any,
     ) -> None:
-        self.slices, self.contents, self.device = slices, contents, device
-        self.dtype, self.around = dtype, around
+        self.slices = slices
+        self.contents = contents
+        self.device = device
+        self.dtype = dtype
+        self.around = around
         self.ahead: dict[int, tuple[Versions, list[Crossing]]] = {}
         self.leaving: list[Any] = []
 
     def forward(self, x: Tensor) -> Any:
         """The chain's forward pass, in the place of the one that `nn.Sequential` has.
 
-        :raises TypeError: a slice is to compute with something other than a tensor
-        :raises RuntimeError: the chain no longer [holds what was
+        :raises TypeError: if a slice is to compute with something other than a tensor
+        :raises RuntimeError: if the chain no longer [holds what was
             cut](chain_cuts.py#Contents)
         """
         self.contents.refuse_changes()
@@ -204,7 +208,8 @@ class Call:
     """One use of a slice: it runs in the forward pass, and again in the backward pass."""
 
     def __init__(self, streamer: Streamer, number: int) -> None:
-        self.streamer, self.number = streamer, number
+        self.streamer = streamer
+        self.number = number
         self.slice = streamer.slices[number]
         self.gradients: dict[str, Crossing] = {}
         self.token = Landing.of(self.slice.parameters, self.gradients)
@@ -248,7 +253,7 @@ class Call:
         """The recomputation. What it writes to buffers was written in the first run
         already, and is dropped.
 
-        :raises RuntimeError: a parameter or buffer has changed since the first run
+        :raises RuntimeError: if a parameter or buffer has changed since the first run
         """
         seen.refuse_changes()
         streamer = self.streamer
@@ -297,7 +302,8 @@ class Brought(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, copy: Tensor, call: Call, name: str) -> Tensor:
-        ctx.call, ctx.name = call, name
+        ctx.call = call
+        ctx.name = name
         return copy
 
     @staticmethod

@@ -105,11 +105,9 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             counted.seconds.append(time.perf_counter() - started)
             progress.show(number, loss)
     assert meter is not None
-    counted.sent, counted.peak, counted.steady = (
-        dict(book.sent),
-        meter.peak,
-        meter.now(),
-    )
+    counted.sent = dict(book.sent)
+    counted.peak = meter.peak
+    counted.steady = meter.now()
     counted.unseen = evaluate(model, unseen)
     setup = Setup(
         config=config,

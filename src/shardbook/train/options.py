@@ -25,7 +25,7 @@ __all__ = ["parse", "parser"]
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, checked, with the model's shape as `options.config`.
 
-    :raises Mistake: an option is unknown, or its value makes no sense
+    :raises Mistake: if an option is unknown, or its value makes no sense
     """
     options = parser().parse_args(arguments)
     for name in ("batch", "accumulate"):

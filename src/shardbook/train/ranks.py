@@ -32,7 +32,8 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
     """Join the process group, and leave it at the end.
 
     :returns: the device of this rank
-    :raises Mistake: the environment names no possible rank, or there is no such device
+    :raises Mistake: if the environment names no possible rank, or there is no such
+        device
     """
     launched = "RANK" in os.environ or "WORLD_SIZE" in os.environ
     rank, world_size = environment() if launched else (0, 1)

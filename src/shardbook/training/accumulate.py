@@ -69,13 +69,8 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     :raises ValueError: if the model is not sharded, or is only a part of what was
     """
     conductor = conductor_of(model)
-    flats = [flat for unit in conductor.drivers for flat in unit.trainable]
     before, conductor.syncing = conductor.syncing, False
     try:
-        for flat in flats:
-            flat.holds = True
         yield
     finally:
         conductor.syncing = before
-        for flat in flats:
-            flat.holds = not before

@@ -153,7 +153,8 @@ def refuse_to_scale(loss: Tensor) -> None:
     What a [reentrant checkpoint](reentrant.py) computes is not in autograd's graph, and
     is not found.
 
-    :raises RuntimeError: before anything has moved
+    :raises RuntimeError: if the loss belongs to such parameters, before anything has
+        moved
     """
     # Without such parameters anywhere nobody pays for a look at the graph.
     if not register_refusal.cache_info().currsize:

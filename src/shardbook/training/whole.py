@@ -199,9 +199,8 @@ class Read(Pair):
     """The block as a use of one unit."""
 
     def __init__(self, driver: Hooks) -> None:
-        start = next_number()
-        precise = [flat.precise for flat in driver.unit.flats]
-        use = Use(start, version=driver.unit.version, precise=precise)
+        unit = driver.unit
+        use = Use(next_number(), version=unit.version, computed_in=unit.computes_in)
         super().__init__(driver, use, None)
 
     def open(self) -> None:

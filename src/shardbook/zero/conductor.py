@@ -153,7 +153,8 @@ class Conductor:
         """
         unit.expect_gradients()
         if not self.syncing:
-            self.kept[unit], self.waited = None, True
+            self.kept[unit] = None
+            self.waited = True
         elif unit.reduces_early:
             self.exchange(unit)
         else:
@@ -267,7 +268,9 @@ class Conductor:
             unit.usage = None
             for flat in unit.trainable:
                 flat.forget()
-            driver.expected, driver.in_backward, driver.owes = 0, None, False
+            driver.expected = 0
+            driver.in_backward = None
+            driver.owes = False
         self.kept.clear()
         self.late.clear()
         self.passes.clear()

@@ -107,7 +107,9 @@ class Construction:
     ) -> None:
         if init is not None and not callable(init):
             raise TypeError(f"init={init!r} cannot be called; pass a function")
-        self.model, self.sites, self.init = model, sites, init
+        self.model = model
+        self.sites = sites
+        self.init = init
         self.names = {module: name for name, module in model.named_modules()}
         self.tensors = {
             tensor: name

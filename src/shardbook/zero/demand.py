@@ -100,7 +100,9 @@ class Pair:
     """
 
     def __init__(self, driver: Opens, use: Any, below: Hooks | None) -> None:
-        self.driver, self.use, self.below = weakref.ref(driver), use, below
+        self.driver = weakref.ref(driver)
+        self.use = use
+        self.below = below
 
     def pack(self, tensor: Tensor) -> Any:
         """Keep a tensor, and how often it was written to.

@@ -64,14 +64,15 @@ class Use:
     :param start: the number of the first node that autograd will make in it
     :param inputs: the nodes that its inputs come from
     :param version: the version of the parameters that it computed with
-    :param precise: which of these were [the masters themselves](full_precision.py)
+    :param computed_in: the dtypes in which it computed, which
+        [`full_precision`](full_precision.py) changes
     :param pair: [the hooks](demand.py#Pair) through which autograd saves its tensors
     """
 
     start: int
     inputs: set[Any] = field(default_factory=set)
     version: int = -1
-    precise: list[bool] = field(default_factory=list)
+    computed_in: list[torch.dtype] = field(default_factory=list)
     pair: Pair | None = None
 
 
@@ -93,7 +94,9 @@ class Hooks:
         conductor: Conductor,
         parts: Iterable[nn.Module] = (),
     ) -> None:
-        self.unit, self.module, self.conductor = unit, module, conductor
+        self.unit = unit
+        self.module = module
+        self.conductor = conductor
         conductor.add(self)
         # How many forward passes still expect a backward pass. A layer that is used
         # twice must reduce once, with the sum of both gradients.
@@ -201,7 +204,7 @@ class Hooks:
         # begins.
         results = {t.grad_fn for t in tensors_in(output) if t.grad_fn} - inputs
         use.version = self.unit.version
-        use.precise = [flat.precise for flat in self.unit.flats]
+        use.computed_in = self.unit.computes_in
         for node in results:
             number = number_of(node)
             node.register_prehook(partial(self.before_backward, use, number))
@@ -253,8 +256,8 @@ class Hooks:
                 f"{self.unit.name}: backward(create_graph=True) cannot pass a sharded "
                 "unit; compute second derivatives before sharding"
             )
-        if use.precise != [flat.precise for flat in self.unit.flats]:
-            side = "inside" if any(use.precise) else "outside"
+        if use.computed_in != self.unit.computes_in:
+            side = "outside" if self.unit.precise else "inside"
             raise RuntimeError(
                 f"{self.unit.name}: its forward pass was {side} of full_precision(); "
                 "call backward there, too"
@@ -265,7 +268,9 @@ class Hooks:
                 "pass and its backward pass; call backward before the optimizer steps"
             )
         self.conductor.open(self, number)
-        self.in_backward, self.owes, self.due = use, True, True
+        self.in_backward = use
+        self.owes = True
+        self.due = True
         self.unit.wait()
         # Autograd has kept what it needs of the parameters. But what is checkpointed
         # inside of the module is computed again, from the modules' own attributes.
@@ -339,7 +344,9 @@ class Hooks:
         rank where the layer took a way around its parameters none did, and the other
         ranks would wait for it.
         """
-        self.in_backward, self.due, self.expected = None, False, 0
+        self.in_backward = None
+        self.due = False
+        self.expected = 0
         # A backward pass may run inside of the forward pass of a unit that it reaches.
         self.uses.forget_interrupted()
         if not self.uses:

@@ -215,8 +215,11 @@ class Zero3Layer(nn.Module):
     :param group: the process group whose ranks share the layer; `None` means all ranks
     :param synchronize: start from the values of rank 0
 
-    Errors are those of [`shard`](#shard). Source: [ZeRO](bib:rajbhandari2020zero),
-    stage 3.
+    :raises ValueError: as [`shard`](#shard) does
+    :raises TypeError: as [`shard`](#shard) does
+    :raises RuntimeError: as [`shard`](#shard) does
+
+    Source: [ZeRO](bib:rajbhandari2020zero), stage 3.
     """
 
     def __init__(
@@ -235,8 +238,9 @@ class Zero3Sequential(nn.Sequential):
 
     :param layers: modules to run one after the other
     :param group: the process group whose ranks share the layers; `None` means all ranks
-
-    Errors are those of [`shard`](#shard).
+    :raises ValueError: as [`shard`](#shard) does
+    :raises TypeError: as [`shard`](#shard) does
+    :raises RuntimeError: as [`shard`](#shard) does
     """
 
     def __init__(self, *layers: nn.Module, group: Any = None) -> None:

@@ -125,10 +125,15 @@ class Unit(ABC):
         order: Order,
         synchronize: bool = True,
     ) -> None:
-        self.name, self.sites = name, tuple(sites)
-        self.groups, self.order = groups, order
-        # `precise`: are [the masters themselves](masters.py) to be computed with?
-        self.state, self.shown, self.precise = State.SHARDED, False, False
+        self.name = name
+        self.sites = tuple(sites)
+        self.groups = groups
+        self.order = order
+        self.state = State.SHARDED
+        # Whether the modules name the whole parameters.
+        self.shown = False
+        # Whether [the masters themselves](masters.py) are computed with.
+        self.precise = False
         # How many blocks [keep the unit whole](whole.py) now.
         self.held = 0
         self.rank, world_size = world(groups.shards)
@@ -211,6 +216,11 @@ class Unit(ABC):
     def version(self) -> int:
         """A number that grows whenever the model's own parameters are changed."""
         return sum(flat.version for flat in self.flats)
+
+    @property
+    def computes_in(self) -> list[torch.dtype]:
+        """The dtype that each flat vector has while it is whole."""
+        return [flat.full.dtype for flat in self.flats]
 
     @property
     def counterpart(self) -> dict[int, nn.Parameter]:

@@ -67,8 +67,10 @@ class Usage:
     """
 
     def __init__(self, units: Sequence[Unit], conductor: Any) -> None:
-        self.units, self.order = units, conductor.order
-        self.zero, self.waited = conductor.unused_get_zero, conductor.waited
+        self.units = units
+        self.order = conductor.order
+        self.zero = conductor.unused_get_zero
+        self.waited = conductor.waited
         # In stage 0 a rank may have used a unit that another has skipped, so there the
         # ranks compare everything. In the other stages they have used the same units.
         self.everything = bool(units) and units[0].stage == 0
