@@ -63,6 +63,7 @@ def sections(given: argparse.Namespace) -> int:
             "source": section.source,
             "first_line": section.first_line,
             "last_line": section.last_line,
+            "depth": section.depth.words if section.depth else None,
         }
         for section, name in zip(document.sections, names, strict=True)
     )

@@ -87,6 +87,7 @@
     const sill = bar.offsetHeight + 12;
     let found = null;
     for (const place of places) {
+      if (place.closest("details:not([open])")) continue;
       const box = place.getBoundingClientRect();
       if (box.height && box.top > sill) break;
       if (box.height) found = place;
@@ -160,6 +161,8 @@
   addEventListener("scroll", soon, { passive: true });
   addEventListener("resize", soon, { passive: true });
   addEventListener("hashchange", () => { nameTarget(); soon(); });
+  // What folds or unfolds exchanges what stands at the top. The event does not bubble: it is caught on its way down.
+  addEventListener("toggle", soon, { capture: true });
   // A hand can be ahead of the next frame: a link to another language is looked at again when it is used.
   for (const kind of ["pointerdown", "click"]) {
     addEventListener(kind, (event) => {

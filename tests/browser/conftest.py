@@ -8,11 +8,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from playwright.sync_api import Browser, Page, Request, Response, sync_playwrigh
 
 import chromium
 from browser.looks import COLOURS, WAYS, Looks, look, violations
+from browser.serving import serve
 from built import HEIGHT, LANGUAGES, LONG, LOOKED_AT, NARROW, PAGES, ROOT, WIDE, Open, language_of, show
 
 FLAGS = [
@@ -72,23 +70,11 @@ def build(target: Path) -> None:
     draft.rename(target)
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves files and says nothing."""
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """The tests look at the browser, not at this log."""
-
-
 @pytest.fixture(scope="session")
 def address(site: Path) -> Iterator[str]:
-    """Where the site is served: below a folder, so that a link that starts with a slash does not work."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site.parent)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/{site.name}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    """Where the site is served."""
+    with serve(site) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

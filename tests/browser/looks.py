@@ -102,11 +102,16 @@ SEEN = """
 """
 VISIBLE = """
 selector => [...document.querySelectorAll(selector)].filter(element => {
+    if (!element.checkVisibility()) return false;
     const style = getComputedStyle(element);
     const {width, height} = element.getBoundingClientRect();
     return style.visibility === "visible" && width > 0 && height > 0;
 }).length
 """
+
+# Depth, as a reader has it who has unfolded all of it, and as one has it who comes to the page.
+UNFOLD = "document.querySelectorAll('details.depth').forEach(fold => { fold.open = true })"
+FOLD = UNFOLD.replace("true", "false")
 
 Way = tuple[int, Any]
 WAYS: list[Way] = [(WIDE, "light"), (NARROW, "dark")]
@@ -152,8 +157,9 @@ class Looks:
         return iter((self.wide, self.narrow))
 
 
-def look(page: Page, way: Way, axe: bool = True) -> Look:
-    """Show a page in one way and take down what is seen."""
+def look(page: Page, way: Way, axe: bool = True, unfold: bool = True) -> Look:
+    """Show a page in one way, depth and all, and take down what is seen."""
+    page.evaluate(UNFOLD if unfold else FOLD)
     seen = show(page, *way).evaluate(SEEN)
     rules = ALL if way[0] == NARROW else ALL_BUT_COLOURS
     return Look(
@@ -229,6 +235,8 @@ def theme(seen: Look) -> Iterator[str]:
 
 def without_scripts(scriptless: Page, shared: Page) -> Iterator[str]:
     """The same text, links and formulas; and no control that would need a script to do something."""
+    for page in (scriptless, shared):
+        page.evaluate(UNFOLD)
     for selector in ("main", "footer"):
         text = scriptless.locator(selector).inner_text()
         if not text.strip() or text != shared.locator(selector).inner_text():
@@ -241,11 +249,13 @@ def without_scripts(scriptless: Page, shared: Page) -> Iterator[str]:
 
 
 def in_print(page: Page) -> Iterator[str]:
-    """All of the text and no menu."""
+    """All of the text, folded or not, and no menu."""
     text = "main section .doc > :not(.acts), main section .code"
+    page.evaluate(UNFOLD)
     on_screen = visible(show(page), text)
+    page.evaluate(FOLD)
     show(page, media="print")
-    if visible(page, "header, .langs, .crumbs, .neighbours, details, button, .acts"):
+    if visible(page, "header, .langs, .crumbs, .neighbours, .menu, button, .acts"):
         yield "there are menus"
     if visible(page, "h1") != 1:
         yield "there is no single title"

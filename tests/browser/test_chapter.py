@@ -12,6 +12,8 @@ from built import CHAPTERS, LANGUAGES, LONG_CHAPTERS, Open, language_of, name_of
 
 PATHS = [path_of(name, language) for name in CHAPTERS for language in LANGUAGES]
 SHORT_CHAPTERS = [name for name in CHAPTERS if name not in LONG_CHAPTERS]
+# The sections that a reader sees who has unfolded nothing.
+CORE = "main > section[id]"
 # The ways from one language to another are walked once a chapter, from each language in turn. `make test`
 # walks those of the longest chapters.
 STARTS = [
@@ -52,7 +54,7 @@ def test_the_language_menu_keeps_the_section(walk: Open, start: str) -> None:
 
 def test_the_language_menu_keeps_the_place_of_a_reader_who_scrolled(walk: Open) -> None:
     page = walk(CHAPTERS[0])
-    ids = page.eval_on_selector_all("section[id]", "all => all.map(one => one.id)")
+    ids = page.eval_on_selector_all(CORE, "all => all.map(one => one.id)")
     wanted = ids[len(ids) // 2]
     page.evaluate("id => document.getElementById(id).scrollIntoView()", wanted)
     choose(page, "ja")
@@ -64,7 +66,7 @@ def test_the_language_menu_keeps_the_place_of_a_reader_who_scrolled(walk: Open) 
 def test_each_section_links_to_itself_in_the_other_languages(walk: Open, start: str) -> None:
     """Without any script a reader changes language and stays at the section."""
     page = walk(start, scripts=False)
-    sections = page.locator("section[id]")
+    sections = page.locator(CORE)
     wanted = sections.nth(sections.count() // 2)
     name = wanted.get_attribute("id")
     assert name

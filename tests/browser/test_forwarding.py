@@ -6,16 +6,14 @@ The book of today may have no old address, so a small site is made that has ever
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
+from browser.serving import serve
 from browser.test_validity import complaints
 from press.project import SAMPLE, edit, sidelit
 
@@ -40,23 +38,11 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sample / "build/site"
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves files and says nothing."""
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """The tests look at the browser, not at this log."""
-
-
 @pytest.fixture(scope="module")
 def home(moved: Path) -> Iterator[str]:
     """Where that site is served."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(moved.parent)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/site/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve(moved) as address:
+        yield address
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ def test_sections_are_json_and_give_the_file_back(tmp_path: Path) -> None:
     objects = json.loads(sidelit("sections", RING, cwd=tmp_path).stdout)
     assert "".join(each["source"] for each in objects) == RING.read_text(encoding="utf-8")
     assert all(
-        list(each) == ["id", "kind", "commentary", "code", "source", "first_line", "last_line"]
+        list(each) == ["id", "kind", "commentary", "code", "source", "first_line", "last_line", "depth"]
         for each in objects
     )
     found = {each["id"]: each for each in objects}

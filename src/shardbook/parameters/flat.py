@@ -175,6 +175,8 @@ class Flat:
         self.written = not whole and bool(self.writes.changed(*self.whole))
         self.writes = Versions(*self.whole)
 
+    # sidelit: depth Writes that would not last, and a model converted after sharding.
+
     def refuse_writes(self, unit: str) -> None:
         """Refuse a forward pass that wrote to its own parameters, as an embedding with
         `max_norm` does.
@@ -260,6 +262,9 @@ def version_of(value: Tensor) -> int:
     return writes_to(value) + (flat.version if flat is not None else 0)
 
 
+# sidelit: depth Gradient hooks that would never be called, and calls of `model.forward(x)`.
+
+
 def has_gradient_hook(parameter: Tensor) -> bool:
     """Whether somebody waits for this parameter's gradient.
 
@@ -283,6 +288,9 @@ def refuse_gradient(name: str, gradient: Tensor) -> None:
         "averaged; call model(x) and not model.forward(x), and read parameters "
         'elsewhere, as in a penalty on the weights, inside of "with whole(model):"'
     )
+
+
+# sidelit: core
 
 
 def resize(tensor: Tensor, numel: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from markdown_it.token import Token
 from markupsafe import Markup, escape
@@ -18,12 +19,12 @@ from markupsafe import Markup, escape
 from sidelit.config import Chapter
 from sidelit.errors import SidelitError
 from sidelit.origin import fill
-from sidelit.site import forwarding, listing, page, views, ways
+from sidelit.site import forwarding, frame, listing, page, views, ways
 from sidelit.site.content import Piece
 from sidelit.site.edition import Page, Words
 from sidelit.site.links import fragment
 from sidelit.site.press import Press
-from sidelit.text import prose
+from sidelit.text import markup, prose
 
 
 def view(press: Press, shown: Page) -> views.View:
@@ -36,14 +37,13 @@ def view(press: Press, shown: Page) -> views.View:
         body = desk.html([token for words in shown.words for token in words.tokens], heading_ids=True)
     else:
         sections = tuple(desk.sections())
-    info = desk.info(kind, sections, body)
     return views.View(
         lang=shown.lang,
         html_lang=page.html_language(shown.lang),
         root=desk.ways.root,
-        site=desk.site(),
-        page=info,
-        foot=desk.foot(info),
+        site=frame.head(press, desk.edition, desk.ways),
+        page=desk.info(kind, sections, body),
+        foot=frame.foot(press, shown.text.item),
         sections=sections,
         moved=tuple(desk.moved()),
         body=Markup(body),
@@ -101,10 +101,26 @@ class _Desk:
         return Markup(" ".join(said))
 
     def sections(self) -> Iterator[views.SectionView]:
-        for piece, words in zip(self.shown.text.pieces, self.shown.words, strict=True):
-            yield self._section(piece, words)
+        pairs = zip(self.shown.text.pieces, self.shown.words, strict=True)
+        for _, group in groupby(pairs, key=lambda pair: pair[0].fold and pair[0].fold.line):
+            together = list(group)
+            fold = self._fold(*together[0], [number for piece, _ in together for number, _ in piece.lines])
+            yield from (self._section(piece, words, fold) for piece, words in together)
 
-    def _section(self, piece: Piece, words: Words) -> views.SectionView:
+    def _fold(self, piece: Piece, words: Words, numbers: Sequence[int]) -> views.Fold | None:
+        """What stands above folded sections; a click on it opens them, so a link has no place there."""
+        if piece.fold is None:
+            return None
+        inline = words.fold[1]
+        if any(child.type == "link_open" for child in inline.children or ()):
+            what, line = "a link cannot stand in the line above depth", markup.line_of(inline)
+            path, hint = markup.path_of(inline), "put it into the text of a section"
+            self.press.report(SidelitError(what, path=path, line=line, hint=hint))
+        said = ways.unlinked(self.inline(words.fold, "depth", piece.id))
+        lines = (numbers[0], numbers[-1]) if numbers else (0, 0)
+        return views.Fold(piece.fold.line, said, words.fold_state, *lines)
+
+    def _section(self, piece: Piece, words: Words, fold: views.Fold | None) -> views.SectionView:
         depth = piece.qualname.count(".")
         line = piece.lines[0][0] if piece.lines else piece.first_line
         return views.SectionView(
@@ -121,6 +137,7 @@ class _Desk:
             langs=tuple(other for other in self.ways.alternates(piece.id) if not other.current),
             source_url=self._source_url(line),
             report=fill(self.config.report_url, self.press.origin, self.item.source, line, piece.id),
+            fold=fold,
         )
 
     def info(self, kind: str, sections: Sequence[views.SectionView], body: str) -> views.PageInfo:
@@ -131,7 +148,9 @@ class _Desk:
         )
         title_html = self.inline(shown.title, "title") or escape(shown.label)
         lede = self.inline(shown.lede, "lede")
-        written = (body, title_html, lede, *(part for each in sections for part in (each.title, each.doc)))
+        folds = (each.fold.words for each in sections if each.fold)
+        parts = (part for each in sections for part in (each.title, each.doc))
+        written = (body, title_html, lede, *folds, *parts)
         return views.PageInfo(
             kind=kind,
             title=shown.label,
@@ -151,6 +170,7 @@ class _Desk:
             toc=tuple(ways.sections(sections) if sections else ways.headings(shown)),
             run=self.item.run if isinstance(self.item, Chapter) else None,
             has_math=any('class="katex' in html for html in written),
+            has_depth=any(each.fold for each in sections),
             forward=self.forward() if kind == "forward" else None,
         )
 
@@ -164,31 +184,6 @@ class _Desk:
         """To the sections that went from this address."""
         for old, lead in forwarding.departed(self.press.leads, self.shown.text).items():
             yield views.Moved(old, f"{self.ways.to(lead.output)}#{fragment(lead.id)}")
-
-    def site(self) -> views.SiteInfo:
-        return views.SiteInfo(
-            title=self.config.title,
-            tagline=self.edition.tagline,
-            summary=self.edition.tagline,
-            licence_note=self.edition.licence_note,
-            home_figure=self.config.home_figure,
-            version=self.press.origin.version,
-            repository=self.config.repository,
-            nav=tuple(self.ways.nav()),
-            home=self.ways.to(self.config.home),
-        )
-
-    def foot(self, info: views.PageInfo) -> views.Foot:
-        origin = self.press.origin
-        return views.Foot(
-            version=origin.version,
-            commit=origin.label,
-            commit_url=fill(self.config.commit_url, origin, self.item.source),
-            date=origin.date,
-            torch=self.config.figures_torch,
-            run=info.run,
-            report=fill(self.config.report_url, origin, self.item.source),
-        )
 
     def _context(
         self, section: str, *, place: str = "", heading_offset: int = 0, heading_ids: bool = False

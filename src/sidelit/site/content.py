@@ -9,8 +9,9 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from markdown_it.token import Token
@@ -20,7 +21,17 @@ from sidelit.config import SITE, Chapter, Config, Prose
 from sidelit.errors import SidelitError
 from sidelit.ids.anchors import Anchor
 from sidelit.source import source
+from sidelit.source.marks import Depth
 from sidelit.text import code, markup
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A stretch of depth: what it guards against, in one line; all its pieces hold the same one."""
+
+    line: int
+    context: str
+    tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,8 @@ class Piece:
     first_line: int = 1
     places: tuple[str, ...] = ()
     """Where it stood on other pages, each as `address#id`; without an id it is a whole page."""
+    fold: Fold | None = None
+    """The depth that it is part of; `None` if it is core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,7 @@ def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor]) -
     Sections that are hidden from readers are left out here, once for all languages.
     """
     lines = code.highlight(document.text)
+    folds = {depth: _fold(item, depth) for each in document.sections if (depth := each.depth)}
     pieces = tuple(
         Piece(
             id=name.id,
@@ -83,12 +97,19 @@ def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor]) -
             lines=tuple(code.numbered(lines, section.code)),
             code_digest=catalog.code_digest(line for _, line in section.code),
             first_line=section.first_line,
+            fold=folds[section.depth] if section.depth else None,
         )
         for section, name in zip(document.sections, names, strict=True)
         if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")
     )
     ids = frozenset(name for piece in pieces for name in (piece.id, *piece.aliases))
     return Text(item, item.module, pieces, ids)
+
+
+def _fold(item: Chapter, depth: Depth) -> Fold:
+    """Its context is the definition that the mark stands in, which lasts while sections come and go."""
+    tokens = markup.line(depth.words, path=item.source, number=depth.line)
+    return Fold(depth.line, depth.qualname or "module", tokens)
 
 
 def prose(item: Prose, path: Path) -> Text:
@@ -122,7 +143,18 @@ def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...
 
 def page_units(text: Text, current: Collection[str] = ()) -> catalog.PageUnits:
     """What of a page is to be translated; `current` are the names of all pages, this one included."""
-    sections = (catalog.extract(piece.context, piece.tokens, piece.code_digest) for piece in text.pieces)
+    pairs = pairwise((None, *text.pieces))
+    sections = (units for before, piece in pairs if piece for units in _units(before, piece))
     # What a page might have been called by its path is nothing to a page that is called so.
     former = (each.name for each in text.item.former if each.told or each.name not in current)
     return catalog.PageUnits(text.item.name, tuple(sections), tuple(dict.fromkeys(former)))
+
+
+def _units(before: Piece | None, piece: Piece) -> Iterator[catalog.SectionUnits]:
+    """What of a piece is to be translated; where a fold begins, its line comes first.
+
+    That line is not about the code of one section, so no change of code asks for a recheck of it.
+    """
+    if piece.fold and (before is None or before.fold is not piece.fold):
+        yield catalog.extract(piece.fold.context, piece.fold.tokens)
+    yield catalog.extract(piece.context, piece.tokens, piece.code_digest)

@@ -10,7 +10,7 @@ a search engine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markdown_it.token import Token
 
@@ -24,11 +24,16 @@ SUMMARY = 200
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A piece's tokens in one language; `state` is None where there is nothing to say about them."""
+    """A piece's tokens in one language; `state` is None where there is nothing to say about them.
+
+    `fold` is the line above the depth that the piece is part of, with its own state.
+    """
 
     title: tuple[Token, ...]
     tokens: tuple[Token, ...]
     state: str | None
+    fold: tuple[Token, ...] = ()
+    fold_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,32 +99,35 @@ def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:
     pieces = tuple(_pieces(text, book))
     if not pieces:
         return Page(text, lang, (), None, (), None, ())
-    (first, state), rest = pieces[0], pieces[1:]
-    opening = markup.opening(first)
+    opening = markup.opening(pieces[0].tokens)
     title = () if opening.title is None else (opening.title,)
     lede_state = next((_state(token) for token in opening.lede if _state(token)), None)
-    title_state = _state(first[0]) if title else None
-    words = (
-        Words((), opening.rest, state),
-        *(Words(*_heading(text, tokens), state) for tokens, state in rest),
-    )
+    title_state = _state(pieces[0].tokens[0]) if title else None
+    words = (replace(pieces[0], tokens=opening.rest), *(_headed(text, piece) for piece in pieces[1:]))
     return Page(text, lang, title, title_state, opening.lede, lede_state, words)
 
 
-def _pieces(text: Text, book: catalog.Catalog | None) -> Iterator[tuple[tuple[Token, ...], str | None]]:
-    if book is None:
-        yield from ((piece.tokens, None) for piece in text.pieces)
-        return
+def _pieces(text: Text, book: catalog.Catalog | None) -> Iterator[Words]:
     for piece in text.pieces:
-        done = catalog.translate(piece.tokens, book, piece.context, piece.code_digest)
-        yield done.tokens, None if done.state == "current" else done.state
+        tokens, state = _said(piece.tokens, book, piece.context, piece.code_digest)
+        fold = _said(piece.fold.tokens, book, piece.fold.context) if piece.fold else ()
+        yield Words((), tokens, state, *fold)
 
 
-def _heading(text: Text, tokens: tuple[Token, ...]) -> tuple[tuple[Token, ...], tuple[Token, ...]]:
+def _said(
+    tokens: tuple[Token, ...], book: catalog.Catalog | None, context: str, code_digest: str = ""
+) -> tuple[tuple[Token, ...], str | None]:
+    if book is None:
+        return tokens, None
+    done = catalog.translate(tokens, book, context, code_digest)
+    return done.tokens, None if done.state == "current" else done.state
+
+
+def _headed(text: Text, words: Words) -> Words:
     """Split off the heading that a section's commentary starts with; in prose, headings stay in the text."""
-    if text.prose or not tokens or tokens[0].type != "heading_open":
-        return (), tokens
-    return (tokens[1],), tokens[3:]
+    if text.prose or not words.tokens or words.tokens[0].type != "heading_open":
+        return words
+    return replace(words, title=(words.tokens[1],), tokens=words.tokens[3:])
 
 
 def _state(token: Token) -> str | None:

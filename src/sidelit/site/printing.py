@@ -59,18 +59,20 @@ def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
     paths = tuple({path.resolve(): path for path in _expanded(job.paths)}.values())
     made = _configuration(paths, job.lang)
     written, names = [], _names(paths, made, job)
+    faults: list[SidelitError] = []
     gathered = site.Collector()
     for path, chapter in zip(paths, made.chapters, strict=True):
         try:
             document = _document(path, chapter.source)
             text = content.chapter(chapter, document, anchors.assign(document))
             written.append(replace(text, label=_import_name(path, text.label)))
+            faults += document.faults
         except SidelitError as error:
             gathered.add(error)
     gathered.check()
     title = page.word(job.lang, "files")
     written += [content.Text(item, title, (), frozenset()) for item in made.front]
-    return _pages(made, written, job, names)
+    return _pages(made, written, job, names, faults)
 
 
 def _document(path: Path, shown: str) -> source.Document:
@@ -83,9 +85,13 @@ def _document(path: Path, shown: str) -> source.Document:
 
 
 def _pages(
-    made: Config, written: Sequence[content.Text], job: Job, names: dict[str, Translations]
+    made: Config,
+    written: Sequence[content.Text],
+    job: Job,
+    names: dict[str, Translations],
+    faults: Sequence[SidelitError],
 ) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
-    gathered = site.Collector()
+    gathered = site.Collector([*faults])
     press = Press(
         config=made,
         editions={job.lang: _edition(made, written, job, names)},

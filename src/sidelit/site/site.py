@@ -83,6 +83,8 @@ def texts(config: Config) -> tuple[content.Text, ...]:
     for chapter in config.chapters:
         with gathered.gathering():
             placed[chapter.source] = _placed(config, chapter)
+            for fault in placed[chapter.source].document.faults:
+                gathered.add(fault)
     gathered.check()
     names = _anchors(config, tuple(placed.values()))
     found: list[content.Text] = []

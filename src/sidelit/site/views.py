@@ -49,11 +49,12 @@ class Alternate:
 
 @dataclass(frozen=True, slots=True)
 class TocEntry:
-    """One line of the table of contents of a page."""
+    """One line of the table of contents of a page; `folded` if it leads into depth."""
 
     id: str
     label: str
     depth: int
+    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,20 @@ class CodeLine:
     n: int
     html: Markup
     indent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """What stands above sections that are folded together; each of them has it.
+
+    `first` and `last` are the lines of code in it, 0 if there are none.
+    """
+
+    line: int
+    words: Markup
+    state: str | None
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +97,7 @@ class SectionView:
     langs: tuple[Alternate, ...]
     source_url: str | None
     report: str | None
+    fold: Fold | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +130,7 @@ class PageInfo:
     toc: tuple[TocEntry, ...]
     run: str | None
     has_math: bool
+    has_depth: bool = False
     forward: Link | None = None
     """Where the page went whose old address this is."""
 

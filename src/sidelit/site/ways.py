@@ -110,10 +110,17 @@ def sections(shown: Sequence[views.SectionView]) -> Iterator[views.TocEntry]:
     for section in shown:
         if section.title:
             # The entry is itself a link, and HTML knows no link in a link.
-            title = Markup(re.sub(r"</?a\b[^>]*>", "", section.title))
-            yield views.TocEntry(section.id, title, section.depth)
+            label = unlinked(section.title)
         elif section.name:
-            yield views.TocEntry(section.id, Markup("<code>{}</code>").format(section.name), section.depth)
+            label = Markup("<code>{}</code>").format(section.name)
+        else:
+            continue
+        yield views.TocEntry(section.id, label, section.depth, section.fold is not None)
+
+
+def unlinked(html: Markup) -> Markup:
+    """The same words without their links."""
+    return Markup(re.sub(r"</?a\b[^>]*>", "", html))
 
 
 def headings(shown: Page) -> Iterator[views.TocEntry]:

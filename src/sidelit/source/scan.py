@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sidelit.errors import SidelitError
+from sidelit.source import marks
 from sidelit.source.decoding import CODING, NO_CODE
+from sidelit.source.marks import Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,15 @@ class Block:
 class Scan:
     """A file without its newlines, and what stands where.
 
-    :param events: statements and comment blocks, in order.
+    :param events: statements, comment blocks, and the marks that begin and end depth, in order.
+    :param marks: all comments that speak to the press, known or not.
     :param hidden: the rows that no reader is shown.
-    :param stray: the rows of `# sidelit:` markers without a partner.
+    :param stray: the rows of `hide` and `show` marks without a partner.
     """
 
     lines: Sequence[str]
-    events: Sequence[Statement | Block]
+    events: Sequence[Statement | Block | Mark]
+    marks: Sequence[Mark]
     hidden: frozenset[int]
     stray: tuple[int, ...]
 
@@ -61,23 +65,24 @@ def scan(lines: Sequence[str], path: str) -> Scan:
 
     Only tokens tell a comment from a `#` inside a string, and the end of a statement from the end of a line.
     """
-    events: list[Statement | Block] = []
-    markers: dict[int, str] = {}
+    events: list[Statement | Block | Mark] = []
+    noted: list[Mark] = []
     start: tokenize.TokenInfo | None = None
     for token in _tokens(lines, path):
         row = token.start[0]
         if token.type == tokenize.COMMENT:
-            alone = not lines[row - 1][: token.start[1]].strip()
-            if alone and (marker := MARKER.fullmatch(token.string)):
-                markers[row] = marker[1]
+            alone, column = not lines[row - 1][: token.start[1]].strip(), _column(lines[row - 1])
+            if alone and (mark := marks.read(token.string, row, column, inside=start is not None)):
+                noted.append(mark)
+                events += [mark] if mark.folds else []
             if start is None and not _is_directive(lines, row):
-                _add_comment(events, row, _column(lines[row - 1]))
+                _add_comment(events, row, column)
         elif token.type == tokenize.NEWLINE and start is not None:
             events.append(_statement(lines, start, row))
             start = None
         elif token.type not in BLANK and start is None:
             start = token
-    return Scan(lines, events, *_hidden(markers, len(lines)))
+    return Scan(lines, events, noted, *marks.hidden(noted, len(lines)))
 
 
 BLANK = (tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
@@ -134,36 +139,9 @@ def _is_directive(lines: Sequence[str], row: int) -> bool:
     return DIRECTIVE.match(text.lstrip()) is not None
 
 
-def _add_comment(events: list[Statement | Block], row: int, column: int) -> None:
+def _add_comment(events: list[Statement | Block | Mark], row: int, column: int) -> None:
     """Add a comment line to the block above it, if it touches that block and is aligned with it."""
     if events and isinstance(above := events[-1], Block) and (above.last, above.column) == (row - 1, column):
         events[-1] = Block(above.first, row, column)
     else:
         events.append(Block(row, row, column))
-
-
-# ## Lines left off the page
-
-MARKER = re.compile(r"#\s*sidelit:\s*(hide|show)\s*")
-
-
-def _hidden(markers: dict[int, str], count: int) -> tuple[frozenset[int], tuple[int, ...]]:
-    """Collect the rows from each `hide` to its `show`, both included, and the markers that have no partner.
-
-    A `hide` without a `show` hides the rest of the file. That is rarely meant, so a lint tells of it.
-    """
-    rows = set(markers)
-    stray: list[int] = []
-    opened = 0
-    for row, word in markers.items():
-        if (word == "show") != bool(opened):
-            stray.append(row)
-        elif opened:
-            rows.update(range(opened, row))
-            opened = 0
-        else:
-            opened = row
-    if opened:
-        rows.update(range(opened, count + 1))
-        stray.append(opened)
-    return frozenset(rows), tuple(sorted(stray))

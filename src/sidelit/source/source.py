@@ -12,7 +12,7 @@ a boundary falls between two lines and never inside a statement. Within these, a
 A block of `#` lines right above a definition stays a section of its own, since a reader may want to point at
 either. A string is commentary when it is a docstring and shares its lines with no code. Some `#` lines are
 code: those inside brackets or between a decorator and its `def`, a comment behind a statement, and those that
-talk to a tool instead of a reader.
+talk to a tool instead of a reader. What the press itself is told in comments, [marks](marks.py) reads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Literal
 
+from sidelit.errors import SidelitError
 from sidelit.source.decoding import NEWLINE, read_source
 from sidelit.source.definitions import Docstring, Survey, survey
+from sidelit.source.marks import Depth, Mark, Stretches
 from sidelit.source.scan import Block, Scan, Statement, scan
 
 Kind = Literal["module", "class", "function", "comment", "code"]
@@ -47,6 +49,7 @@ class Section:
     :param hidden: true when all its lines lie between `# sidelit: hide` and `# sidelit: show`.
     :param traits: what tells a definition from another one of its name, e.g. `setter` or the condition around
         it.
+    :param depth: the stretch of depth that it is in; `None` if it is core.
     """
 
     kind: Kind
@@ -60,13 +63,15 @@ class Section:
     indent: int
     hidden: bool
     traits: tuple[str, ...] = ()
+    depth: Depth | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     """A file and its sections; `text.encode(encoding)` gives the bytes of the file back.
 
-    :param stray: the lines of `hide` and `show` markers without a partner.
+    :param stray: the lines of `hide` and `show` marks without a partner.
+    :param faults: what is wrong with the other marks; the sections are as if such a mark were not there.
     """
 
     path: str
@@ -74,6 +79,7 @@ class Document:
     sections: tuple[Section, ...]
     encoding: str = "utf-8"
     stray: tuple[int, ...] = ()
+    faults: tuple[SidelitError, ...] = ()
 
 
 def read(path: Path, *, shown: str | None = None) -> Document:
@@ -96,8 +102,11 @@ def parse(text: str, path: str, encoding: str = "utf-8") -> Document:
     lines = NEWLINE.split(text.removeprefix("\ufeff"))
     known = survey("\n".join(lines), path)
     found = scan(lines, path)
-    drafts = _Cutter(found, known).cut()
-    return Document(path, text, tuple(_finish(drafts, found, kept)), encoding, found.stray)
+    stretches = Stretches(path)
+    drafts = _Cutter(found, known, stretches).cut()
+    sections = tuple(_finish(drafts, found, kept, stretches))
+    faults = sorted(stretches.faults, key=lambda fault: fault.line or 0)
+    return Document(path, text, sections, encoding, found.stray, tuple(faults))
 
 
 # ## Cutting
@@ -119,6 +128,7 @@ class _Draft:
     floor: int
     awaits: int = -1
     traits: tuple[str, ...] = ()
+    depth: Depth | None = None
     rows: range = range(0)
     docstring: Docstring | None = None
 
@@ -131,9 +141,10 @@ class _Cutter:
     :param decorated: the line of the first decorator of a definition that is still to come, or 0.
     """
 
-    def __init__(self, found: Scan, known: Survey) -> None:
+    def __init__(self, found: Scan, known: Survey, stretches: Stretches) -> None:
         self.found = found
         self.known = known
+        self.stretches = stretches
         self.scopes: list[tuple[int, str]] = []
         self.columns = [0]
         self.decorated = 0
@@ -145,12 +156,15 @@ class _Cutter:
         for index, event in enumerate(self.found.events):
             if isinstance(event, Statement):
                 self._statement(event)
+            elif isinstance(event, Mark):
+                self._mark(event, self._level(event, index))
             elif not self.decorated:
                 self._comment(event, self._level(event, index))
         # The file may start right with a comment or a definition; what was kept for other lines is then
         # empty.
         if len(self.drafts) > 1 and self.drafts[1].first == self.drafts[0].first:
             del self.drafts[0]
+        self._check_marks()
         return self.drafts
 
     def _statement(self, line: Statement) -> None:
@@ -188,7 +202,20 @@ class _Cutter:
         self._leave(level)
         self._start("comment", block.first, level).rows = range(block.first, block.last + 1)
 
-    def _level(self, block: Block, index: int) -> int:
+    def _mark(self, mark: Mark, level: int) -> None:
+        """Begin or end a stretch of depth, in the definition that a comment in this place would belong to."""
+        inside = mark.inside or bool(self.decorated)
+        if not inside:
+            self._leave(level, mark=True)
+        self.stretches.mark(mark, level, self._around(), inside)
+
+    def _check_marks(self) -> None:
+        events = (event.first for event in self.found.events if not isinstance(event, Mark))
+        rows = [row for row in events if row not in self.found.hidden]
+        self.stretches.check(rows, {draft.first: draft.depth for draft in self.drafts})
+        self.stretches.strange(self.found.marks)
+
+    def _level(self, block: Block | Mark, index: int) -> int:
         """Find the indentation a comment belongs to, since Python lets it stand in any column.
 
         It is the one of the statement that follows, unless the comment stands further right: then it may be
@@ -198,25 +225,34 @@ class _Cutter:
         following = next((event.column for event in later if isinstance(event, Statement)), 0)
         return max(column for column in (*self.columns, following) if column <= max(block.column, following))
 
-    def _leave(self, column: int) -> None:
-        """Close the definitions that a line in this column is no longer part of."""
+    def _leave(self, column: int, mark: bool = False) -> None:
+        """Close the definitions, and the depth, that a line in this column is no longer part of."""
         while self.scopes and self.scopes[-1][0] >= column:
             self.scopes.pop()
+        # A `core` that stands behind a block may end what began in that block.
+        if not mark:
+            self.stretches.leave(column)
+
+    def _around(self) -> str:
+        return ".".join(name for _, name in self.scopes)
 
     def _reappears(self, line: Statement) -> bool:
         """Tell whether this is the first shown line after a section that started out of sight."""
         return self.drafts[-1].first in self.found.hidden and line.first not in self.found.hidden
 
     def _start(self, kind: Kind, first: int, column: int) -> _Draft:
-        qualname = ".".join(name for _, name in self.scopes)
-        self.drafts.append(_Draft(kind, qualname, first, indent=column, floor=column))
-        return self.drafts[-1]
+        draft = _Draft(kind, self._around(), first, indent=column, floor=column)
+        draft.depth = self.stretches.current
+        self.drafts.append(draft)
+        return draft
 
 
 # ## Filling in
 
 
-def _finish(drafts: list[_Draft], found: Scan, kept: Sequence[str]) -> Iterator[Section]:
+def _finish(
+    drafts: list[_Draft], found: Scan, kept: Sequence[str], stretches: Stretches
+) -> Iterator[Section]:
     """Turn drafts into sections: each reaches to the next one, the first from the first line."""
     if not kept:
         return
@@ -228,6 +264,9 @@ def _finish(drafts: list[_Draft], found: Scan, kept: Sequence[str]) -> Iterator[
         line, commentary = _commentary(draft, found)
         if not hidden and line in found.hidden:
             line, commentary = 0, ""
+        if draft.kind == "module" and draft.depth:
+            stretches.opening(draft.depth)
+            draft.depth = None
         yield Section(
             draft.kind,
             draft.qualname,
@@ -240,6 +279,7 @@ def _finish(drafts: list[_Draft], found: Scan, kept: Sequence[str]) -> Iterator[
             indent=draft.indent,
             hidden=hidden,
             traits=draft.traits,
+            depth=draft.depth,
         )
 
 

@@ -61,6 +61,17 @@ def parse(text: str, *, path: str = "", first_line: int = 1) -> tuple[Token, ...
     return tuple(tokens)
 
 
+def line(text: str, *, path: str = "", number: int = 1) -> tuple[Token, ...]:
+    """Parse one line as a paragraph, whatever it begins with: `2. Later` is no list here.
+
+    :param number: where in the file it stands.
+    """
+    meta = {"references": {}, "footnotes": {}, "path": path, "first_line": number}
+    opening = Token("paragraph_open", "p", 1, block=True)
+    inline = reinline(Token("inline", "", 0, level=1, block=True, meta=meta), text)
+    return opening, inline, Token("paragraph_close", "p", -1, block=True)
+
+
 # What HTML forbids: control characters, half surrogate pairs, code points that will never be characters.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from sidelit.errors import SidelitError
 from sidelit.ids import naming
 from sidelit.source import source
-from sidelit.source.source import Document
+from sidelit.source.source import Document, Section
 
 # Pieces that mean something to a tokenizer, thrown together at random: most are no Python, and some are.
 SCRAPS = [
@@ -32,6 +33,8 @@ SCRAPS = [
     *(
         "# sidelit: hide\n",
         "# sidelit: show\n",
+        "# sidelit: depth Rare.\n",
+        "# sidelit: core\n",
         "# type: int\n",
         "@d\n",
         '"doc"\n',
@@ -115,8 +118,12 @@ DOCSTRINGS = st.sampled_from(
         '""',
     ]
 )
+DEPTH, CORE = "# sidelit: depth Rare.", "# sidelit: core"
 COMMENTS = st.sampled_from(
-    ["# Said.", "#", "# noqa", "# type: int", "#tight", "## Twice", "# sidelit: hide", "# sidelit: show"]
+    [
+        *("# Said.", "#", "# noqa", "# type: int", "#tight", "## Twice"),
+        *("# sidelit: hide", "# sidelit: show", DEPTH, CORE, "# sidelit: depth"),
+    ]
 )
 HEADERS = st.sampled_from(
     [
@@ -266,3 +273,56 @@ def hidden_rows(rows: list[str], inside: set[int]) -> set[int]:
             found.add(row)
         hiding = hiding and marker != "show"
     return found
+
+
+# ## Depth
+
+
+def marks(text: str, inside: set[int]) -> dict[int, str]:
+    """The rows of marks between statements, where they count."""
+    lines = enumerate(plain(text).split("\n"), start=1)
+    said = {row: line.strip(" \t\x0c") for row, line in lines if row not in inside}
+    return {row: line for row, line in said.items() if line in (DEPTH, CORE)}
+
+
+@given(PROGRAMS)
+def test_depth_is_what_begins_between_its_mark_and_the_end_of_its_block(text: str) -> None:
+    document = source.parse(text, "nasty.py")
+    statements = simple_statements(ast.parse(plain(text)))
+    known = marks(text, {row for first, last in statements for row in range(first, last + 1)})
+    sections = document.sections
+    for before, section in pairwise(sections):
+        if (depth := section.depth) is None:
+            continue
+        assert known[depth.line] == DEPTH
+        assert depth.line < section.first_line
+        # It follows its mark, or a section of the same stretch: only the opening may interrupt it.
+        assert before.last_line >= depth.line if before.depth != depth else True
+        assert before.depth == depth or before.first_line <= depth.line or before.kind == "module"
+        assert f"{section.qualname}.".startswith(f"{depth.qualname}." if depth.qualname else "")
+        assert not [row for row in range(depth.line, section.first_line) if known.get(row) == CORE]
+    # A mark with which nothing is wrong speaks of the section that readers see below it.
+    wrong = {fault.line for fault in document.faults}
+    starts = {section.first_line: section for section in sections if not section.hidden}
+    for row, mark in known.items():
+        after = starts.get(min((start for start in starts if start > row), default=0))
+        following = min((other for other in known if other > row), default=len(text) + 1)
+        if row not in wrong and after and after.first_line < following:
+            assert after.depth and after.depth.line == row if mark == DEPTH else after.depth is None
+
+
+@given(PROGRAMS)
+def test_marks_of_depth_change_nothing_but_depth(text: str) -> None:
+    """Beside the same file with notes to another tool in their places."""
+    other = (
+        text.replace(DEPTH, "# fmt: Rare.").replace(CORE, "# fmt: core").replace("# sidelit: depth", "# fmt:")
+    )
+    one, two = source.parse(text, "nasty.py"), source.parse(other, "nasty.py")
+    if plain(text).lstrip().startswith("# sidelit: "):
+        return
+    assert [cut(section) for section in one.sections] == [cut(section) for section in two.sections]
+    assert not two.faults
+
+
+def cut(section: Section) -> tuple[object, ...]:
+    return section.qualname, section.first_line, section.last_line, section.indent, section.commentary

@@ -32,6 +32,7 @@ def sections(path: Path) -> list[dict[str, object]]:
             "commentary_line": section.commentary_line,
             "code": [number for number, _ in section.code],
             **({"hidden": True} if section.hidden else {}),
+            **({"depth": section.depth.words} if section.depth else {}),
         }
         for section, name in zip(document.sections, naming.propose(document.sections), strict=True)
     ]
