@@ -37,9 +37,9 @@ tensor of zeros counts. Some writes are not seen at all:
 
 The last row is an error if a program reads the version all the same. This library has
 to read it wherever tensors come from a program, so such a tensor counts as never
-written to. [Autograd](bib:pytorchautograd) makes the same comparison for what it saves
-itself. Where hooks take the place of a saved tensor, autograd leaves the comparison to
-the hooks.
+written to. [Autograd](https://docs.pytorch.org/docs/stable/notes/autograd.html) makes
+the same comparison for what it saves itself. Where hooks take the place of a saved
+tensor, autograd leaves the comparison to the hooks.
 """
 
 # sidelit: hide
