@@ -317,9 +317,11 @@ def _call(task: _Task, folder: str, rank: int) -> bytes:
     warnings.simplefilter("error")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group(
-        task.backend, init_method=f"file://{folder}/store", rank=rank, world_size=task.world_size
-    )
+    store = dist.FileStore(f"{folder}/store", task.world_size)
+    dist.init_process_group(task.backend, store=store, rank=rank, world_size=task.world_size)
+    # A rank that ends or fails while others still connect to it would fail them, too.
+    store.set(f"connected/{rank}", "")
+    store.wait([f"connected/{other}" for other in range(task.world_size)])
     return pickle.dumps(task.function()(*pickle.loads(task.args)))
 
 
