@@ -139,6 +139,18 @@ def test_a_ledger_that_is_broken_is_told_with_its_line(sample: Path) -> None:
     assert told.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "obstacle"), [("sync", "site/locale/ja"), ("publish", "site/anchors.json.new/x")]
+)
+def test_what_the_disk_refuses_is_one_line(sample: Path, command: str, obstacle: str) -> None:
+    path = sample / obstacle
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("in the way", encoding="utf-8")
+    told = sidelit(command, cwd=sample, code=1).stderr
+    assert obstacle.removesuffix("/x") in told
+    assert told.count("\n") == 1
+
+
 def test_the_project_is_found_from_a_folder_inside_it(sample: Path) -> None:
     sidelit("build", cwd=sample / "src" / "sample")
     assert (sample / "build/site/index.html").is_file()

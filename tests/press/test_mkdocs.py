@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from press.project import edit, run, sidelit, tree
 
 
@@ -13,6 +15,18 @@ def test_mkdocs_writes_the_same_files_byte_for_byte(sample: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert tree(sample / "build/site") == tree(sample / "alone")
     assert [path.name for path in (sample / "build").iterdir()] == ["site"]
+
+
+@pytest.mark.parametrize("name", ["notes/README.md", "templates/one.md", ".hidden/one.md"])
+def test_mkdocs_keeps_pages_that_it_would_rename_or_leave_out(sample: Path, name: str) -> None:
+    (sample / "site/pages" / name).parent.mkdir(exist_ok=True)
+    (sample / "site/pages" / name).write_text("# One\n\n## The two columns\n", encoding="utf-8")
+    edit(sample / "site/sidelit.toml", 'source = "notes/reading.md"', f'source = "{name}"')
+    edit(sample / "site/pages/index.md", "notes/reading.md", name)
+    sidelit("build", "--out", sample / "alone", cwd=sample)
+    done = run("mkdocs", "build", "--strict", cwd=sample)
+    assert done.returncode == 0, done.stderr
+    assert tree(sample / "build/site") == tree(sample / "alone")
 
 
 def test_mkdocs_replaces_the_site_that_was_there(sample: Path) -> None:

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 from press.project import edit, run, sidelit
-from sidelit.serve import Watch
+from sidelit import serve
 
 
 class Server:
@@ -103,7 +103,7 @@ def test_a_file_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
     """An editor that empties a file and then fills it must not get a message about the empty one."""
     file = tmp_path / "ring.py"
     file.write_text("LIMIT = 8\n", encoding="utf-8")
-    watch = Watch(lambda: [tmp_path])
+    watch = serve.Watch(lambda: [tmp_path])
     assert not watch.changed()
     file.write_text("", encoding="utf-8")
     assert not watch.changed()
@@ -152,6 +152,15 @@ def test_what_is_not_there_is_not_found(server: Server) -> None:
         answer.value.close()
 
 
+def test_a_folder_is_served_under_its_own_address() -> None:
+    state = serve.State({"index.html": b"en", "ja/index.html": b"ja"}, 1, 1)
+    assert serve.answer(state, "/ja/")[2].startswith(b"ja")
+    # Without the slash its links would lead to the pages of the folder above.
+    status, _, content = serve.answer(state, "/ja")
+    assert (status, content) == (301, b"/ja/")
+    assert serve.answer(state, "/index.html/")[0] == 404
+
+
 def test_it_ends_cleanly_and_leaves_nothing_behind(sample: Path, server: Server) -> None:
     server.process.send_signal(signal.SIGINT)
     said, _ = server.process.communicate(timeout=60)
@@ -165,6 +174,12 @@ def test_a_port_that_is_taken_is_said(sample: Path, server: Server) -> None:
     told = sidelit("serve", "--port", port, cwd=sample, code=1).stderr
     assert port in told
     assert "--port" in told
+    assert told.count("\n") == 1
+
+
+def test_a_port_that_does_not_exist_is_said(sample: Path) -> None:
+    told = sidelit("serve", "--port", "99999", cwd=sample, code=1).stderr
+    assert "99999" in told
     assert told.count("\n") == 1
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from press.project import edit, sidelit
 from sidelit.catalog import catalog, po_file
 from sidelit.errors import SidelitError
 from sidelit.source import source
@@ -515,6 +516,15 @@ def test_a_catalogue_that_is_not_utf8_is_refused(project: Project) -> None:
     project.po.write_bytes(project.po.read_bytes().replace("訳：Layers".encode(), "訳".encode("shift_jis")))
     with pytest.raises(SidelitError, match=r"^site/locale/ja/book/layer\.po:12: this is not UTF-8; save"):
         project.shelf()
+
+
+def test_a_catalogue_may_begin_with_a_byte_order_mark(sample: Path) -> None:
+    sidelit("sync", cwd=sample)
+    path = sample / "site/locale/ja/sample/ring.po"
+    edit(path, 'msgid "A ring"\nmsgstr ""', 'msgid "A ring"\nmsgstr "リング"')
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    sidelit("build", cwd=sample)
+    assert "<h1>リング</h1>" in (sample / "build/site/ja/ring.html").read_text(encoding="utf-8")
 
 
 def test_a_folder_of_an_unknown_language_is_refused(project: Project) -> None:

@@ -34,8 +34,9 @@ def placed(text: str, name: str = PAGE) -> Placed:
     return Placed(name, f"{name}.html", source.parse(text, "some.py"))
 
 
-def publish(ledger: Path, text: str, redirects: Mapping[str, str] | None = None) -> None:
-    moves.publish(ledger, [placed(text)], {PAGE: redirects or {}})
+def publish(ledger: Path, text: str, redirects: Mapping[str, str] | None = None) -> ledger_file.Page:
+    """Publish a site of one page; returns what its ledger holds."""
+    return moves.publish(ledger, [placed(text)], {PAGE: redirects or {}}).pages[PAGE]
 
 
 def rebuilt(ledger: Path, text: str) -> dict[str, tuple[str, ...]]:
@@ -306,6 +307,24 @@ def test_a_second_definition_of_a_name_leaves_the_first_its_id(published: Path) 
     assert second.id.startswith("helper@")
 
 
+def test_a_double_with_a_docstring_does_not_take_the_id_of_one_without(ledger: Path) -> None:
+    old = "class K:\n    x = 1\n"
+    published = publish(ledger, old)
+    document = source.parse(f'class K:\n    """New."""\n\n    y = 2\n\n\n{old}', "some.py")
+    found = zip(document.sections, anchors.assign(document, published), strict=True)
+    names = {section.commentary: anchor.id for section, anchor in found}
+    assert names[""] == "K"
+
+
+def test_a_long_file_that_was_reformatted_is_found_again(ledger: Path) -> None:
+    # To compare every section with every other again and again would take longer than a test may.
+    lines = "\n\ndef f{0}(a):\n    # Claim number {0} is made here.\n    return a[{1}{0}{1}]\n"
+    before, after = ("".join(lines.format(n, quote) for n in range(1000)) for quote in ("'", '"'))
+    published = publish(ledger, before)
+    found = anchors.assign(source.parse(after, "some.py"), published)
+    assert [anchor.id for anchor in found] == [each.id for each in published]
+
+
 @pytest.mark.parametrize(
     ("gone", "name"),
     [
@@ -352,6 +371,17 @@ def test_a_redirect_to_nowhere_is_refused(published: Path) -> None:
         publish(published, TEXT[: TEXT.index("\n\ndef helper")] + "\n", {"helper": "Layer.scatter"})
 
 
+HIDDEN = "# sidelit: hide\n# Out of sight.\ny = 2\n# sidelit: show\n"
+
+
+def test_a_redirect_to_what_nobody_sees_is_refused(ledger: Path) -> None:
+    publish(ledger, f"# First claim.\nx = 1\n{HIDDEN}")
+    before = ledger.read_bytes()
+    with pytest.raises(SidelitError, match="first-claim"):
+        publish(ledger, f'"""Title."""\nz = 3\n{HIDDEN}', {"module/first-claim": "module/out-of-sight"})
+    assert ledger.read_bytes() == before
+
+
 def test_code_that_nobody_named_falls_back_to_the_definition_around_it(ledger: Path) -> None:
     text = "def f():\n    for a in b:\n        # Why.\n        c()\n    d()\n    e()\n"
     publish(ledger, text)
@@ -395,6 +425,11 @@ def test_the_ledger_is_sorted_text_with_one_entry_a_section(published: Path) -> 
     assert data[PAGE][""] == {"address": "chapter.html"}
     assert text == json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     assert [path.name for path in published.parent.iterdir()] == ["anchors.json"]
+
+
+def test_half_a_character_in_a_docstring_can_be_published(ledger: Path) -> None:
+    written = publish(ledger, '"""# A \\ud800 title."""\n')
+    assert ledger_file.load(ledger).pages[PAGE] == written
 
 
 def test_without_a_ledger_nothing_is_published(ledger: Path) -> None:

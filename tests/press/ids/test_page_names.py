@@ -297,3 +297,20 @@ def test_a_mistake_in_a_name_is_one_line(sample: Path, entry: str, told: str) ->
     with pytest.raises(SidelitError) as caught:
         config.load(sample / CONFIG)
     assert str(caught.value).startswith(f"{CONFIG}:{line}: {told}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('label = "Containers"', 'label = "Containers"\noutput = "../outside"'),
+        ('source = "notes/reading.md"', 'source = "../reading.md"'),
+    ],
+)
+def test_no_page_is_written_outside_the_site(sample: Path, old: str, new: str) -> None:
+    edit(sample / CONFIG, old, new)
+    (sample / "site/reading.md").write_text("# Notes\n", encoding="utf-8")
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told.startswith(f"{CONFIG}:")
+    assert "outside" in told
+    assert told.count("\n") == 1
+    assert not (sample / "build").exists()

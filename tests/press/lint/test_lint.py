@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from press.project import edit, sidelit
 from sidelit import glossary
 from sidelit.catalog import catalog
 from sidelit.lint import lint
@@ -159,3 +160,12 @@ def test_tex_in_a_docstring_wants_a_raw_one(text: str, line: int) -> None:
 )
 def test_other_sources_pass(text: str) -> None:
     assert lint.lint_source(text, "a.py") == ()
+
+
+def test_a_hide_without_a_show_is_linted(sample: Path) -> None:
+    line = edit(sample / "src/sample/ring.py", "LIMIT = 8", "# sidelit: hide\nLIMIT = 8")
+    told = sidelit("lint", cwd=sample, code=1).stderr
+    assert f"src/sample/ring.py:{line}: " in told
+    (finding,) = lint.lint_source("x = 1\n# sidelit: show\n", "some.py")
+    assert (finding.line, finding.severity) == (2, "error")
+    assert lint.lint_source("# sidelit: hide\nx = 1\n# sidelit: show\n", "some.py") == ()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from press.project import page, sidelit
 from sidelit import glossary
 from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
@@ -65,6 +66,13 @@ def test_every_field_is_read(tmp_path: Path) -> None:
 
 def test_a_site_may_have_no_glossary(tmp_path: Path) -> None:
     assert glossary.read(tmp_path / "none.toml", "none.toml", LANGUAGES) == glossary.Glossary()
+
+
+def test_a_glossary_may_be_one_list(sample: Path) -> None:
+    text = 'term = [\n  { en = "ring", ja = "リング", zh = "环" },\n]\n'
+    (sample / "site/glossary.toml").write_text(text, encoding="utf-8")
+    sidelit("build", cwd=sample)
+    assert "term-ring" in page(sample / "build/site", "glossary.html").ids
 
 
 WRONG = {

@@ -1,17 +1,21 @@
-"""A template that asks for what is not there stops the build at its line."""
+"""What stands on a page, and templates: one that asks for what is not there stops the build at its line."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
-from press.project import edit
+from press import project
+from press.project import edit, sidelit
 from sidelit import assets, config
 from sidelit.errors import SidelitError
 from sidelit.site import page, site
+
+# ## Templates
 
 
 @pytest.fixture
@@ -62,6 +66,9 @@ def test_templates_are_read_again_for_the_next_build(sample: Path, templates: Pa
     assert "Plain English" in site.files(made)["ja/ring.html"].decode()
 
 
+# ## On the page
+
+
 @pytest.mark.parametrize(
     ("target", "at", "address"),
     [
@@ -73,3 +80,57 @@ def test_templates_are_read_again_for_the_next_build(sample: Path, templates: Pa
 )
 def test_addresses_are_relative(target: str, at: str, address: str) -> None:
     assert page.relative(target, at) == address
+
+
+def test_a_title_keeps_what_looks_like_a_tag(tmp_path: Path) -> None:
+    text = '"""# The `<file>` element\n\n> It may hold a <br>.\n"""\n'
+    (tmp_path / "one.py").write_text(text, encoding="utf-8")
+    sidelit("print", "one.py", "--out", "out", cwd=tmp_path)
+    html = (tmp_path / "out/one.html").read_text(encoding="utf-8")
+    assert "<title>The &lt;file&gt; element" in html
+    assert 'content="It may hold a &lt;br&gt;."' in html
+
+
+def test_a_formula_in_a_heading_alone_gets_its_stylesheet(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        '"""Words."""\n# ## All $N$ ranks\n#\n# Text.\nx = 1\n', encoding="utf-8"
+    )
+    sidelit("print", "one.py", "--out", "out", cwd=tmp_path)
+    html = (tmp_path / "out/one.html").read_text(encoding="utf-8")
+    assert 'class="katex"' in html
+    assert "katex-swap.min.css" in html
+
+
+NOTED = '''"""# Title[^a]
+
+> Lede[^b].
+
+Text[^b].
+
+[^a]: First.
+[^b]: Second.
+"""
+# ## Part[^c]
+#
+# Text.
+#
+# [^c]: Third.
+x = 1
+'''
+
+
+def test_footnotes_of_titles_and_ledes_lead_somewhere(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(NOTED, encoding="utf-8")
+    sidelit("print", "one.py", "--out", "out", cwd=tmp_path)
+    shown = project.page(tmp_path / "out", "one.html")
+    assert len(set(shown.ids)) == len(shown.ids)
+    inner = [unquote(address[1:]) for address in shown.addresses if address.startswith("#")]
+    assert set(inner) <= set(shown.ids)
+
+
+def test_a_heading_does_not_take_an_id_of_the_page(sample: Path) -> None:
+    with (sample / "site/pages/index.md").open("a", encoding="utf-8") as file:
+        file.write("\n\n## Main text\n\nNoted[^a].\n\n## Note 1\n\n[^a]: A note.\n")
+    sidelit("build", cwd=sample)
+    ids = project.page(sample / "build/site", "index.html").ids
+    assert len(set(ids)) == len(ids)

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 import polib
 import pytest
 
-from press.project import Html, edit, page, sidelit, tree
+from press.project import Html, edit, page, run, sidelit, tree
 
 NAMES = [
     "index.html",
@@ -141,6 +141,17 @@ def test_a_page_that_is_gone_from_the_project_is_gone_from_the_site(sample: Path
     edit(sample / "site" / "pages" / "index.md", ", then [how to read](notes/reading.md#the-two-columns)", "")
     sidelit("build", cwd=sample)
     assert not (built / "notes").exists()
+
+
+@pytest.mark.parametrize("module", ["sidelit", "mkdocs"])
+def test_a_site_that_is_a_link_stays_one(sample: Path, module: str) -> None:
+    (sample / "elsewhere/here").mkdir(parents=True)
+    (sample / "build").mkdir()
+    (sample / "build/site").symlink_to("../elsewhere/here")
+    done = run(module, "build", cwd=sample)
+    assert done.returncode == 0, done.stderr
+    assert (sample / "build/site").is_symlink()
+    assert (sample / "elsewhere/here/ring.html").is_file()
 
 
 def test_what_is_translated_is_shown_and_the_rest_stays_english(sample: Path, built: Path) -> None:

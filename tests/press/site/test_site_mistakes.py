@@ -128,6 +128,25 @@ def test_a_mistake_in_a_translation_is_told_at_its_place_in_the_catalogue(sample
     assert told.startswith(f"site/locale/ja/sample/tools/window.po:{place + 1}: ")
 
 
+@pytest.mark.parametrize("authors", ["5", '[""]', "{ a = 1 }", "[1]", "[]"])
+def test_authors_that_are_none_are_told_at_their_work(sample: Path, authors: str) -> None:
+    path = sample / "site/bibliography.toml"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = [f"authors = {authors}" if line.startswith("authors") else line for line in lines]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told.startswith("site/bibliography.toml:1: ")
+    assert "`authors`" in told
+
+
+def test_the_address_of_a_work_is_an_address(sample: Path) -> None:
+    with (sample / "site/bibliography.toml").open("a", encoding="utf-8") as file:
+        file.write('url = "javascript:alert(1)"\n')
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told.startswith("site/bibliography.toml:")
+    assert "`url`" in told
+
+
 def test_outside_a_project_the_command_says_what_to_do(tmp_path: Path) -> None:
     told = sidelit("build", cwd=tmp_path, code=1).stderr
     assert "site/sidelit.toml" in told

@@ -81,6 +81,29 @@ def test_lists_stay_lists(tmp_path: Path, text: str, pieces: list[str]) -> None:
         assert piece in html
 
 
+SHAPE = '''def f():
+    """Apply it.
+
+    Shape:
+        - Input: :math:`(*)`, where `*` is any number
+          of dimensions.
+        - Output: the same.
+
+    Returns:
+        * one
+        * two
+    """
+'''
+
+
+def test_a_list_below_a_heading_of_another_house_stays_a_list(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(SHAPE, encoding="utf-8")
+    sidelit("print", "one.py", "--out", "out", cwd=tmp_path)
+    html = (tmp_path / "out/one.html").read_text(encoding="utf-8")
+    assert "<strong>Shape:</strong></p>\n<ul><li>Input: <code>(*)</code>" in html
+    assert html.count("<li>one</li>") == html.count("<li>Output: the same.</li>") == 1
+
+
 MARKDOWN = """# Title
 
 > Lede.
