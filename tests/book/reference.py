@@ -15,7 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from book.toys import assert_equal, batch, error, optimizer_for, plain_gradients, whole_gradients
+from book.toys import (
+    assert_equal,
+    batch,
+    error,
+    optimizer_for,
+    plain_gradients,
+    reference_step,
+    whole_gradients,
+)
 
 Losses = Sequence[Callable[[], Tensor]]
 STAGES = (0, 1, 2, 3)
@@ -163,6 +171,30 @@ def assert_train_alike(
             each.zero_grad()
     for model in models:
         assert_same_values(model, plain)
+
+
+def compare(
+    build: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, int], Tensor],
+    *,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+    units: Any = None,
+) -> nn.Module:
+    """One step of a sharded model has the gradients of the reference; returns the sharded model."""
+    from shardbook import shard
+
+    plain, sharded = build(), shard(build(), units=units)
+    reference_step(plain, [[partial(loss, plain, rank) for rank in range(dist.get_world_size())]])
+    backward(loss(sharded, dist.get_rank()))
+    assert without_gradient(sharded) == without_gradient(plain)
+    assert_equal(whole_gradients(sharded), plain_gradients(plain))
+    assert_all_sharded(sharded)
+    return sharded
+
+
+def assert_all_sharded(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        assert parameter.dim() == 1, f"{name} is still whole"
 
 
 def assert_same_gradients(sharded: nn.Module, plain: nn.Module) -> None:

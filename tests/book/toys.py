@@ -37,6 +37,17 @@ def error(model: Callable[[Tensor], Tensor], data: Batch) -> Tensor:
     return F.cross_entropy(model(data[0]).flatten(0, 1), data[1].flatten())
 
 
+def linears() -> nn.Sequential:
+    """Three equal layers, which take `features`."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)])
+
+
+def features(rank: int, width: int = 4) -> Tensor:
+    """What a rank reads where no tokens are read; no two ranks read the same."""
+    return torch.full((2, width), 0.1 * (rank + 1))
+
+
 def optimizer_for(kind: str, parameters: Any) -> torch.optim.Optimizer:
     """AdamW hides a gradient of the wrong scale; plain SGD shows it."""
     if kind == "sgd":

@@ -1,4 +1,6 @@
-"""Checkpoints inside of sharded units and around them: the same numbers, and how many gathers each costs."""
+"""Checkpoints inside of sharded units and around them: the same numbers, how many gathers each costs, and
+what is stored meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import ranks
+from book.live import LiveStorages
 from book.reference import STAGES, assert_same_gradients, assert_train_alike, fill_gradients, padded_bytes
+from book.toys import assert_equal, features, plain_gradients, reference_step, whole_gradients
 
 WIDTH, UNITS, WORLD = 6, 4, 2
 Checkpoint = Callable[..., Any]
@@ -161,6 +166,78 @@ def test_in_the_other_stages_a_checkpoint_costs_no_gather(stage: int) -> None:
     for found in ranks.run(WORLD, sent, stage, 1):
         for (how, name), (_, steps) in found.items():
             assert steps == found["plain", name][1], (how, name)
+
+
+WIDE, LAYERS = 64, 8
+
+
+class Checkpointed(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+def checkpoint_each_layer() -> None:
+    """Checkpointed layer by layer, each unit is gathered twice a step, and two units are whole at most."""
+    from shardbook import shard
+    from shardbook.foundations.collectives import ledger
+
+    model = shard(Checkpointed(*[nn.Linear(WIDE, WIDE) for _ in range(LAYERS)]))
+    unit = (WIDE * WIDE + WIDE) * 4
+    stored: list[int] = []
+    with LiveStorages() as live, ledger() as book:
+        for parameter in model.parameters():
+            live.note(parameter)
+        x = torch.ones(1, WIDE, requires_grad=True)
+        y = model(x)
+        x.register_hook(lambda _: stored.append(live.bytes()))
+        y.sum().backward()
+    assert sum(call.collective == "all-gather" for call in book.calls) == 2 * LAYERS
+    # Shards, means, two units whole, two vectors of gradients, what an exchange receives, activations.
+    assert stored[0] <= LAYERS * unit + 5 * unit
+
+
+def test_recomputation_gathers_nothing_in_vain() -> None:
+    ranks.run(WORLD, checkpoint_each_layer)
+
+
+class Segments(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        half = len(self) // 2
+        for part in (self[:half], self[half:]):
+            x = checkpoint(nn.Sequential.forward, part, x, use_reentrant=False)
+        return x
+
+
+def checkpoint_two_segments() -> None:
+    from shardbook import shard
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return Segments(*[nn.Linear(WIDE, WIDE) for _ in range(LAYERS)])
+
+    plain, model = build(), shard(build())
+    unit = (WIDE * WIDE + WIDE) * 4
+    stored: list[int] = []
+    rank = dist.get_rank()
+    reference_step(
+        plain,
+        [[lambda other=other: plain(features(other, WIDE)).square().sum() for other in range(2)]],  # type: ignore[misc]
+    )
+    with LiveStorages() as live:
+        for parameter in model.parameters():
+            live.note(parameter)
+        x = features(rank, WIDE).requires_grad_()
+        y = model(x)
+        x.register_hook(lambda _: stored.append(live.bytes()))
+        y.square().sum().backward()
+    assert stored[0] <= LAYERS * unit + 5 * unit
+    assert_equal(whole_gradients(model), plain_gradients(plain))
+
+
+def test_gradients_leave_while_a_checkpointed_segment_runs_backward() -> None:
+    ranks.run(WORLD, checkpoint_two_segments)
 
 
 class Boom(Exception):

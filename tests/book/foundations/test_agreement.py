@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ranks
-from book.toys import batch, chain, error
+from book.toys import batch, chain, error, linears
 
 
 def wider(model: nn.Sequential) -> None:
@@ -87,6 +87,46 @@ def test_every_rank_says_which_rank_and_parameter(
 def test_a_single_layer_checks_too() -> None:
     for said in ranks.run(3, one_rank_differs, wider, "Zero3Layer", timeout=30):
         assert "1.2.weight in the root has shape (9, 13) instead of (8, 13)" in said
+
+
+def another_buffer(model: nn.Sequential) -> None:
+    model[2].register_buffer("mask", torch.ones(3))
+
+
+def neighbours_tied(model: nn.Sequential) -> None:
+    model[1].weight = model[0].weight
+
+
+def no_such_unit(model: nn.Sequential) -> None:
+    for name in ("0", "1", "2"):
+        setattr(model, name, nn.Identity())
+
+
+def one_of_two_differs(change: Callable[[nn.Sequential], None], units: Any) -> str:
+    from shardbook import shard
+
+    model = linears()
+    model[2].register_buffer("mask", torch.ones(2))
+    if dist.get_rank() == 1:
+        change(model)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        shard(nn.Sequential(model), units=units)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "units", "sentence"),
+    [
+        (another_buffer, None, "0.2.mask in the root has shape (3,) instead of (2,)"),
+        (neighbours_tied, None, "0.1.weight in 0 is tied to 0.0.weight, on rank 0 to nothing"),
+        (no_such_unit, nn.Linear, "selects no module; name a class that the model contains"),
+    ],
+)
+def test_ranks_that_differ_elsewhere_than_in_a_shape_do_not_hang(
+    change: Callable[[nn.Sequential], None], units: Any, sentence: str
+) -> None:
+    for said in ranks.run(2, one_of_two_differs, change, units, timeout=30):
+        assert sentence in said
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 from book.live import LiveStorages
-from book.reference import without_gradient
+from book.reference import assert_all_sharded, without_gradient
 
 WIDTH = 6
 # Stage, and how many units are gathered ahead. Only stage 3 gathers in the backward pass, too.
@@ -1100,6 +1100,28 @@ def whole_in_backward() -> None:
 
 def test_branches_are_freed_one_by_one_in_the_backward_pass() -> None:
     ranks.run(2, whole_in_backward)
+
+
+def single_layers_in_a_chain() -> None:
+    from shardbook import Zero3Layer
+
+    width, layers = 64, 8
+    model = nn.Sequential(*[Zero3Layer(nn.Linear(width, width)) for _ in range(layers)])
+    unit = (width * width + width) * 4
+    stored: list[int] = []
+    with LiveStorages() as live:
+        for parameter in model.parameters():
+            live.note(parameter)
+        x = torch.ones(1, width, requires_grad=True) * 1
+        y = model(x)
+        x.register_hook(lambda _: stored.append(live.bytes()))
+        y.sum().backward()
+    assert stored[0] <= layers * unit + 4 * unit
+    assert_all_sharded(model)
+
+
+def test_a_chain_of_single_layers_keeps_one_exchange_in_flight() -> None:
+    ranks.run(2, single_layers_in_a_chain)
 
 
 def everything_goes(stage: int) -> None:

@@ -1,4 +1,4 @@
-"""What went wrong in earlier implementations of a sharded layer, each as a test.
+"""The hooks of a layer in every use that earlier implementations of a sharded layer got wrong.
 
 Every case compares gradients with a plain reference, or the values after the next step, so that a case
 which merely does not crash does not pass.
@@ -18,41 +18,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ranks
-from book.reference import without_gradient
+from book.reference import assert_all_sharded, compare
 from book.toys import (
     VOCABULARY,
     assert_equal,
     batch,
     chain,
     error,
+    features,
+    linears,
     plain_gradients,
     reference_step,
     whole_gradients,
 )
-
-
-def compare(
-    build: Callable[[], nn.Module],
-    loss: Callable[[nn.Module, int], Tensor],
-    *,
-    backward: Callable[[Tensor], None] = Tensor.backward,
-    units: Any = None,
-) -> nn.Module:
-    """One step of a sharded model has the gradients of the reference; returns the sharded model."""
-    from shardbook import shard
-
-    plain, sharded = build(), shard(build(), units=units)
-    reference_step(plain, [[partial(loss, plain, rank) for rank in range(dist.get_world_size())]])
-    backward(loss(sharded, dist.get_rank()))
-    assert without_gradient(sharded) == without_gradient(plain)
-    assert_equal(whole_gradients(sharded), plain_gradients(plain))
-    assert_all_sharded(sharded)
-    return sharded
-
-
-def assert_all_sharded(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        assert parameter.dim() == 1, f"{name} is still whole"
 
 
 def used_twice() -> None:
@@ -65,7 +43,7 @@ def used_twice() -> None:
         torch.manual_seed(0)
         return Twice(nn.Linear(4, 4), nn.Linear(4, 4))
 
-    compare(build, lambda model, rank: model(torch.full((2, 4), 0.1 * (rank + 1))).square().sum())
+    compare(build, lambda model, rank: model(features(rank)).square().sum())
 
 
 def two_forwards_before_one_backward() -> None:
@@ -86,6 +64,40 @@ def two_losses_one_after_the_other() -> None:
     for loss in losses:
         loss.backward()
     assert_equal(whole_gradients(sharded), plain_gradients(plain))
+
+
+class InARow(nn.Sequential):
+    """Uses its first layer twice, one time right after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self[1](self[0](self[0](x)))
+        return y
+
+
+def a_layer_used_twice_in_a_row_by_two_losses() -> None:
+    """The second pass reduces the layer after its first use; its second use must not write into that."""
+    from shardbook import shard
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return InARow(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def loss(model: nn.Module, rank: int, step: int) -> Tensor:
+        x = features(rank + step).requires_grad_()
+        return model(x).square().sum()
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    plain, sharded = build(), shard(build())
+    losses = [loss(sharded, rank, step) for step in range(2)]
+    reference_step(
+        plain,
+        [[partial(loss, plain, other, step) for other in range(world_size)] for step in range(2)],
+    )
+    for each in losses:
+        each.backward()
+    found, expected = whole_gradients(sharded), plain_gradients(plain)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name])
 
 
 def evaluation_with_gradients_enabled() -> None:
@@ -113,6 +125,74 @@ def no_stale_weights() -> None:
     assert error(sharded, batch(0, 0)).item() == error(plain, batch(0, 0)).item()
 
 
+class Embeds(nn.Sequential):
+    """Has a second way in, that does not pass through `forward`."""
+
+    def embed(self, x: Tensor) -> Tensor:
+        y: Tensor = self[0](x)
+        return y
+
+
+def no_stale_weights_after_a_method_other_than_forward() -> None:
+    from shardbook import shard
+
+    def build() -> nn.Sequential:
+        torch.manual_seed(0)
+        return Embeds(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    plain, sharded = build(), shard(build())
+    for model in (plain, sharded):
+        with torch.no_grad():
+            model.embed(features(0))  # type: ignore[operator]
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+            y = model[1](model.embed(features(0)))  # type: ignore[operator]
+        if model is plain:
+            expected = y
+    assert torch.equal(y, expected)
+
+
+def no_stale_weights_in_a_layer_called_alone_after_a_failed_backward() -> None:
+    from shardbook import shard
+
+    def fail(gradient: Tensor) -> None:
+        raise ArithmeticError("in backward")
+
+    plain, sharded = linears(), shard(linears())
+    parameters = [*plain.parameters(), *sharded.parameters()]  # as an optimizer holds them
+    x = features(0).requires_grad_()
+    y = sharded[0](x)
+    y.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        sharded[2](sharded[1](y)).sum().backward()
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.mul_(0.5)
+        for mine, theirs in zip(sharded, plain, strict=True):
+            assert torch.equal(mine(x), theirs(x))
+    assert_all_sharded(sharded)
+    state = sharded.state_dict()
+    assert_equal(dict(state), dict(plain.state_dict()))
+
+
+def no_stale_weights_in_a_saved_model_after_a_failed_backward() -> None:
+    from shardbook import shard
+
+    def fail(gradient: Tensor) -> None:
+        raise ArithmeticError("in backward")
+
+    plain, sharded = linears(), shard(linears())
+    parameters = [*plain.parameters(), *sharded.parameters()]  # as an optimizer holds them
+    z = sharded[0](features(0).requires_grad_())
+    z.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        z.sum().backward()
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.mul_(0.5)
+    assert_equal(dict(sharded.state_dict()), dict(plain.state_dict()))
+
+
 class Branches(nn.Module):
     """A layer of which one branch is used only if told so."""
 
@@ -138,6 +218,34 @@ def unused_parameters(only_on_rank: int | None) -> None:
         return model(torch.full((3, 4), 0.2 * (rank + 1))).square().mean()
 
     compare(Branching, loss)
+
+
+class Skips(nn.Module):
+    """Uses its parameters on some ranks only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.use = nn.Linear(4, 4), True
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) if self.use else x * 2
+        return y
+
+
+def a_layer_skipped_on_one_rank_after_a_forward_without_a_backward() -> None:
+    """The reduction comes late, at the end of the pass; the rank without gradients must take part, too."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), Skips(), nn.Linear(4, 4))
+
+    def loss(model: nn.Module, rank: int) -> Tensor:
+        model[1].use = True  # type: ignore[index,union-attr]
+        model(features(rank))
+        model[1].use = rank == 0  # type: ignore[index,union-attr]
+        return model(features(rank)).square().sum()  # type: ignore[no-any-return]
+
+    compare(build, loss)
 
 
 def checkpoint_around(reentrant: bool) -> None:
@@ -275,7 +383,7 @@ class Odd(nn.Module):
 
 def odd_parameters() -> None:
     def loss(model: nn.Module, rank: int) -> Tensor:
-        return model(torch.full((2, 4), 0.1 * (rank + 1))).square().sum()
+        return model(features(rank)).square().sum()
 
     # The transposed parameter is stored row by row now, so the matrix product takes another path.
     sharded = compare_close(lambda: nn.Sequential(Odd(), nn.Identity(), nn.Linear(6, 2)), loss)
@@ -397,10 +505,15 @@ CASES: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
     (used_twice, ()),
     (two_forwards_before_one_backward, ()),
     (two_losses_one_after_the_other, ()),
+    (a_layer_used_twice_in_a_row_by_two_losses, ()),
     (evaluation_with_gradients_enabled, ()),
     (no_stale_weights, ()),
+    (no_stale_weights_after_a_method_other_than_forward, ()),
+    (no_stale_weights_in_a_layer_called_alone_after_a_failed_backward, ()),
+    (no_stale_weights_in_a_saved_model_after_a_failed_backward, ()),
     (unused_parameters, (None,)),
     (unused_parameters, (1,)),
+    (a_layer_skipped_on_one_rank_after_a_forward_without_a_backward, ()),
     (checkpoint_around, (True,)),
     (checkpoint_around, (False,)),
     (checkpoint_inside, (True,)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 import ranks
 from book.live import LiveStorages
-from book.toys import batch, chain, error
+from book.toys import batch, chain, error, features, linears
 from shardbook.guards.optimizer_guard import depends_on_shapes
 
 LAYERS, WIDTH = 4, 64
@@ -315,6 +317,64 @@ def test_what_cannot_be_sharded_is_refused_in_one_sentence_on_every_rank() -> No
             "twice": "rank 0: 0.weight is sharded already; shard a model only once",
             "lazy": "rank 0: 0.weight has no shape yet; run a forward pass before sharding",
         }
+
+
+def refused_models() -> list[str]:
+    from shardbook import shard
+
+    hooked, used, imaginary = linears(), linears(), linears()
+    hooked[1].weight.register_hook(lambda gradient: gradient)
+    used(features(0)).sum().backward()
+    imaginary[2].weight = nn.Parameter(torch.ones(4, 4, dtype=torch.complex64))
+    said = []
+    for model in (hooked, used, imaginary):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            shard(model)
+        said.append(str(caught.value))
+    return said
+
+
+def test_a_model_whose_gradients_would_go_astray_is_refused() -> None:
+    for said in ranks.run(2, refused_models):
+        assert said == [
+            "rank 0: the gradient hook on 1.weight would never be called; remove it",
+            "rank 0: 0.weight has a gradient already; call zero_grad() before sharding",
+            "rank 0: 2.weight is complex; store its real and imaginary parts instead",
+        ]
+
+
+def refused_uses() -> list[str]:
+    from shardbook import shard
+
+    said = []
+    model = shard(nn.Sequential(chain(), nn.Identity()))
+    for use in (copy.deepcopy, pickle.dumps):
+        for module in (model, model[0], model[0][1][0]):
+            with pytest.raises(TypeError) as refused:
+                use(module)
+        said.append(str(refused.value))
+    with pytest.raises(RuntimeError) as caught:
+        model[0][1].state_dict()
+    said.append(str(caught.value))
+    assert model[0].state_dict().keys() == chain().state_dict().keys()
+    next(model.parameters()).register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(RuntimeError) as caught:
+        error(model, batch(0, 0))
+    said.append(str(caught.value))
+    return said
+
+
+def test_what_would_silently_train_or_save_something_else_is_refused() -> None:
+    for copied, pickled, part, hook in ranks.run(2, refused_uses):
+        assert (
+            copied
+            == pickled
+            == ("a sharded model cannot be copied or pickled; load its state_dict() into a plain model")
+        )
+        assert part.endswith(
+            "inside 0 has no state_dict of its own; call state_dict() on the unit or on the model"
+        )
+        assert hook == "the gradient hook on 0.0.weight in unit 0 would never be called; remove it"
 
 
 class Derived(torch.optim.Adafactor):

@@ -22,7 +22,17 @@ from book.reference import (
     fill_gradients,
     padded_bytes,
 )
-from book.toys import VOCABULARY, batch, chain, error
+from book.toys import (
+    VOCABULARY,
+    assert_equal,
+    batch,
+    chain,
+    error,
+    features,
+    plain_gradients,
+    reference_step,
+    whole_gradients,
+)
 from book.zero.test_hooks import Odd
 
 
@@ -389,7 +399,7 @@ class Odder(Odd):
 
 
 def odd_loss(model: nn.Module, rank: int, number: int) -> Tensor:
-    y: Tensor = model(torch.full((2, 4), 0.1 * (rank + number + 1)))
+    y: Tensor = model(features(rank + number))
     return y.square().mean()
 
 
@@ -428,6 +438,57 @@ def models_without_anything_to_train() -> None:
 
 def test_a_model_without_trainable_parameters_computes_as_before() -> None:
     ranks.run(2, models_without_anything_to_train)
+
+
+def layers_without_parameters() -> None:
+    from shardbook import Zero3Layer, shard
+
+    x = features(0).requires_grad_()
+    for model in (Zero3Layer(nn.ReLU()), shard(nn.Sequential(nn.ReLU(), nn.Identity()))):
+        assert torch.equal(model(x), x)
+        assert not model.state_dict()
+
+
+def sparse_gradients() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(16, 4, sparse=True), nn.Linear(4, 3))
+
+    from shardbook import shard
+
+    plain, sharded = build(), shard(build())
+    for parameter in plain[0].parameters():  # type: ignore[index]
+        assert parameter.requires_grad
+    plain[0].sparse = False  # type: ignore[index]
+    tokens = [torch.tensor([[1, 2, 2], [3, 1, 0]]) + rank for rank in range(2)]
+    reference_step(plain, [[lambda x=x: plain(x).square().sum() for x in tokens]])  # type: ignore[misc]
+    sharded(tokens[dist.get_rank()]).square().sum().backward()
+    assert_equal(whole_gradients(sharded), plain_gradients(plain))
+
+
+def buffers_of_every_kind() -> None:
+    from shardbook import Zero3Layer, shard
+
+    def build(rank: int) -> nn.Module:
+        model = nn.Linear(2, 2)
+        model.register_buffer("whole", torch.tensor([rank, 1]))
+        model.register_buffer("flag", torch.tensor(rank == 0), persistent=False)
+        model.register_buffer("turns", torch.tensor([1j * rank, 1.0]))
+        model.register_buffer("spread", torch.tensor([[float(rank)]]).expand(3, 2))
+        return model
+
+    for wrap in (shard, Zero3Layer):
+        model = wrap(build(dist.get_rank()))
+        found = {name.removeprefix("module."): value for name, value in model.named_buffers()}
+        assert_equal(found, dict(build(0).named_buffers()))
+
+
+CASES = [layers_without_parameters, sparse_gradients, buffers_of_every_kind]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_equals_the_plain_model(case: Callable[[], None]) -> None:
+    ranks.run(2, case)
 
 
 class Random(nn.Module):

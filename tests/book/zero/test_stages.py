@@ -191,26 +191,19 @@ def test_in_every_stage(habit: Any) -> None:
 
 def earlier_traps(stage: int) -> None:
     """What the tests of the layer hold against stage 3, in another stage."""
-    import book.zero.test_hooks
-    import book.zero.test_programs
     import shardbook
+    from book import reference
+    from book.zero import test_arguments_and_results, test_hooks, test_parameter_kinds
 
     shardbook.shard = partial(shardbook.shard, stage=stage)
     if stage == 0:
         # There the parameters keep their shapes.
-        for module in (book.zero.test_hooks, book.zero.test_programs):
+        for module in (reference, test_hooks):
             module.assert_all_sharded = lambda model: None  # type: ignore[attr-defined]
-    layer = [(case, arguments) for case, arguments in book.zero.test_hooks.CASES]
-    for case, arguments in [*layer, *((case, ()) for case in book.zero.test_programs.CASES)]:
-        if case.__name__ not in FIGURES_OF_STAGE_3:
-            case(*arguments)
-
-
-# These count gathers, or bytes.
-FIGURES_OF_STAGE_3 = {
-    "recomputation_gathers_nothing_in_vain",
-    "gradients_leave_while_a_checkpointed_segment_runs_backward",
-}
+    for case, arguments in test_hooks.CASES:
+        case(*arguments)
+    for case in (*test_arguments_and_results.CASES, *test_parameter_kinds.CASES):
+        case()
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
