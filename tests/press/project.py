@@ -10,11 +10,20 @@ from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 
+import polib
 import pytest
 
 from sidelit import cli
 
 SAMPLE = Path(__file__).parent / "data" / "sample"
+SAMPLE_PAGES = [
+    "index.html",
+    "notes/reading.html",
+    "ring.html",
+    "tools/window.html",
+    "glossary.html",
+    "bibliography.html",
+]
 
 Done = subprocess.CompletedProcess[str]
 
@@ -94,3 +103,14 @@ def edit(path: Path, old: str, new: str) -> int:
     half.write_text(text.replace(old, new), encoding="utf-8")
     half.replace(path)
     return text[: text.index(old)].count("\n") + 1
+
+
+def translate(path: Path, words: dict[str, str]) -> None:
+    """Do a translator's work on one catalogue."""
+    catalogue = polib.pofile(str(path), wrapwidth=0)
+    for english, said in words.items():
+        entries = [entry for entry in catalogue if entry.msgid == english]
+        assert entries, english
+        for entry in entries:
+            entry.msgstr = said
+    catalogue.save()

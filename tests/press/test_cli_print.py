@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import polib
 import pytest
 
-from press.project import Html, page, sidelit, tree
+from press.project import Html, page, sidelit, translate, tree
 
 ODD = r'''
 """Costs $5, or $HOME and `a|b`, *args and **kwargs.
@@ -116,26 +115,17 @@ def test_the_language_of_the_page_can_be_chosen(sample: Path) -> None:
 def test_a_file_of_a_project_is_translated_by_its_catalogues(sample: Path) -> None:
     sidelit("sync", cwd=sample)
     catalogue = sample / "site/locale/ja/sample/ring.po"
-    say(catalogue, "A ring", "リング")
+    translate(catalogue, {"A ring": "リング"})
     sidelit("print", "src/sample/ring.py", "--out", "out", "--lang", "ja", cwd=sample)
     assert "リング" in page(sample / "out", "ring.html").text
     # Catalogues from elsewhere are given by their folder and win.
     elsewhere = sample / "elsewhere/ja/ring.po"
     elsewhere.parent.mkdir(parents=True)
     elsewhere.write_bytes(catalogue.read_bytes())
-    say(elsewhere, "A ring", "輪")
+    translate(elsewhere, {"A ring": "輪"})
     command = ("print", "src/sample/ring.py", "--out", "out", "--lang", "ja", "--locale", "elsewhere")
     sidelit(*command, cwd=sample)
     assert "輪" in page(sample / "out", "ring.html").text
-
-
-def say(path: Path, english: str, said: str) -> None:
-    """Do a translator's work."""
-    catalogue = polib.pofile(str(path), wrapwidth=0)
-    for entry in catalogue:
-        if entry.msgid == english:
-            entry.msgstr = said
-    catalogue.save()
 
 
 @pytest.mark.parametrize("name", ["argparse.py", "heapq.py", "dataclasses.py", "this.py", "_pydecimal.py"])

@@ -7,20 +7,11 @@ import subprocess
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import polib
 import pytest
 
-from press.project import Html, edit, page, run, sidelit, tree
+from press.project import SAMPLE_PAGES, Html, edit, page, run, sidelit, translate, tree
 
-NAMES = [
-    "index.html",
-    "notes/reading.html",
-    "ring.html",
-    "tools/window.html",
-    "glossary.html",
-    "bibliography.html",
-]
-PAGES = [prefix + name for prefix in ("", "ja/", "zh/") for name in NAMES]
+PAGES = [prefix + name for prefix in ("", "ja/", "zh/") for name in SAMPLE_PAGES]
 
 
 @pytest.fixture
@@ -40,7 +31,7 @@ def test_every_page_exists_in_every_language_and_nothing_else_is_left_behind(bui
 
 
 def test_languages_are_declared_and_share_their_ids(built: Path) -> None:
-    for name in NAMES:
+    for name in SAMPLE_PAGES:
         english, japanese, chinese = (page(built, prefix + name) for prefix in ("", "ja/", "zh/"))
         assert (english.lang, japanese.lang, chinese.lang) == ("en", "ja", "zh-Hans")
         assert english.ids == japanese.ids == chinese.ids
@@ -211,17 +202,6 @@ def test_the_commit_of_somebody_elses_repository_is_not_ours(sample: Path) -> No
     shown = page(sample / "build/site", "ring.html")
     assert commit[:7] not in shown.text
     assert not [address for address in shown.addresses if "/blob/" in address]
-
-
-def translate(path: Path, words: dict[str, str]) -> None:
-    """Do a translator's work on one catalogue."""
-    catalogue = polib.pofile(str(path), wrapwidth=0)
-    for english, said in words.items():
-        entries = [entry for entry in catalogue if entry.msgid == english]
-        assert entries, english
-        for entry in entries:
-            entry.msgstr = said
-    catalogue.save()
 
 
 def commit_all(folder: Path, dates: dict[str, str]) -> str:
