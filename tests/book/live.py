@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -44,3 +45,11 @@ class LiveStorages(TorchDispatchMode):
                 storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)  # type: ignore[attr-defined]
                 total += storage.nbytes() if storage is not None else 0
         return total
+
+
+class FakeStorages(LiveStorages):
+    """The storages of fake tensors. Behind a number that it is given, PyTorch also keeps a real tensor."""
+
+    def note(self, tensor: Tensor) -> None:
+        if isinstance(tensor, FakeTensor):
+            super().note(tensor)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,9 @@ from book.toys import (
     reference_step,
     whole_gradients,
 )
+
+if TYPE_CHECKING:
+    from shardbook.foundations.ledger import Ledger
 
 Losses = Sequence[Callable[[], Tensor]]
 STAGES = (0, 1, 2, 3)
@@ -213,6 +216,19 @@ def without_gradient(model: nn.Module) -> list[str]:
 def assert_same_values(sharded: nn.Module, plain: nn.Module) -> None:
     """Bit for bit, keys included; collective."""
     assert_equal(dict(sharded.state_dict()), dict(plain.state_dict()))
+
+
+def second_step(model: nn.Module, optimizer: str) -> Ledger:
+    """What this rank sends and moves in a step, after one in which the order of the units was recorded."""
+    from shardbook.foundations.ledger import ledger
+
+    stepping = optimizer_for(optimizer, model.parameters())
+    for number in range(2):
+        with ledger() as book:
+            toy_loss(model, dist.get_rank(), number).backward()
+            stepping.step()
+            stepping.zero_grad()
+    return book
 
 
 def storages(tensors: Any) -> int:

@@ -37,15 +37,24 @@ def error(model: Callable[[Tensor], Tensor], data: Batch) -> Tensor:
     return F.cross_entropy(model(data[0]).flatten(0, 1), data[1].flatten())
 
 
-def linears() -> nn.Sequential:
-    """Three equal layers, which take `features`."""
+def linears(count: int = 3) -> nn.Sequential:
+    """Layers of one shape, which take `features`."""
     torch.manual_seed(0)
-    return nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)])
+    return nn.Sequential(*[nn.Linear(4, 4) for _ in range(count)])
 
 
 def features(rank: int, width: int = 4) -> Tensor:
     """What a rank reads where no tokens are read; no two ranks read the same."""
     return torch.full((2, width), 0.1 * (rank + 1))
+
+
+def said_by(act: Callable[[], Any]) -> str:
+    """What a call is refused with. Nothing refers to the exception afterwards."""
+    try:
+        act()
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("the call was not refused")
 
 
 def optimizer_for(kind: str, parameters: Any) -> torch.optim.Optimizer:
@@ -105,6 +114,13 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert list(found) == list(expected)
     different = [name for name in expected if not torch.equal(found[name], expected[name])]
     assert not different, f"differ: {different}"
+
+
+def assert_all_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
+    """Bit for bit, one after the other, and missing in the same places."""
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        same = one is other if one is None or other is None else torch.equal(one, other)
+        assert same, f"number {number}: {one} instead of {other}"
 
 
 def plain_gradients(model: nn.Module) -> dict[str, Tensor]:

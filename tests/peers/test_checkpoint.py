@@ -23,6 +23,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from book.toys import assert_all_equal
 from shardbook import CheckpointError, checkpoint, checkpoint_sequential
 
 aten = torch.ops.aten
@@ -206,13 +207,6 @@ def outcome(run: Run, program: Run, backward: str, autocast: bool = False) -> li
     return [*results, *found, torch.get_rng_state()]
 
 
-def assert_same(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
-    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-        assert (one is None) == (other is None), f"number {number}: {one} instead of {other}"
-        if one is not None and other is not None:
-            assert torch.equal(one, other), f"number {number}: {one} instead of {other}"
-
-
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: getattr(p, "__name__", "with_keywords"))
 @pytest.mark.parametrize("name", [*RUNS, *REENTRANT])
 def test_every_program_has_the_gradients_of_the_plain_one(name: str, program: Run) -> None:
@@ -221,7 +215,7 @@ def test_every_program_has_the_gradients_of_the_plain_one(name: str, program: Ru
     run = {**RUNS, **REENTRANT}[name]
     for autocast in (False, True):
         expected = outcome(plain, program, "backward", autocast)
-        assert_same(outcome(run, program, "backward", autocast), expected)
+        assert_all_equal(outcome(run, program, "backward", autocast), expected)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -235,13 +229,13 @@ def test_every_way_to_go_backward_is_as_plain(name: str) -> None:
             if backward == "double" and program is with_a_custom_function:
                 continue
             expected = outcome(plain, program, backward)
-            assert_same(outcome(RUNS[name], program, backward), expected)
+            assert_all_equal(outcome(RUNS[name], program, backward), expected)
 
 
 @pytest.mark.parametrize("name", REENTRANT)
 def test_a_reentrant_checkpoint_goes_back_twice_and_refuses_the_rest(name: str) -> None:
     for program in (simple, views, random):
-        assert_same(outcome(REENTRANT[name], program, "twice"), outcome(plain, program, "twice"))
+        assert_all_equal(outcome(REENTRANT[name], program, "twice"), outcome(plain, program, "twice"))
     for backward in ("grad", "inputs", "double"):
         with pytest.raises(RuntimeError, match=r"cannot pass torch.autograd.grad|create_graph=True"):
             outcome(REENTRANT[name], simple, backward)
@@ -374,7 +368,7 @@ def test_hooks_around_a_checkpoint_see_its_arguments(name: str) -> None:
     x, y = inputs()
     with saved_tensors_hooks(keep, lambda tensor: tensor), save_on_cpu():
         result = RUNS[name](simple, x, y)
-    assert_same(
+    assert_all_equal(
         list(torch.autograd.grad(result.sum(), [x, y])),
         list(torch.autograd.grad(simple(x, y).sum(), [x, y])),
     )
@@ -484,7 +478,7 @@ def test_a_chain_in_segments(segments: int, use_reentrant: bool) -> None:
         weights = [p.grad for layer in layers for p in layer.parameters()]
         found.append([y, x.grad, *weights])
     for one in found[1:]:
-        assert_same(one, found[0])
+        assert_all_equal(one, found[0])
 
 
 # Selective checkpoints.
@@ -544,7 +538,7 @@ def test_a_kept_mask_and_one_that_is_drawn_again() -> None:
             return op is aten.native_dropout.default and next(count) == keep
 
         found = outcome(partial(checkpoint, policy=policy), lambda x, y: random(x, y), "backward")
-        assert_same(found, expected)
+        assert_all_equal(found, expected)
 
 
 def test_a_policy_sees_a_function_that_asks_for_gradients_once() -> None:

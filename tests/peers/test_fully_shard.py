@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ranks
-from book.zero.test_conductor import WIDTH, Model, Run, Unit, assert_clean, assert_same, data, train
+from book.reference import assert_same_values
+from book.zero.test_conductor import WIDTH, Model, Run, Unit, assert_clean, data, train
 
 Program = Callable[[Run, int], list[Tensor]]
 PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Any, Program]] = {}
@@ -410,28 +411,28 @@ def other_ways_to_save_and_load() -> None:
         plain = Model()
         model: Any = shard(Model(), units=Unit, stage=stage)
         model.load_state_dict({name: value.double() for name, value in plain.state_dict().items()})
-        assert_same(plain, model)
+        assert_same_values(model, plain)
 
         part = {name: value + 1 for name, value in plain.state_dict().items() if "units.1" not in name}
         found = model.load_state_dict({**part, "other": torch.ones(1)}, strict=False)
         assert found == plain.load_state_dict({**part, "other": torch.ones(1)}, strict=False)
-        assert_same(plain, model)
+        assert_same_values(model, plain)
         with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "units.1.linear.weight"'):
             model.load_state_dict(part)
-        assert_same(plain, model)
+        assert_same_values(model, plain)
 
         unit = {name: value * 2 for name, value in model.units[2].state_dict().items()}
         assert list(unit) == ["linear.weight", "linear.bias"]
         for each in (plain, model):
             each.units[2].load_state_dict(unit)
-        assert_same(plain, model)
-        assert_same(plain.units, model.units)
+        assert_same_values(model, plain)
+        assert_same_values(model.units, plain.units)
 
         # Inside of a plain model, which has a parameter of its own.
         outer = [nn.ModuleDict({"inner": each, "more": nn.Linear(1, 1)}) for each in (plain, model)]
         outer[1].load_state_dict({name: value - 1 for name, value in outer[0].state_dict().items()})
         outer[0].load_state_dict(outer[1].state_dict())
-        assert_same(*outer)
+        assert_same_values(outer[1], outer[0])
 
         kept = model.state_dict(keep_vars=True)
         assert {name: value.shape for name, value in kept.items()} == {

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import ranks
-from book.toys import batch, chain, error, whole_gradients
+from book.toys import assert_equal, batch, chain, error, whole_gradients
 from shardbook.checkpointing.checkpointing import Checkpointed, checkpoint, checkpoint_module
 from shardbook.checkpointing.determinism import CheckpointError
 
@@ -33,11 +33,6 @@ def gradients(model: nn.Module, step: int = 0) -> dict[str, Tensor]:
     torch.manual_seed(7)
     error(model, batch(0, step)).backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 class Block(nn.Sequential):
@@ -151,7 +146,7 @@ def test_modules_compute_the_same_bits_from_outside(units: Any) -> None:
     plain, model = blocks(), blocks()
     assert checkpoint_module(model, units) is model
     expected = gradients(plain)
-    assert_same(gradients(model), expected)
+    assert_equal(gradients(model), expected)
     # Nothing of a module has changed but what it keeps.
     assert list(model.state_dict()) == list(plain.state_dict())
     assert [type(m) for m in model.modules()] == [type(m) for m in plain.modules()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -27,14 +27,8 @@ TOKENS = torch.zeros(1, 128, dtype=torch.long)
 LAYERS = CONFIG.layers + 2
 Run = Callable[[GPT], Tensor]
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that share a busy core wait for each other at each product."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+# Threads that share a busy core wait for each other at each product.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def gpt() -> GPT:

@@ -27,15 +27,8 @@ from shardbook.checkpointing.checkpointing import checkpoint as door
 from shardbook.checkpointing.reentrant import checkpoint_reentrant
 from shardbook.checkpointing.saved_tensors import checkpoint_saved
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small operations wait longer for a second thread than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
+# Small operations wait longer for a second thread than they work.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 WIDTH = 8
 OURS = checkpoint_reentrant

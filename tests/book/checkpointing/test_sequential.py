@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from book.toys import assert_all_equal
 from shardbook.checkpointing.costs import SavedBytes
 from shardbook.checkpointing.flops import FlopCounter, flops_of
 from shardbook.checkpointing.sequential import Span, checkpoint_sequential, lengths, run
@@ -39,12 +40,6 @@ def gradients(model: nn.Sequential, forward: Run) -> list[Tensor]:
     return [y.detach(), x.grad, *[p.grad.clone() for p in model.parameters()], torch.rand(4)]  # type: ignore[union-attr]
 
 
-def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("segments", range(1, 8))
 def test_results_and_gradients_are_torchs_bit_for_bit(segments: int, use_reentrant: bool) -> None:
@@ -56,7 +51,7 @@ def test_results_and_gradients_are_torchs_bit_for_bit(segments: int, use_reentra
             m, segments, x, use_reentrant=use_reentrant
         ),
     )
-    assert_same(oracle, plain)
+    assert_all_equal(oracle, plain)
     for last in (False, True):
         for balanced in (False, True):
 
@@ -66,7 +61,7 @@ def test_results_and_gradients_are_torchs_bit_for_bit(segments: int, use_reentra
                 )
                 return found
 
-            assert_same(gradients(model, ours), oracle)
+            assert_all_equal(gradients(model, ours), oracle)
 
 
 @pytest.mark.parametrize("segments", [1, 2, 3, 6])
@@ -127,7 +122,7 @@ def test_a_tuple_goes_from_function_to_function_as_one_value() -> None:
         return (one, other, *torch.autograd.grad((one * other).sum(), (a, b)))
 
     theirs = check(lambda *args: torch.utils.checkpoint.checkpoint_sequential(*args, use_reentrant=False))
-    assert_same(list(check(checkpoint_sequential)), list(theirs))
+    assert_all_equal(list(check(checkpoint_sequential)), list(theirs))
 
 
 def test_the_hooks_of_the_modules_run_and_options_reach_the_checkpoint() -> None:
@@ -251,4 +246,4 @@ def test_segments_can_be_chosen_by_hand() -> None:
     model = chain()
     plan = [Span(0, 3, recompute=True), Span(3, 4, recompute=False), Span(4, 7, recompute=True)]
     ours = gradients(model, lambda m, x: run(m, plan, x))
-    assert_same(ours, gradients(model, lambda m, x: m(x)))
+    assert_all_equal(ours, gradients(model, lambda m, x: m(x)))

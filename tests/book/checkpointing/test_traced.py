@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 import ranks
+from book.toys import assert_all_equal
 from shardbook import checkpoint, checkpoint_module
 
 # The compiler looks at `grad` of each tensor that enters a frame.
@@ -92,11 +93,6 @@ def gradients(model: nn.Module, call: Callable[[Tensor], Tensor]) -> list[Tensor
     return found  # type: ignore[return-value]
 
 
-def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
-    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-        assert torch.equal(one, other), f"tensor {number}: {one} instead of {other}"
-
-
 def checkpointed_first(model: nn.Module, options: dict[str, Any], compiler: dict[str, Any]) -> None:
     checkpoint_module(model, **options).compile(**compiler)
 
@@ -121,10 +117,10 @@ def test_a_checkpointed_module_is_compiled_in_either_order(
 ) -> None:
     model, graphs = block(), Graphs()
     way(model, options, {"backend": graphs, "fullgraph": True})
-    assert_same(gradients(model, model), gradients(plain := block(), plain))
+    assert_all_equal(gradients(model, model), gradients(plain := block(), plain))
     assert (len(graphs.whole), graphs.again()) == (1, again)
     # The same graph serves the next step.
-    assert_same(gradients(model, model), gradients(plain, plain))
+    assert_all_equal(gradients(model, model), gradients(plain, plain))
     assert len(graphs.whole) == 1
 
 
@@ -154,7 +150,7 @@ def compile_sharded_blocks() -> None:
         number = len(graphs.whole)
         assert number in ((0,) if order == "plain" else (1, 2)), (order, number)
         assert graphs.again() == (number, 2 * number, number, number), (order, graphs.again())
-        assert_same(results[-1], results[0])
+        assert_all_equal(results[-1], results[0])
 
 
 def test_checkpointed_units_are_compiled() -> None:
@@ -185,17 +181,17 @@ def test_one_graph_holds_a_checkpoint_as_it_holds_torchs(policy: Any) -> None:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             results = gradients(model, compiled)
         found.append((results, graphs.forward, graphs.backward, sorted(kept)))
-    assert_same(found[0][0], found[1][0])
+    assert_all_equal(found[0][0], found[1][0])
     assert found[0][1:] == found[1][1:]
 
 
 def test_a_backend_that_cuts_no_graph_draws_the_same_mask_again() -> None:
     model = checkpoint_module(block(dropout=0.5))
     model.compile(backend="eager", fullgraph=True)
-    assert_same(gradients(model, model), gradients(plain := block(dropout=0.5), plain))
+    assert_all_equal(gradients(model, model), gradients(plain := block(dropout=0.5), plain))
     for policy in (SAVED, lambda op, *_: op is torch.ops.aten.native_dropout.default):
         kept = torch.compile(partial(checkpoint, plain, policy=policy), backend="eager", fullgraph=True)
-        assert_same(gradients(plain, kept), gradients(plain, plain))
+        assert_all_equal(gradients(plain, kept), gradients(plain, plain))
 
 
 def test_what_cannot_be_recorded_runs_uncompiled_with_a_warning() -> None:
@@ -203,13 +199,15 @@ def test_what_cannot_be_recorded_runs_uncompiled_with_a_warning() -> None:
     model.compile(backend="eager")
     with pytest.warns(UserWarning, match=r"Talking.forward is checkpointed and could not be recorded"):
         found = gradients(model, model)
-    assert_same(found, gradients(plain := block(Talking), plain))
+    assert_all_equal(found, gradients(plain := block(Talking), plain))
     silent = block(Talking)
     with pytest.warns(UserWarning, match=r"Talking is checkpointed and could not be recorded"):
         found = gradients(silent, torch.compile(lambda x: checkpoint(silent, x), backend="eager"))
-    assert_same(found, gradients(plain, plain))
+    assert_all_equal(found, gradients(plain, plain))
     # A function that is compiled by itself is compiled, and nothing is to be said.
-    assert_same(gradients(silent, lambda x: checkpoint(torch.compile(silent, backend="eager"), x)), found)
+    assert_all_equal(
+        gradients(silent, lambda x: checkpoint(torch.compile(silent, backend="eager"), x)), found
+    )
 
 
 def test_what_looks_at_each_operation_is_not_recorded() -> None:
@@ -221,7 +219,7 @@ def test_what_looks_at_each_operation_is_not_recorded() -> None:
         model = checkpoint_module(block(), **options)
         model.compile(backend="eager")
         with pytest.warns(UserWarning, match="nothing of it is compiled"):
-            assert_same(gradients(model, model), gradients(plain := block(), plain))
+            assert_all_equal(gradients(model, model), gradients(plain := block(), plain))
 
 
 def test_a_model_that_is_compiled_as_a_whole_compiles_its_checkpointed_modules() -> None:
@@ -232,7 +230,7 @@ def test_a_model_that_is_compiled_as_a_whole_compiles_its_checkpointed_modules()
     plain.load_state_dict(model.state_dict())
     checkpoint_module(model, Block)
     compiled = torch.compile(model, backend=graphs)
-    assert_same(gradients(model, compiled), gradients(plain, plain))
+    assert_all_equal(gradients(model, compiled), gradients(plain, plain))
     assert graphs.forward["aten.addmm.default"] == graphs.backward["aten.addmm.default"] * 2 > 0
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="begins a graph of its own; compile the module"):

@@ -23,7 +23,7 @@ from book.reference import (
     toy_loss,
     without_gradient,
 )
-from book.toys import assert_equal, chain
+from book.toys import assert_equal, chain, said_by
 from book.zero.test_unused import Experts, choose
 
 
@@ -53,14 +53,6 @@ def interrupted(model: nn.Module, where: str, kind: type[BaseException] = Keyboa
     """A pass that does not end. Nothing refers to the exception afterwards."""
     with failing(model, where, kind), pytest.raises(kind):
         toy_loss(model, dist.get_rank(), 1).backward()
-
-
-def said_by(act: Callable[[], Any]) -> str:
-    try:
-        act()
-    except RuntimeError as error:
-        return str(error)
-    return "nothing"
 
 
 def zeros(model: nn.Module) -> None:

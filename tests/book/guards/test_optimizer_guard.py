@@ -11,12 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ranks
-
-
-def linears() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-
+from book.toys import linears
 
 DATA = torch.arange(8.0).view(2, 4)
 
@@ -25,7 +20,7 @@ def a_fused_step_between_the_passes() -> None:
     from shardbook import shard
 
     for stage in range(4):
-        model = shard(linears(), stage=stage)
+        model = shard(linears(2), stage=stage)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         model(DATA).sum().backward()
         loss = model(DATA).sum()
@@ -59,7 +54,7 @@ def a_step_before_the_first_pass() -> None:
     from shardbook import shard
 
     for stage in range(4):
-        model = shard(linears(), stage=stage)
+        model = shard(linears(2), stage=stage)
         before = [parameter.detach().clone() for parameter in model.parameters()]
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -72,7 +67,7 @@ def a_step_in_a_forward_hook() -> None:
     from shardbook import shard
 
     for stage in range(4):
-        model = shard(linears(), stage=stage)
+        model = shard(linears(2), stage=stage)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(DATA).sum().backward()
         handle = model[1].register_forward_pre_hook(lambda *_, step=optimizer.step: step())
@@ -95,7 +90,7 @@ def groups_by_shape(model: nn.Module) -> list[dict[str, object]]:
 def groups_made_too_late() -> None:
     from shardbook import shard
 
-    model = shard(linears())
+    model = shard(linears(2))
     optimizer = torch.optim.AdamW(groups_by_shape(model))
     model(DATA).sum().backward()
     with pytest.raises(ValueError, match=r"^0\.weight is in one group with vectors, .* before shard\(\)"):
@@ -106,10 +101,10 @@ def groups_made_in_time() -> None:
     from shardbook import shard
 
     # Before sharding; in stage 0, where the shapes stay; or with nothing to tell apart.
-    model = linears()
+    model = linears(2)
     made = groups_by_shape(model)
-    whole = shard(linears(), stage=0)
-    vectors = linears()
+    whole = shard(linears(2), stage=0)
+    vectors = linears(2)
     for layer in vectors:
         layer.weight.requires_grad_(False)
     shard(vectors)
@@ -129,7 +124,7 @@ def groups_made_in_time() -> None:
 def state_of_the_whole() -> None:
     from shardbook import shard
 
-    model = linears()
+    model = linears(2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(DATA).sum().backward()
     optimizer.step()
@@ -151,7 +146,7 @@ def state_of_the_whole_beside_another_parameter() -> None:
     """The search for a wrong entry goes on behind a parameter that is no slice, and behind a number."""
     from shardbook import shard
 
-    model, temperature = linears(), nn.Parameter(torch.ones(3))
+    model, temperature = linears(2), nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([temperature, *model.parameters()])
     (model(DATA).sum() * temperature.sum()).backward()
     optimizer.step()
@@ -268,7 +263,7 @@ def steps_with_a_closure() -> None:
     from shardbook import shard
 
     for by_name in (False, True):
-        plain, model = linears(), shard(linears())
+        plain, model = linears(2), shard(linears(2))
         for each in (plain, model):
             optimizer = WantsClosure(each.parameters(), lr=0.1)
 

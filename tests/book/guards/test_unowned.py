@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,21 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations, weight_norm
 
 import ranks
-
-
-def linears(count: int = 3) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(*[nn.Linear(4, 4) for _ in range(count)])
+from book.toys import linears, said_by
 
 
 def data() -> Tensor:
     return torch.full((2, 4), 0.5 + dist.get_rank())
-
-
-def refusal(attempt: Callable[[], object]) -> str:
-    with pytest.raises(RuntimeError) as caught:
-        attempt()
-    return str(caught.value)
 
 
 def only_blocks() -> str:
@@ -38,7 +26,7 @@ def only_blocks() -> str:
         shard(block)
     optimizer = torch.optim.AdamW(model.parameters())
     model(data()).sum().backward()
-    return refusal(optimizer.step)
+    return said_by(optimizer.step)
 
 
 def a_new_head() -> str:
@@ -46,7 +34,7 @@ def a_new_head() -> str:
 
     model = shard(linears())
     model[2] = nn.Linear(4, 2)
-    return refusal(lambda: model(data()))
+    return said_by(lambda: model(data()))
 
 
 def one_more_block() -> str:
@@ -59,7 +47,7 @@ def one_more_block() -> str:
     model.append(nn.Linear(4, 4))
     with torch.no_grad():
         model(data())
-    return refusal(lambda: model(data()))
+    return said_by(lambda: model(data()))
 
 
 class Adapter(nn.Module):
@@ -80,7 +68,7 @@ def an_adapter() -> str:
 
     model = shard(linears())
     model[1] = Adapter(model[1])
-    return refusal(lambda: model(data()))
+    return said_by(lambda: model(data()))
 
 
 def another_object() -> str:
@@ -89,7 +77,7 @@ def another_object() -> str:
     model = shard(linears())
     model[0].bias = nn.Parameter(torch.zeros(4))
     with torch.no_grad():
-        return refusal(lambda: model(data()))
+        return said_by(lambda: model(data()))
 
 
 def normed() -> str:
@@ -99,7 +87,7 @@ def normed() -> str:
     with pytest.warns(FutureWarning, match="weight_norm"):
         weight_norm(model[1])
     with torch.no_grad():
-        return refusal(lambda: model(data()))
+        return said_by(lambda: model(data()))
 
 
 def parametrized() -> str:
@@ -107,7 +95,7 @@ def parametrized() -> str:
 
     model = shard(linears(), stage=1)
     torch.nn.utils.parametrize.register_parametrization(model[1], "bias", nn.Identity())
-    return refusal(lambda: model(data()))
+    return said_by(lambda: model(data()))
 
 
 def called_with_others() -> str:
@@ -115,7 +103,7 @@ def called_with_others() -> str:
 
     model = shard(linears())
     others = {name: value.detach() for name, value in linears().named_parameters()}
-    return refusal(lambda: functional_call(model, others, (data(),)))
+    return said_by(lambda: functional_call(model, others, (data(),)))
 
 
 ALONE = " belongs to no unit, so each rank would train it alone; "
@@ -201,7 +189,7 @@ def of_no_module() -> str:
     model, alone = shard(linears()), nn.Parameter(torch.zeros(3, 2))
     optimizer = torch.optim.AdamW([*model.parameters(), alone])
     (model(data()).sum() + alone.sum()).backward()
-    return refusal(optimizer.step)
+    return said_by(optimizer.step)
 
 
 def test_a_parameter_of_no_module_is_named_by_its_shape() -> None:

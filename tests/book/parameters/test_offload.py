@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed import init_device_mesh
 
 import ranks
-from book.reference import STAGES, storages
+from book.reference import STAGES, second_step, storages
 from book.toys import assert_equal, batch, chain, error, optimizer_for, whole_gradients
 from shardbook.parameters.policy import Policy
 from shardbook.zero.conductor import conductor_of
@@ -150,12 +150,7 @@ def moved_in_a_step(formats: dict[str, Any]) -> list[tuple[dict[str, int], dict[
     policy, found = Policy(**formats, offload=True), []
     for stage in STAGES:
         model = shard(chain(), stage=stage, policy=policy)
-        optimizer = optimizer_for("adamw", model.parameters())
-        for number in range(2):
-            with ledger() as book:
-                error(model, batch(dist.get_rank(), number)).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        book = second_step(model, "adamw")
         # The same without offload: what goes to the network has not changed.
         other = shard(chain(), stage=stage, policy=Policy(**formats))
         error(other, batch(0, 0)).backward()

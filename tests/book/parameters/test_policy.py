@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ranks
 from book.masters import assert_masters_train_alike, low_copy
-from book.reference import STAGES, compared_bytes, storages
+from book.reference import STAGES, compared_bytes, second_step, storages
 from book.toys import assert_equal, batch, chain, error, optimizer_for
 from shardbook.parameters.policy import Policy
 from shardbook.planning.measure import Meter
@@ -63,17 +63,11 @@ def sent_by(options: dict[str, Any]) -> list[tuple[dict[str, int], dict[str, int
     those that travel as gradients.
     """
     from shardbook import shard
-    from shardbook.foundations.collectives import ledger
 
     policy, found = Policy(**options), []
     for stage in STAGES:
         model = shard(chain(), stage=stage, policy=policy)
-        optimizer = optimizer_for("adamw", model.parameters())
-        for step in range(2):
-            with ledger() as book:
-                error(model, batch(dist.get_rank(), step)).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        book = second_step(model, "adamw")
         layouts = [flat.layout for unit in conductor_of(model).drivers for flat in unit.flats]
         computed = sum(layout.padded * layout.computes_in.itemsize for layout in layouts)
         travel = sum(layout.padded * policy.sends_in(layout.computes_in).itemsize for layout in layouts)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import ranks
 from book.reference import STAGES, all_losses, assert_same_gradients, fill_gradients, toy_loss
-from book.toys import chain
+from book.toys import chain, said_by
 
 Change = Callable[[list[nn.Parameter]], Any]
 
@@ -60,14 +60,6 @@ CHANGES: dict[str, Change] = {
     "clipped by value, together": lambda parameters: nn.utils.clip_grad_value_(parameters, 1e-3, True),
     "clipped by norm": lambda parameters: nn.utils.clip_grad_norm_(parameters, 1e-3),
 }
-
-
-def said_by(act: Callable[[], Any]) -> str:
-    try:
-        act()
-    except RuntimeError as error:
-        return str(error)
-    return "nothing"
 
 
 def refusal(name: str) -> str:

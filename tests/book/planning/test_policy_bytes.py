@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ranks
-from book.live import LiveStorages
+from book.live import FakeStorages, LiveStorages
 from shardbook.foundations.ledger import ledger
 from shardbook.models import gpt
 from shardbook.models.gpt import Config
@@ -38,22 +37,10 @@ SMALL = Config(layers=3, width=24, heads=2, context=8, vocabulary=19)
 BILLIONS = Config(layers=32, width=4416, heads=32, context=1024)
 
 
-class Storages(LiveStorages):
-    """The live storages; of fake tensors only these, since a real one stands behind each number."""
-
-    def __init__(self, fake: bool) -> None:
-        super().__init__()
-        self.fake = fake
-
-    def note(self, tensor: Tensor) -> None:
-        if not self.fake or isinstance(tensor, FakeTensor):
-            super().note(tensor)
-
-
 def counted(config: Config, stage: int, options: dict[str, Any], *, fake: bool = False) -> dict[str, int]:
     """What is stored and sent in a second step, all of it by counting."""
     torch.manual_seed(0)
-    with Storages(fake) as storages:
+    with FakeStorages() if fake else LiveStorages() as storages:
         model = shard(gpt.GPT(config), stage=stage, policy=Policy(**options))
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         for _ in range(2):

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ranks
-from book.live import LiveStorages
+from book.live import FakeStorages
 from shardbook.foundations.collectives import ledger
 from shardbook.models import gpt
 from shardbook.models.gpt import Config
@@ -28,14 +27,6 @@ from shardbook.zero.model import shard
 BILLIONS = Config(layers=32, width=4416, heads=32, context=1024)
 TRILLION = Config(layers=128, width=25600, heads=200, context=1024)
 GIB = 2**30
-
-
-class FakeStorages(LiveStorages):
-    """The storages of fake tensors. Behind a number that it is given, PyTorch also keeps a real tensor."""
-
-    def note(self, tensor: Tensor) -> None:
-        if isinstance(tensor, FakeTensor):
-            super().note(tensor)
 
 
 @dataclass(frozen=True)

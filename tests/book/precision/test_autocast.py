@@ -36,14 +36,8 @@ from shardbook.precision.autocast_rules import (
 LOW = [torch.bfloat16, torch.float16]
 GENERATOR = torch.Generator().manual_seed(0)
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors are small, and threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+# The tensors are small, and threads would only wait for each other.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def r(*shape: int) -> Tensor:

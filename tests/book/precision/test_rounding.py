@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,15 +15,6 @@ from shardbook.precision.formats import BF16, E4M3FN, E5M2, FORMATS, FP16, FP32,
 from shardbook.precision.rounding import Census, census, running_sum
 
 DTYPES = {FP16: torch.float16, BF16: torch.bfloat16, FP32: torch.float32, FP64: torch.float64}
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """The chapter's table must not depend on how many cores there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # --- sums ---
@@ -110,7 +100,7 @@ def test_parameters_can_be_counted() -> None:
     assert census(layer.parameters(), BF16).count == 12
 
 
-# --- the table ---
+# --- the table, which must not depend on how many cores there are ---
 
 
 def table(text: str) -> dict[tuple[str, ...], list[float]]:

@@ -83,8 +83,10 @@ def a_sparse_output() -> None:
         return nn.ModuleDict({"gives": GivesSparse()})
 
     compare(
-        build, lambda model, rank: model["gives"](features(rank)).to_dense().square().sum(), units=GivesSparse
-    )  # type: ignore[index]
+        build,
+        lambda model, rank: model["gives"](features(rank)).to_dense().square().sum(),  # type: ignore[index]
+        units=GivesSparse,
+    )
 
 
 class LeavesALeaf(nn.Module):

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 from book.live import LiveStorages
-from book.reference import assert_all_sharded, without_gradient
+from book.reference import assert_all_sharded, assert_same_values, without_gradient
 
 WIDTH = 6
 # Stage, and how many units are gathered ahead. Only stage 3 gathers in the backward pass, too.
@@ -104,13 +104,6 @@ def assert_clean(model: nn.Module) -> None:
             assert flat.grad_full is flat.sending is flat.reducing is None, unit.name
 
 
-def assert_same(plain: nn.Module, sharded: nn.Module) -> None:
-    found, expected = sharded.state_dict(), plain.state_dict()
-    assert list(found) == list(expected)
-    different = [name for name in expected if not torch.equal(found[name], expected[name])]
-    assert not different, f"differ: {different}"
-
-
 def train(
     build: Callable[[], nn.Module], units: Any, program: Program, stage: int, prefetch: int, steps: int = 4
 ) -> None:
@@ -129,7 +122,7 @@ def train(
         assert_clean(sharded.model)
         plain.step()
         sharded.step()
-        assert_same(plain.model, sharded.model)
+        assert_same_values(sharded.model, plain.model)
 
 
 # Models

@@ -125,6 +125,10 @@ def no_stale_weights() -> None:
     assert error(sharded, batch(0, 0)).item() == error(plain, batch(0, 0)).item()
 
 
+def fail(gradient: Tensor) -> None:
+    raise ArithmeticError("in backward")
+
+
 class Embeds(nn.Sequential):
     """Has a second way in, that does not pass through `forward`."""
 
@@ -155,9 +159,6 @@ def no_stale_weights_after_a_method_other_than_forward() -> None:
 def no_stale_weights_in_a_layer_called_alone_after_a_failed_backward() -> None:
     from shardbook import shard
 
-    def fail(gradient: Tensor) -> None:
-        raise ArithmeticError("in backward")
-
     plain, sharded = linears(), shard(linears())
     parameters = [*plain.parameters(), *sharded.parameters()]  # as an optimizer holds them
     x = features(0).requires_grad_()
@@ -177,9 +178,6 @@ def no_stale_weights_in_a_layer_called_alone_after_a_failed_backward() -> None:
 
 def no_stale_weights_in_a_saved_model_after_a_failed_backward() -> None:
     from shardbook import shard
-
-    def fail(gradient: Tensor) -> None:
-        raise ArithmeticError("in backward")
 
     plain, sharded = linears(), shard(linears())
     parameters = [*plain.parameters(), *sharded.parameters()]  # as an optimizer holds them
@@ -327,11 +325,8 @@ class Fails(nn.Module):
             raise ArithmeticError("in forward")
         y = self.linear(x)
         if self.fail == "backward":
-            y.register_hook(self.refuse)
+            y.register_hook(fail)
         return y
-
-    def refuse(self, gradient: Tensor) -> None:
-        raise ArithmeticError("in backward")
 
 
 def the_step_after_an_exception(where: str) -> None:

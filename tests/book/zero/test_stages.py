@@ -24,6 +24,7 @@ from book.reference import (
     compared_bytes,
     fill_gradients,
     padded_bytes,
+    second_step,
     storages,
 )
 from book.toys import batch, chain, error, optimizer_for
@@ -213,17 +214,11 @@ def test_what_a_layer_of_stage_3_stands_other_stages_stand(stage: int) -> None:
 
 def sent_in_a_step() -> list[dict[str, Any]]:
     from shardbook import shard
-    from shardbook.foundations.collectives import ledger
 
     found = []
     for stage in STAGES:
         model = shard(chain(), stage=stage)
-        optimizer = optimizer_for("sgd", model.parameters())
-        for step in range(2):
-            with ledger() as book:
-                error(model, batch(dist.get_rank(), step)).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        book = second_step(model, "sgd")
         found.append({"sent": book.sent, "padded": padded_bytes(model), "compared": compared_bytes(model)})
     return found
 
