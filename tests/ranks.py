@@ -178,6 +178,8 @@ def _serve(pipe: Connection, module: str, file: str) -> None:
 
     # The signal that ends the server raises in it, so that it ends its ranks first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # An argument may be a function of a test file, whose name begins with the folder's: `tests.book`.
+    sys.path.append(str(Path(__file__).parents[1]))
     # A pool of threads would not be there in a rank.
     torch.set_num_threads(1)
     # What is wrong with the file each rank tells, as it imports it once more.

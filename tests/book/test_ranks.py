@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,10 @@ def children_of(parent: int | None) -> list[int]:
     return [int(number) for number in found.split()]
 
 
+def call(function: Callable[[int], tuple[int, int]]) -> tuple[int, int]:
+    return function(20)
+
+
 def warn() -> None:
     torch.tensor([1]).storage()
 
@@ -114,6 +119,10 @@ def destroyed() -> bool:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_results_come_in_rank_order(world_size: int) -> None:
     assert ranks.run(world_size, who, 10) == [(10 + rank, world_size) for rank in range(world_size)]
+
+
+def test_an_argument_may_be_a_function_of_the_file() -> None:
+    assert ranks.run(2, call, who) == [(20, 2), (21, 2)]
 
 
 def test_ranks_talk_and_tensors_come_back() -> None:
