@@ -199,7 +199,8 @@ def costs_of_labels(training: Training, steps: int) -> dict[str, Any]:
     label.__enter__ = enter  # type: ignore[method-assign]
     one: dict[bool, list[float]] = {True: [], False: []}
     step: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(2 * steps):
+    # Quartiles need two of each.
+    for number in range(2 * max(steps, 2)):
         on = number % 2 == 0
         shardbook.profiler_labels(on)
         one[on].append(timeit.timeit(one_label, number=ROUND) / ROUND)
@@ -208,7 +209,7 @@ def costs_of_labels(training: Training, steps: int) -> dict[str, Any]:
         step[on].append(time.perf_counter() - started)
     shardbook.profiler_labels(True)
     found = {
-        f"{what}, {'on' if on else 'off'}": statistics.quantiles(values, n=4)
+        f"{what}, {'on' if on else 'off'}": statistics.quantiles(values, n=4, method="inclusive")
         for what, taken in (("one", one), ("step", step))
         for on, values in taken.items()
     }

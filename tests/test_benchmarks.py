@@ -18,7 +18,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks.__main__ import alone, compare, sent, stored  # noqa: E402
 from benchmarks.contender import CONTENDERS, CORE, LEVERS, Training, config_of  # noqa: E402
-from benchmarks.guards import GUARDS, measure, table  # noqa: E402
+from benchmarks.guards import GUARDS, measure, table, table_of_labels  # noqa: E402
 from benchmarks.launch import Run, Size  # noqa: E402
 from benchmarks.steady import steady  # noqa: E402
 
@@ -127,5 +127,9 @@ def test_every_guard_is_timed() -> None:
     # The rule is tried before the first step only.
     assert idle == ["an optimizer's rule needs the whole"]
     assert found["trial"] > 0
-    *rows, _, _, _ = table(found).splitlines()
-    assert [row.split("  ")[0] for row in rows] == ["what a guard notices", *GUARDS, "all of them"]
+    guards, _, labels = table(found).split("\n\n")
+    rows = [row.split("  ")[0] for row in guards.splitlines()]
+    assert rows == ["what a guard notices", *GUARDS, "all of them"]
+    assert found["labels"]["count"] > 0
+    assert all(0 < low <= middle <= high for low, middle, high in list(found["labels"].values())[1:])
+    assert labels.splitlines() == table_of_labels(found["labels"])

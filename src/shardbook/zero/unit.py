@@ -269,8 +269,7 @@ class Unit(ABC):
         counterpart = self.counterpart if whole else {}
         # Tied sites name one parameter, so they get one counterpart and stay tied.
         for site in self.sites:
-            own = site.parameter
-            site.put(counterpart.get(id(own), own))
+            site.put(counterpart.get(id(site.parameter), site.parameter))
 
     def free(self) -> None:
         """Give back what need not be stored between uses; the unit becomes `SHARDED`.
@@ -340,9 +339,8 @@ class Unit(ABC):
         """
         due = [(flat, flat.reducing) for flat in self.trainable if flat.reducing]
         # The exchanges between copies keep the common order, too.
-        for _, mean in due[:1]:
-            if mean.following:
-                self.order.before(mean.following, self.name, self.sites[0].name)
+        if due and (following := due[0][1].following):
+            self.order.before(following, self.name, self.sites[0].name)
         with label("wait for the mean of", self.name):
             for flat, mean in due:
                 # The sum takes its memory on the reduce stream. It may get the block of
@@ -381,6 +379,5 @@ class Unit(ABC):
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is a view into the unit's memory, and so lives only while it does."""
-        if tensor.layout is not torch.strided:
-            return False
-        return any(shares_storage(tensor, flat.full) for flat in self.flats)
+        strided = tensor.layout is torch.strided
+        return strided and any(shares_storage(tensor, flat.full) for flat in self.flats)
