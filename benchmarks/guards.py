@@ -70,9 +70,9 @@ GUARDS: dict[str, list[str]] = {
     "a pass did not end": ["guards.interrupted.only_failed", "guards.interrupted.refuse_interrupted"],
     "a parameter was replaced, converted or moved": [
         "parameters.parameter_sites.Site.check",
-        "parameters.flat.Flat.check",
+        "parameters.flat_checks.refuse_replaced",
     ],
-    "a whole parameter was written to": ["parameters.flat.Flat.refuse_writes"],
+    "a whole parameter was written to": ["parameters.flat_checks.refuse_writes"],
     "another wrapper or a transformation calls the model": [
         *("guards.wrappers.refuse_call_by_wrapper", "guards.unsupported.refuse_transforms"),
     ],

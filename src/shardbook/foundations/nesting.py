@@ -106,7 +106,7 @@ class Nesting(Generic[Note]):
 
         :param note: what was noted of the call in question; by default any call will do
         """
-        running, _ = self.by_the_stack()
+        running, _ = self.by_the_stack() if self.calls else ([], [])
         return bool(running) if note is None else any(one is note for _, one in running)
 
     def forget_interrupted(self, begun: int = 0) -> list[Note]:
@@ -115,20 +115,20 @@ class Nesting(Generic[Note]):
         :param begun: how many calls of this thread are on the stack and not noted yet
         :returns: what was noted of the forgotten calls
         """
+        if not self.calls:
+            return []
         self.calls, interrupted = self.by_the_stack(begun)
         return [note for _, note in interrupted]
 
     def by_the_stack(self, begun: int = 0) -> tuple[Calls[Note], Calls[Note]]:
         """The noted calls that are on the stack, and those that are not."""
-        running: Calls[Note] = []
-        interrupted: Calls[Note] = []
-        if not self.calls:
-            return running, interrupted
         most = len(self.calls) + begun
         left = {
             thread: calls_under_way(*self.modules, thread=thread, most=most)
             for thread, _ in self.calls
         }
+        running: Calls[Note] = []
+        interrupted: Calls[Note] = []
         here = get_ident()
         left[here] = left.get(here, 0) - begun
         for call in self.calls:
@@ -149,10 +149,9 @@ def calls_under_way(
     :param thread: whose stack; by default that of the thread that asks
     :param most: the number from which on more calls make no difference
     """
-    called = (
-        any(one is module for module in modules) for one in modules_called(thread)
-    )
-    return sum(islice(filter(None, called), most))
+    called = modules_called(thread)
+    under_way = (one for one in called if any(one is module for module in modules))
+    return sum(1 for _ in islice(under_way, most))
 
 
 def modules_called(thread: int | None = None) -> Iterator[nn.Module]:

@@ -60,15 +60,20 @@ class Versions(tuple[int, ...]):
     __slots__ = ()
 
     def __new__(cls, *tensors: Tensor) -> Versions:
-        return super().__new__(cls, map(writes_to, tensors))
+        # The same as `writes_to` of each, without a call for each.
+        counts = [0 if one.is_inference() else one._version for one in tensors]
+        return super().__new__(cls, counts)
 
     def changed(self, *tensors: Tensor) -> list[Tensor]:
         """Which of the tensors have been written to since.
 
         :param tensors: the same as then, or aliases of them, in the same order
         """
-        pairs = zip(tensors, self, strict=True)
-        return [tensor for tensor, before in pairs if writes_to(tensor) != before]
+        now = Versions(*tensors)
+        if now == self:
+            return []
+        rows = zip(tensors, now, self, strict=True)
+        return [tensor for tensor, count, before in rows if count != before]
 
 
 def writes_to(tensor: Tensor) -> int:

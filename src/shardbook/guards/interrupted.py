@@ -28,7 +28,7 @@ When it is noticed, the modules name the model's own parameters again. In the se
 they cannot, so there `zero_grad` itself reaches the model's own.
 
 The gradients that a backward pass has collected before it failed are incomplete. They
-are dropped before [the next forward pass](conductor.py#Conductor.recover), or before
+are dropped before [the next forward pass](fresh_start.py#recover), or before
 the next backward pass if that comes first. Until then no optimizer may step, and no
 norm is taken of them.
 """

@@ -8,6 +8,19 @@ is the whole vector of $P_u$ elements, `whole` are the parameters in their old s
 views into it, and `shard` is what this rank keeps between uses, often the $S_u$
 elements of its own part. [The next chapter](gradients.py) adds the gradients.
 
+| when | what happens |
+|---|---|
+| the model is sharded | its parameters are [copied into `full`](#Flat), side by side |
+| in stage 0 | this rank [keeps all of it](#Flat.keep_whole) |
+| in the other stages | this rank [keeps its own part](#Flat.keep_part) |
+| in all stages | the whole parameters are [laid over `full`](#Flat.take) |
+| | the model's own parameters [show what is kept](#Flat.point_at) |
+| a forward or backward pass begins or ends | modules [compute with `whole`](#Flat.use), or no longer |
+| values were loaded into `whole` | this rank [takes its part](#Flat.store) from `full` |
+| an optimizer steps | the [version](#Flat.version) grows |
+
+[What the vector refuses](flat_checks.py) has a chapter of its own.
+
 Nothing here communicates. [The unit](unit.py) decides when a vector is filled and
 emptied, and [the stage](replicate.py) decides how much of it a rank keeps.
 
@@ -30,14 +43,14 @@ from torch import Tensor, nn
 from shardbook.foundations.collectives import PendingGather
 from shardbook.foundations.huge_pages import ask_for_large_pages
 from shardbook.foundations.layout import Layout, flatten, shares_storage, views
-from shardbook.foundations.torch_private import as_plain, gradient_hooks
+from shardbook.foundations.torch_private import as_plain
 from shardbook.foundations.versions import Versions, writes_to
+from shardbook.parameters.flat_checks import WritesInUse, refuse_gradient
 from shardbook.parameters.freezing import trainable
 
 __all__ = [
     "Flat",
     "flat_of",
-    "has_gradient_hook",
     "is_sharded",
     "is_whole_form",
     "owner_of",
@@ -63,9 +76,8 @@ class Flat:
         self.changes = 0
         # Whether an optimizer's step has taken [the guard](access.py) off the slices.
         self.plain = False
-        # How often each of the whole parameters had been written to when that began, and
-        # whether some were before it ended.
-        self.writes, self.written = Versions(), False
+        # [Whether a forward pass has written](flat_checks.py) to the whole parameters.
+        self.writes = WritesInUse()
         # [The order](exchange_order.py) of the unit's exchanges and [its
         # hooks](hooks.py), for whoever knows only parameters.
         self.order: Any = None
@@ -143,21 +155,15 @@ class Flat:
         """The parts of a vector laid out like `shard` that belong to the model's parameters."""
         return [kept[start:stop].view(shape) for start, stop, shape in self.places]
 
+    def use(self, whole: bool) -> None:
+        """The modules begin or end to compute with the whole parameters."""
+        self.writes.note(self.whole, begins=whole)
+
     def store(self) -> None:
         """Take the values in `full` for this rank's own, after they were loaded."""
         self.changes += 1
         if not shares_storage(self.shard, self.full):
             self.shard.copy_(self.full[self.place_of_shard])
-
-    @property
-    def learns(self) -> bool:
-        """Whether its parameters can be trained, [now or later](freezing.py)."""
-        return self.layout.dtype.is_floating_point
-
-    @property
-    def waits(self) -> bool:
-        """Whether gradients were collected and not averaged yet."""
-        return False
 
     @property
     def version(self) -> int:
@@ -168,61 +174,17 @@ class Flat:
         optimizer is counted, too.
         """
         with as_plain():
-            return self.changes + sum(map(writes_to, self.parameters))
+            return self.changes + sum(Versions(*self.parameters))
 
-    def use(self, whole: bool) -> None:
-        """The modules begin or end to compute with the whole parameters."""
-        self.written = not whole and bool(self.writes.changed(*self.whole))
-        self.writes = Versions(*self.whole)
+    @property
+    def learns(self) -> bool:
+        """Whether its parameters can be trained, [now or later](freezing.py)."""
+        return self.layout.dtype.is_floating_point
 
-    # sidelit: depth Writes that would not last, and a model converted after sharding.
-
-    def refuse_writes(self, unit: str) -> None:
-        """Refuse a forward pass that wrote to its own parameters, as an embedding with
-        `max_norm` does.
-
-        Only where the modules compute with the stored parameters themselves would the
-        write last. What is gathered or cast for one use is dropped after it.
-
-        :raises RuntimeError: naming the unit and what to do
-        """
-        lasts = not self.sliced and shares_storage(self.full, self.shard)
-        if self.written and not lasts:
-            raise RuntimeError(
-                f"the forward pass of {unit} has written to its own parameters, and "
-                "such a write does not last; change parameters between steps"
-            )
-
-    def check(self, unit: str) -> None:
-        """Refuse to gather after a change of the parameters that a unit cannot follow.
-
-        `model.half()` or `model.to(device)` replaces the data of every parameter. The
-        optimizer would then train the replacement, and the other ranks would go on
-        receiving the old values. If it happens while the parameters are
-        [whole](whole.py), the modules would compute with the replacement from then on.
-        A complex parameter that is trained later has no mean here. And a gradient hook
-        would never be called.
-
-        :raises RuntimeError: naming the parameter and what to do
-        """
-        forms = zip(self.layout.slots, self.parameters, self.whole, strict=True)
-        for slot, parameter, whole in forms:
-            kept = shares_storage(parameter, self.shard)
-            if not kept or not shares_storage(whole, self.full):
-                raise RuntimeError(
-                    f"{slot.names[0]} in unit {unit} has left its shard; "
-                    "convert or move the model before sharding"
-                )
-            if parameter.requires_grad and not self.learns:
-                raise RuntimeError(
-                    f"{slot.names[0]} in unit {unit} is complex and cannot be trained; "
-                    "store its real and imaginary parts instead"
-                )
-            if has_gradient_hook(parameter):
-                raise RuntimeError(
-                    f"the gradient hook on {slot.names[0]} in unit {unit} would never "
-                    "be called; remove it"
-                )
+    @property
+    def waits(self) -> bool:
+        """Whether gradients were collected and not averaged yet."""
+        return False
 
 
 # A parameter refers to its vector by this name. The reference is weak: in a circle, a
@@ -260,37 +222,6 @@ def version_of(value: Tensor) -> int:
     """
     flat: Flat | None = getattr(value, _WHOLE_IN, lambda: None)()
     return writes_to(value) + (flat.version if flat is not None else 0)
-
-
-# sidelit: depth Gradient hooks that would never be called, and calls of `model.forward(x)`.
-
-
-def has_gradient_hook(parameter: Tensor) -> bool:
-    """Whether somebody waits for this parameter's gradient.
-
-    Autograd never sees a slice: its gradient is put there after the exchange. So a hook
-    on it would never be called, and no error would be raised.
-    """
-    hooks = gradient_hooks(parameter)
-    return any(getattr(hook, "func", None) is not refuse_gradient for hook in hooks)
-
-
-def refuse_gradient(name: str, gradient: Tensor) -> None:
-    """Refuse a gradient that autograd brings to the model's own parameter.
-
-    `model.forward(x)` instead of `model(x)` passes the hooks by. In stage 0 the model
-    would compute all the same, and the gradient would never be averaged.
-
-    :raises RuntimeError: always
-    """
-    raise RuntimeError(
-        f"{name} was used outside of its unit's forward pass, so its gradient is not "
-        "averaged; call model(x) and not model.forward(x), and read parameters "
-        'elsewhere, as in a penalty on the weights, inside of "with whole(model):"'
-    )
-
-
-# sidelit: core
 
 
 def resize(tensor: Tensor, numel: int) -> None:

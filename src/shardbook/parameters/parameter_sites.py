@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from shardbook.foundations.torch_private import own_parameters
-from shardbook.parameters.flat import has_gradient_hook
+from shardbook.parameters.flat_checks import has_gradient_hook
 
 __all__ = [
     "STREAMED",

@@ -28,7 +28,7 @@ up in FP32, because in BF16 [a sum of ones stops at 256](rounding.py).
 
 In stage 3 the parameters are gathered for each micro-batch all the same. Stages 1 and 2
 gather them once, for the first: while gradients wait, no optimizer may step. They
-gather again if something else [changes the parameters](conductor.py#Conductor.expire),
+gather again if something else [changes the parameters](fresh_start.py#expire),
 which has to happen on all ranks.
 
 The order of the additions changes, too. `DistributedDataParallel` under its own

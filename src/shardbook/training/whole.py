@@ -50,7 +50,9 @@ from shardbook.foundations.torch_private import (
     storage_id,
     top_saving,
 )
+from shardbook.guards.stale_backward import Computed
 from shardbook.parameters.flat import flat_of
+from shardbook.parameters.flat_checks import refuse_writes
 from shardbook.zero.demand import Handed, Pair, outermost
 from shardbook.zero.hooks import Hooks, Use
 
@@ -73,7 +75,7 @@ def whole(model: nn.Module) -> Iterator[None]:
     :raises ValueError: if the model has no sharded parameter
     :raises TypeError: if it is no module
     :raises RuntimeError: at the end of the block, if a parameter was written to that
-        [is not stored whole](flat.py#Flat.refuse_writes)
+        [is not stored whole](flat_checks.py#refuse_writes)
     :raises Disagreement: on every rank, if one of them does something else
     """
     drivers = drivers_of(model)
@@ -89,7 +91,7 @@ def whole(model: nn.Module) -> Iterator[None]:
             end(driver)
     for driver in drivers:
         for flat in driver.unit.flats:
-            flat.refuse_writes(driver.unit.name)
+            refuse_writes(flat, driver.unit.name)
 
 
 def drivers_of(model: nn.Module) -> list[Hooks]:
@@ -199,8 +201,8 @@ class Read(Pair):
     """The block as a use of one unit."""
 
     def __init__(self, driver: Hooks) -> None:
-        unit = driver.unit
-        use = Use(next_number(), version=unit.version, computed_in=unit.computes_in)
+        start = next_number()
+        use = Use(start, computed=Computed.of(driver.unit))
         super().__init__(driver, use, None)
 
     def open(self) -> None:
@@ -216,12 +218,9 @@ class Read(Pair):
 class Nobody:
     """Stands where a unit is expected, for tensors that need none to be gathered."""
 
+    unit: Any
     uses: Nesting[Any]
     in_backward: Any = True
 
     def reach(self, use: Any, number: int) -> None:
         """Gather nothing."""
-
-    def message(self) -> str:
-        """Nothing is ever freed."""
-        return ""

@@ -13,6 +13,16 @@ computes its own. In stage 3, with two units:
 | gather | A | B | | B | A | | |
 | reduce | | | | | | B | A |
 
+| when | what the conductor does |
+|---|---|
+| a unit is called by itself | [begins a pass](#Conductor.forward_begins) of its own |
+| a backward pass reaches a unit | [opens it](#Conductor.open), and asks autograd to be called at the end |
+| a unit's gradients are complete | [decides](#Conductor.reduce) when they are exchanged |
+| then, or when the pass ends | [starts the exchange](#Conductor.exchange), after the one before is complete |
+| the backward pass ends | [closes the units](#Conductor.backward_ended) that the pass has reached |
+| | [exchanges](#Conductor.settle) what is still due, and [waits](#Conductor.complete) for it |
+| | [frees](#Conductor.release) what was gathered in vain |
+
 A *conductor* keeps what the units of one model share: the exchange in flight and the
 backward passes under way. [A chain](prefetch.py#PrefetchingConductor) is a conductor
 that also knows which unit comes next. All ranks run the same program, so they issue
@@ -26,17 +36,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
-import torch
 from torch import nn
 
 from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.hook_context import in_backward, machinery
 from shardbook.foundations.torch_private import at_end_of_backward, graph_task
-from shardbook.guards.interrupted import Ending, only_failed
+from shardbook.guards.interrupted import Ending
 from shardbook.guards.optimizer_guard import refuse_copies_of
 from shardbook.parameters.flat import is_sharded
 from shardbook.parameters.freezing import changed_since_sharding
-from shardbook.zero.demand import take_interrupted_away
+from shardbook.zero.fresh_start import forget_failed, start_alone
 from shardbook.zero.unit import State, Unit
 from shardbook.zero.unused import Usage
 
@@ -87,32 +96,20 @@ class Conductor:
         self.drivers[driver.unit] = driver
         self.modules.add(driver.module)
 
+    def conduct(self, model: nn.Module) -> None:
+        """Let [`conductor_of`](#conductor_of) find this conductor by its model."""
+        setattr(model, _CONDUCTOR, self)
+        refuse_copies_of(model)
+
     def forward_begins(self, unit: Unit) -> None:
         """A unit is called by itself: that is a pass of its own.
 
-        [As in a pass of the model](#Conductor.recover), what it gathered may be old.
+        [As in a pass of the model](fresh_start.py#recover), what it gathered may be old.
         """
         if in_backward():
             return
-        if self.passes:
-            self.recover()
-        # An interrupt from the keyboard may have left units that were gathered ahead.
-        take_interrupted_away()
-        self.release()
-        if unit.state is State.SHARDED:
-            self.expire(unit)
+        start_alone(self, unit)
         self.order.begin(f"separate {unit.name.removeprefix('the ')}")
-
-    def forward_began(self, unit: Unit) -> None:
-        """A unit is whole and about to compute. [A
-        chain](prefetch.py#PrefetchingConductor) prefetches here.
-        """
-
-    def forward_ended(self, unit: Unit) -> None:
-        """A unit has computed something that a backward pass may reach."""
-
-    def backward_began(self, unit: Unit) -> None:
-        """A unit has stored its first gradient, or has ended without one."""
 
     def open(self, driver: Driver, number: int) -> None:
         """Note that the current backward pass has reached a unit, and ask to be called at its end.
@@ -121,8 +118,7 @@ class Conductor:
             younger nodes [have ended](hooks.py#Hooks.older)
         """
         task = graph_task()
-        if only_failed(self):
-            self.forget()
+        forget_failed(self)
         for other in self.passes.get(task, ()):
             if other is not driver:
                 other.older(number)
@@ -134,11 +130,6 @@ class Conductor:
             at_end_of_backward(ending)
         if driver not in self.passes[task]:
             self.passes[task].append(driver)
-
-    def conduct(self, model: nn.Module) -> None:
-        """Let [`conductor_of`](#conductor_of) find this conductor by its model."""
-        setattr(model, _CONDUCTOR, self)
-        refuse_copies_of(model)
 
     def backward_begins(self) -> None:
         """The first unit of a backward pass has been reached."""
@@ -243,55 +234,22 @@ class Conductor:
             if unit.state is State.GATHERING:
                 unit.free()
 
-    def recover(self) -> None:
-        """Before a forward pass: clear away what an exception in the last step left
-        behind, and let no unit rely on what it gathered earlier.
+    @staticmethod
+    def give_up_exchanges() -> None:
+        """Wait for nothing that is in flight, [after a failure](fresh_start.py#forget)."""
+        Conductor.in_flight = None
+        Conductor.going_on = []
 
-        Inside a backward pass there is nothing to clear. A forward pass there is a
-        recomputation for activation checkpointing, and the gradients already collected
-        are still wanted.
+    def forward_began(self, unit: Unit) -> None:
+        """A unit is whole and about to compute. [A
+        chain](prefetch.py#PrefetchingConductor) prefetches here.
         """
-        if in_backward():
-            return
-        take_interrupted_away()
-        for unit in self.drivers:
-            unit.free()
-        if self.passes:
-            self.forget()
-        for unit in self.drivers:
-            self.expire(unit)
-        Conductor.in_flight, Conductor.going_on = None, []
 
-    def forget(self) -> None:
-        """Drop what backward passes that failed have collected."""
-        for unit, driver in self.drivers.items():
-            unit.usage = None
-            for flat in unit.trainable:
-                flat.forget()
-            driver.expected = 0
-            driver.in_backward = None
-            driver.owes = False
-        self.kept.clear()
-        self.late.clear()
-        self.passes.clear()
-        self.failed.clear()
-        self.waited = False
-        Conductor.in_flight, Conductor.going_on = None, []
+    def forward_ended(self, unit: Unit) -> None:
+        """A unit has computed something that a backward pass may reach."""
 
-    def expire(self, unit: Unit) -> None:
-        """Let a unit gather in every forward pass, since another rank may have stepped.
-        The exception are micro-batches between which no rank can have stepped.
-
-        While gradients wait for their exchange [no optimizer may
-        step](optimizer_guard.py#before_step) on any rank. Something else may change the
-        parameters then, and PyTorch counts it, unless it is done through `.data`. That
-        is how averaged weights are often swapped in for an evaluation and out again. So
-        an evaluation gathers anew, and so does the pass after it.
-        """
-        version = unit.version if torch.is_grad_enabled() else None
-        if not self.kept or version is None or version != self.versions.get(unit):
-            unit.expire()
-        self.versions[unit] = version
+    def backward_began(self, unit: Unit) -> None:
+        """A unit has stored its first gradient, or has ended without one."""
 
 
 _CONDUCTOR = "_shardbook_conductor"

@@ -78,14 +78,12 @@ Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 class Opens(Protocol):
     """Whoever drives a unit: [the layer's hooks](hooks.py#Hooks)."""
 
+    unit: Any
     uses: Nesting[Any]
     in_backward: Any
 
     def reach(self, use: Any, number: int) -> None:
         """The backward pass of a use has begun."""
-
-    def message(self) -> str:
-        """Why a tensor of the unit cannot be read now."""
 
 
 class Pair:
@@ -158,7 +156,10 @@ class Pair:
         """
         driver = self.driver()
         if driver is not None and not in_backward() and is_freed(value):
-            raise RuntimeError(driver.message())
+            raise RuntimeError(
+                f"{driver.unit.name}: a view of its weights is read after its forward pass, "
+                "when they are freed; keep a clone of it"
+            )
         return value
 
 

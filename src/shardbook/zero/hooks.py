@@ -14,10 +14,12 @@ backward pass are found:
 
 | moment | what the unit does | how we learn of it |
 |---|---|---|
-| before forward | gathers | a forward pre-hook |
-| after forward | frees | a forward hook, which also runs after an exception |
-| before backward | gathers again | a hook on the node of the module's output; [demand](demand.py) |
-| after backward | frees, reduces its gradients | a hook on the gradient of the module's input |
+| [before forward](#Hooks.before_forward) | gathers | a forward pre-hook |
+| [after forward](#Hooks.after_forward) | frees | a forward hook, which also runs after an exception |
+| [before backward](#Hooks.reach) | gathers again | a hook on the output's node; [demand](demand.py) |
+| [a gradient is stored](#Hooks.arrive) | lets the next unit be gathered | a hook on each whole parameter |
+| [after backward](#Hooks.after_backward) | frees, reduces its gradients | a hook on the input's gradient |
+| [the end](#Hooks.close) of the backward pass | the same, where it was not done | the conductor's callback |
 
 The hooks are the same in all stages. In stages 0 to 2 a freed unit gives no memory
 back, and its second gather fetches nothing. If [stage 3](zero3.py) kept a unit until
@@ -47,9 +49,12 @@ from shardbook.foundations.hook_context import (
 from shardbook.foundations.nesting import Nesting
 from shardbook.foundations.torch_private import next_number, number_of
 from shardbook.guards.optimizer_guard import refuse_copies_of
+from shardbook.guards.stale_backward import Computed
 from shardbook.guards.unsupported import refuse_transforms
+from shardbook.parameters.flat_checks import refuse_writes
 from shardbook.zero.conductor import Conductor
 from shardbook.zero.demand import YOUNGEST, Pair, set_pair, take_away
+from shardbook.zero.fresh_start import clear_away
 from shardbook.zero.unit import Unit
 from shardbook.zero.views import refuse_views
 
@@ -63,16 +68,13 @@ class Use:
 
     :param start: the number of the first node that autograd will make in it
     :param inputs: the nodes that its inputs come from
-    :param version: the version of the parameters that it computed with
-    :param computed_in: the dtypes in which it computed, which
-        [`full_precision`](full_precision.py) changes
+    :param computed: [what it computed with](stale_backward.py#Computed)
     :param pair: [the hooks](demand.py#Pair) through which autograd saves its tensors
     """
 
     start: int
     inputs: set[Any] = field(default_factory=set)
-    version: int = -1
-    computed_in: list[torch.dtype] = field(default_factory=list)
+    computed: Computed = field(default_factory=Computed)
     pair: Pair | None = None
 
 
@@ -145,9 +147,7 @@ class Hooks:
         """
         refuse_transforms(self.unit.name)
         use = Use(next_number())
-        # An interrupt from the keyboard runs no hooks, so its use is still listed.
-        if interrupted := self.uses.begin(use):
-            self.clear_away(interrupted)
+        clear_away(self, interrupted=self.uses.begin(use))
         if len(self.uses) > 1:
             # A part inside of a module that has gathered already.
             return
@@ -163,15 +163,6 @@ class Hooks:
                         value.register_hook(partial(self.after_backward, use))
                     use.inputs.add(node)
         use.pair = set_pair(self, use)
-
-    def clear_away(self, interrupted: Iterable[Use]) -> None:
-        """End forward passes that were interrupted. A unit whose outer pass goes on stays
-        whole.
-        """
-        for use in interrupted:
-            take_away(use.pair)
-        if len(self.uses) == 1:
-            self.unit.free()
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Free, and plant the hooks that will announce the backward pass.
@@ -198,13 +189,12 @@ class Hooks:
         self.unit.free()
         refuse_views(self.unit, self.module, self.conductor.modules, (args, output))
         for flat in self.unit.flats:
-            flat.refuse_writes(self.unit.name)
+            refuse_writes(flat, self.unit.name)
         # The hook belongs to the output's node, and runs after those of the tensor. So
         # where the output is the next unit's input, that unit ends before this one
         # begins.
         results = {t.grad_fn for t in tensors_in(output) if t.grad_fn} - inputs
-        use.version = self.unit.version
-        use.computed_in = self.unit.computes_in
+        use.computed = Computed.of(self.unit)
         for node in results:
             number = number_of(node)
             node.register_prehook(partial(self.before_backward, use, number))
@@ -246,27 +236,10 @@ class Hooks:
 
         :param use: the use
         :param number: the number of the node that runs
-        :raises RuntimeError: if the parameters or their format changed since, because
-            the gradient would be that of other weights; and under `create_graph=True`,
-            because a second derivative would read parameters that were freed after the
-            first
+        :raises RuntimeError: if it [would compute with other
+            weights](stale_backward.py) than the forward pass
         """
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{self.unit.name}: backward(create_graph=True) cannot pass a sharded "
-                "unit; compute second derivatives before sharding"
-            )
-        if use.computed_in != self.unit.computes_in:
-            side = "outside" if self.unit.precise else "inside"
-            raise RuntimeError(
-                f"{self.unit.name}: its forward pass was {side} of full_precision(); "
-                "call backward there, too"
-            )
-        if use.version != self.unit.version:
-            raise RuntimeError(
-                f"{self.unit.name}: parameters were changed between this unit's forward "
-                "pass and its backward pass; call backward before the optimizer steps"
-            )
+        use.computed.refuse_others(self.unit)
         self.conductor.open(self, number)
         self.in_backward = use
         self.owes = True
@@ -275,6 +248,29 @@ class Hooks:
         # Autograd has kept what it needs of the parameters. But what is checkpointed
         # inside of the module is computed again, from the modules' own attributes.
         self.unit.show()
+
+    @machinery()
+    def arrive(self, *_: Tensor) -> None:
+        """A gradient of a parameter has been stored.
+
+        It may be one that no hook has announced, such as that of a sum of the weights.
+        Then its exchange is due at the end of the backward pass.
+        """
+        if self.in_backward is None and not self.owes:
+            self.conductor.open(self, YOUNGEST)
+            self.owes = True
+        self.look_ahead()
+
+    def look_ahead(self) -> None:
+        """Let the next units be gathered, once a first gradient of this one is stored.
+
+        Before that, gradients of parameters and of outputs stand beside each other, and
+        for a large last layer this is the moment of the highest memory. A unit that
+        gets no gradient asks when it ends.
+        """
+        if self.due:
+            self.due = False
+            self.conductor.backward_began(self.unit)
 
     def older(self, number: int) -> None:
         """A node of this number is about to run: end this unit if all of its nodes are
@@ -310,29 +306,6 @@ class Hooks:
         self.owes = False
         self.conductor.reduce(self.unit)
 
-    @machinery()
-    def arrive(self, *_: Tensor) -> None:
-        """A gradient of a parameter has been stored.
-
-        It may be one that no hook has announced, such as that of a sum of the weights.
-        Then its exchange is due at the end of the backward pass.
-        """
-        if self.in_backward is None and not self.owes:
-            self.conductor.open(self, YOUNGEST)
-            self.owes = True
-        self.look_ahead()
-
-    def look_ahead(self) -> None:
-        """Let the next units be gathered, once a first gradient of this one is stored.
-
-        Before that, gradients of parameters and of outputs stand beside each other, and
-        for a large last layer this is the moment of the highest memory. A unit that
-        gets no gradient asks when it ends.
-        """
-        if self.due:
-            self.due = False
-            self.conductor.backward_began(self.unit)
-
     def close(self) -> None:
         """Do at the end of the whole backward pass what `after_backward` has not done.
 
@@ -353,10 +326,3 @@ class Hooks:
             self.unit.free()
         if self.owes:
             self.reduce()
-
-    def message(self) -> str:
-        """Why a tensor of the unit cannot be read outside of a backward pass."""
-        return (
-            f"{self.unit.name}: a view of its weights is read after its forward pass, "
-            "when they are freed; keep a clone of it"
-        )

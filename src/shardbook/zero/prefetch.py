@@ -31,6 +31,7 @@ from shardbook.guards.unowned import refuse_unowned_in
 from shardbook.guards.unsupported import refuse_transforms
 from shardbook.guards.wrappers import refuse_call_by_wrapper
 from shardbook.zero.conductor import Conductor
+from shardbook.zero.fresh_start import recover
 from shardbook.zero.unit import State, Unit
 
 __all__ = ["Prefetch", "PrefetchingConductor", "Route"]
@@ -77,7 +78,7 @@ class PrefetchingConductor(Conductor):
         if len(self.calls) > 1:
             return
         refuse_call_by_wrapper(model)
-        self.recover()
+        recover(self)
         self.grad = torch.is_grad_enabled()
         refuse_transforms("this model")
         # What one process trains alone is trained as it should be.

@@ -77,6 +77,7 @@ from shardbook.foundations.torch_private import as_plain
 from shardbook.guards.optimizer_guard import register_guard
 from shardbook.parameters.access import guard_again, guard_slices
 from shardbook.parameters.flat import Flat
+from shardbook.parameters.flat_checks import refuse_replaced
 from shardbook.parameters.gradients import FlatWithGradients
 from shardbook.parameters.masters import dtypes_of
 from shardbook.parameters.parameter_sites import Site
@@ -218,9 +219,9 @@ class Unit(ABC):
         return sum(flat.version for flat in self.flats)
 
     @property
-    def computes_in(self) -> list[torch.dtype]:
+    def computes_in(self) -> tuple[torch.dtype, ...]:
         """The dtype that each flat vector has while it is whole."""
-        return [flat.full.dtype for flat in self.flats]
+        return tuple(flat.full.dtype for flat in self.flats)
 
     @property
     def counterpart(self) -> dict[int, nn.Parameter]:
@@ -244,7 +245,7 @@ class Unit(ABC):
         for flat in self.flats:
             guard_again(flat)
             with as_plain():
-                flat.check(self.name)
+                refuse_replaced(flat, self.name)
         with label("gather", self.name):
             self.fetch()
         self.state = State.GATHERING

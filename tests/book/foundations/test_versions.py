@@ -119,7 +119,7 @@ def test_two_moments_are_equal_if_nothing_was_written_in_between() -> None:
 
 
 def test_other_tensors_than_before_are_refused() -> None:
-    with pytest.raises(ValueError, match="argument 2 is"):
+    with pytest.raises(ValueError, match="zip"):
         Versions(torch.zeros(2)).changed()
 
 

@@ -1,0 +1,132 @@
+r"""# What a flat vector refuses
+
+> A parameter that has left its vector, a write that would not last, a hook that would never be called.
+
+[A flat vector](flat.py) stands for the parameters of a model, and a program knows
+nothing of it. It may move the model, write to a weight in `forward`, or wait for a
+gradient as it does in an unsharded model. Each of these would train something else and
+raise no error:
+
+| a program | without this chapter | refused |
+|---|---|---|
+| calls `model.half()` or `model.cuda()` | the optimizer trains what no rank gathers | before a gather |
+| writes to a parameter in `forward` | the write is gone after the pass | when the pass ends |
+| hooks the gradient of a parameter | the hook is never called | before a gather |
+| calls `model.forward(x)` | the gradient is never averaged | when the gradient comes |
+
+The checks look at addresses and counts, and never at values.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from shardbook.foundations.layout import shares_storage
+from shardbook.foundations.torch_private import gradient_hooks
+from shardbook.foundations.versions import Versions
+
+if TYPE_CHECKING:
+    from shardbook.parameters.flat import Flat
+
+__all__ = [
+    "WritesInUse",
+    "has_gradient_hook",
+    "refuse_gradient",
+    "refuse_replaced",
+    "refuse_writes",
+]
+# sidelit: show
+
+
+def refuse_replaced(flat: Flat, unit: str) -> None:
+    """Refuse to gather after a change of the parameters that a unit cannot follow.
+
+    `model.half()` or `model.to(device)` replaces the data of every parameter. The
+    optimizer would then train the replacement, and the other ranks would go on
+    receiving the old values. If it happens while the parameters are
+    [whole](whole.py), the modules would compute with the replacement from then on.
+    A complex parameter that is trained later has no mean here. And a gradient hook
+    would never be called.
+
+    :raises RuntimeError: naming the parameter and what to do
+    """
+    forms = zip(flat.layout.slots, flat.parameters, flat.whole, strict=True)
+    for slot, parameter, whole in forms:
+        kept = shares_storage(parameter, flat.shard)
+        if not kept or not shares_storage(whole, flat.full):
+            raise RuntimeError(
+                f"{slot.names[0]} in unit {unit} has left its shard; "
+                "convert or move the model before sharding"
+            )
+        if parameter.requires_grad and not flat.learns:
+            raise RuntimeError(
+                f"{slot.names[0]} in unit {unit} is complex and cannot be trained; "
+                "store its real and imaginary parts instead"
+            )
+        if has_gradient_hook(parameter):
+            raise RuntimeError(
+                f"the gradient hook on {slot.names[0]} in unit {unit} would never "
+                "be called; remove it"
+            )
+
+
+class WritesInUse:
+    """Whether the whole parameters were written to while modules computed with them."""
+
+    def __init__(self) -> None:
+        self.before = Versions()
+        self.found = False
+
+    def note(self, parameters: Sequence[Tensor], *, begins: bool) -> None:
+        """The modules begin or end to compute with these."""
+        if begins:
+            self.before = Versions(*parameters)
+            self.found = False
+        else:
+            self.found = bool(self.before.changed(*parameters))
+
+
+def refuse_writes(flat: Flat, unit: str) -> None:
+    """Refuse a forward pass that wrote to its own parameters, as an embedding with
+    `max_norm` does.
+
+    Only where the modules compute with the stored parameters themselves would the
+    write last. What is gathered or cast for one use is dropped after it.
+
+    :raises RuntimeError: naming the unit and what to do
+    """
+    lasts = not flat.sliced and shares_storage(flat.full, flat.shard)
+    if flat.writes.found and not lasts:
+        raise RuntimeError(
+            f"the forward pass of {unit} has written to its own parameters, and "
+            "such a write does not last; change parameters between steps"
+        )
+
+
+def has_gradient_hook(parameter: Tensor) -> bool:
+    """Whether somebody waits for this parameter's gradient.
+
+    Autograd never sees a slice: its gradient is put there after the exchange. So a hook
+    on it would never be called, and no error would be raised.
+    """
+    hooks = gradient_hooks(parameter)
+    return any(getattr(hook, "func", None) is not refuse_gradient for hook in hooks)
+
+
+def refuse_gradient(name: str, gradient: Tensor) -> None:
+    """Refuse a gradient that autograd brings to the model's own parameter.
+
+    `model.forward(x)` instead of `model(x)` passes the hooks by. In stage 0 the model
+    would compute all the same, and the gradient would never be averaged.
+
+    :raises RuntimeError: always
+    """
+    raise RuntimeError(
+        f"{name} was used outside of its unit's forward pass, so its gradient is not "
+        "averaged; call model(x) and not model.forward(x), and read parameters "
+        'elsewhere, as in a penalty on the weights, inside of "with whole(model):"'
+    )
