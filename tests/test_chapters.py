@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from sidelit import config
+from sidelit.errors import SidelitError
+from sidelit.site import proved
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -73,3 +75,15 @@ def test_the_command_of_every_chapter_runs_something() -> None:
         assert all((ROOT / word).is_file() for word in words[3:]), command
     for command in (chapter.run for chapter in chapters if "shardbook.train" in chapter.run):
         assert "-m shardbook.train" in command
+
+
+def test_every_chapter_names_tests_that_prove_it() -> None:
+    """They are there, and pytest takes them for tests."""
+    made = config.load(ROOT / "site" / "sidelit.toml")
+    faults: list[SidelitError] = []
+    found = proved.lines(made, faults.append)
+    assert [str(fault) for fault in faults] == []
+    assert [chapter.source for chapter in made.chapters if not chapter.proves] == []
+    for proof in found:
+        assert Path(proof.path).name.startswith("test_"), proof
+        assert all(part.startswith(("test_", "Test")) for part in proof.name.split("::") if part), proof

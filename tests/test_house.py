@@ -16,7 +16,7 @@ ORDER = {
         *("checkpointing", "streaming", "planning", "memory", "train", "__init__"),
     ],
     "sidelit": [
-        *("errors", "tables", "assets", "page_names", "config", "glossary", "origin"),
+        *("errors", "tables", "assets", "page_names", "proofs", "config", "glossary", "origin"),
         *("source", "ids", "text", "catalog", "lint", "site"),
         *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],

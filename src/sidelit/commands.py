@@ -16,7 +16,7 @@ from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
-from sidelit.site import citation, content, site
+from sidelit.site import citation, content, proved, site
 from sidelit.source import source
 
 
@@ -140,6 +140,7 @@ def lint(given: argparse.Namespace) -> int:
         findings += lints.lint_source(text, chapter.source)
     for book in books.catalogs.values():
         findings += lints.lint_catalog(book, terms)
+    proved.lines(made, lambda error: findings.append(lints.refused(error, "proves")))
     for finding in findings:
         print(finding, file=sys.stderr if finding.severity == "error" else sys.stdout)
     errors = sum(finding.severity == "error" for finding in findings)

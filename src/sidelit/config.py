@@ -13,9 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sidelit import assets, page_names
+from sidelit import assets, page_names, proofs
 from sidelit.errors import SidelitError
 from sidelit.page_names import Former
+from sidelit.proofs import Proof
 from sidelit.tables import Table, read_table
 
 MADE = ("glossary", "bibliography")
@@ -35,6 +36,8 @@ class Chapter:
     """Name of its catalogue and of its entry in the ledger, wherever the source lies: `shardbook/unit`."""
     run: str | None = None
     """The command that runs this chapter."""
+    proves: tuple[Proof, ...] = ()
+    """The tests that prove it."""
     module: str = ""
     """The name a program imports it by, as far as its path tells: `shardbook.zero.unit`."""
     former: tuple[Former, ...] = ()
@@ -179,7 +182,7 @@ def _chapter(table: Table, folder: str, output: str, root: str) -> Chapter:
         raise table.error(f"{given!r} is not a Python file", given)
     source = PurePosixPath(folder) / given
     below = source.relative_to(root) if source.is_relative_to(root) else source
-    run = table.take("run", str, "") or None
+    run, proved = table.take("run", str, "") or None, proofs.read(table, given)
     called = page_names.chapter(table, source, given, below, output)
     table.finish()
     return Chapter(
@@ -187,6 +190,7 @@ def _chapter(table: Table, folder: str, output: str, root: str) -> Chapter:
         output=called.output,
         name=called.name,
         run=run,
+        proves=proved,
         module=module_name(source, below),
         former=called.former,
         line=table.line(given),

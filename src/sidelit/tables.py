@@ -84,16 +84,19 @@ class Table:
     def at(self, line: int, what: str, hint: str | None = None) -> SidelitError:
         return SidelitError(what, path=self.shown, line=line, hint=hint)
 
-    def line(self, near: str | None) -> int:
-        """The first line that mentions a word: the parser keeps no positions, and files are short."""
+    def line(self, near: str | None, start: int = 1) -> int:
+        """The first line from `start` on that mentions a word: the parser keeps no positions.
+
+        Where none does, it is `start`.
+        """
         if not near:
-            return 1
+            return start
         # A path in quotes is meant as a whole: `unit.py` is no mention in `zero/unit.py`.
         for pattern in (rf"[\"']{re.escape(near)}[\"']", rf"(?<![\w.-]){re.escape(near)}(?![\w-])"):
-            for number, text in enumerate(self.text.splitlines(), 1):
+            for number, text in enumerate(self.text.splitlines()[start - 1 :], start):
                 if re.search(pattern, text):
                     return number
-        return 1
+        return start
 
 
 _NAMES: dict[type, str] = {str: "string", list: "list"}

@@ -133,6 +133,12 @@ def _allowed(entry: Entry) -> dict[str, str]:
     return {match[1]: match[2] for match in found if match}
 
 
+def refused(error: SidelitError, rule: str) -> Finding:
+    """What another stage refuses, as a finding."""
+    sentence = error.what + (f"; {error.hint}" if error.hint else "")
+    return Finding(error.path or "", error.line or 1, rule, sentence)
+
+
 def lint_source(text: str, path: str) -> tuple[Finding, ...]:
     r"""Lint the docstrings of one Python source: TeX wants `r\"\"\"`.
 

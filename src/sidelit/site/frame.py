@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sidelit.config import Chapter, Prose
 from sidelit.origin import fill
 from sidelit.site import views
@@ -39,4 +41,12 @@ def foot(press: Press, item: Chapter | Prose) -> views.Foot:
         torch=press.config.figures_torch,
         run=item.run if isinstance(item, Chapter) else None,
         report=fill(press.config.report_url, origin, item.source),
+        proofs=tuple(_proofs(press, item)) if isinstance(item, Chapter) else (),
     )
+
+
+def _proofs(press: Press, item: Chapter) -> Iterator[views.Link]:
+    """To the tests that prove a chapter."""
+    for proof in item.proves:
+        line = press.proved.get(proof, 1)
+        yield views.Link(str(proof), fill(press.config.source_url, press.origin, proof.path, line))

@@ -12,6 +12,7 @@ from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.glossary import Glossary
 from sidelit.origin import Origin
+from sidelit.proofs import Proof
 from sidelit.site import forwarding, views
 from sidelit.site.edition import Edition
 from sidelit.site.links import Index
@@ -31,6 +32,8 @@ class Press:
     origin: Origin
     glossary: Glossary = field(default_factory=Glossary)
     works: tuple[views.Work, ...] = ()
+    proved: Mapping[Proof, int] = field(default_factory=dict)
+    """Where each test that a chapter names stands in its file."""
     leads: forwarding.Leads = field(default_factory=dict)
     lenient: bool = False
     """Show what is wrong as it was typed and go on: for sources that were not written for this press."""

@@ -21,7 +21,7 @@ from sidelit.config import Chapter, Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.ids import claims, ledger, moves
 from sidelit.ids.anchors import Anchor
-from sidelit.site import assemble, content, edition, forwarding, links, listing, page, ways
+from sidelit.site import assemble, content, edition, forwarding, links, listing, page, proved, ways
 from sidelit.site.press import Press
 from sidelit.site.views import Work
 from sidelit.source import source
@@ -159,6 +159,7 @@ def files(config: Config) -> dict[str, bytes]:
         origin=origin.origin(config),
         glossary=terms,
         works=works,
+        proved=proved.lines(config, gathered.add),
         report=gathered.add,
     )
     made = {name: path.read_bytes() for name, path in _static(config)}
@@ -179,7 +180,7 @@ def watched(path: Path) -> tuple[Path, ...]:
     """
     try:
         made = load(path)
-        sources = tuple(made.project / chapter.source for chapter in made.chapters)
+        sources = tuple(made.project / chapter.source for chapter in made.chapters) + proved.files(made)
     except SidelitError:
         sources = ()
     return (path.parent, assets.templates_folder(), *sources)

@@ -187,6 +187,7 @@ class Foot:
     torch: str | None
     run: str | None
     report: str | None
+    proofs: tuple[Link, ...] = ()
     licence: str | None = None
 
 
