@@ -9,7 +9,8 @@
 The processes are forked from a server that has imported the test's file once, and has never run anything:
 `spawn` would import torch, the book and the file again in every rank, and a plain `fork` hangs once the
 parent has run a backward pass. Every call starts fresh processes, so no test sees what another left behind.
-The server of one file is itself forked from one that has imported torch and the book.
+The server of one file is itself forked from one that has imported torch and the book. What else the ranks of
+a file would all import, such as a library of models, a function `preload` of the file imports in its server.
 
 What goes wrong is told whole: the traceback of every rank, with what an assert compared, and the rank that
 failed first at the head; a rank that died, with its exit code; a rank that hangs, with the stacks of its
@@ -20,7 +21,9 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import importlib.util
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -184,19 +187,54 @@ def _serve(pipe: Connection, module: str, file: str) -> None:
     torch.set_num_threads(1)
     # What is wrong with the file each rank tells, as it imports it once more.
     with suppress(Exception):
-        _load(module, file)
-    while True:
+        getattr(_load(module, file), "preload", bool)()
+    # No rank has to look through all of this for garbage, and copy its pages on the way.
+    gc.collect()
+    gc.freeze()
+    port = _start_store()
+    for run in itertools.count():
         try:
             task, timeout = pipe.recv()
         except EOFError:
             return
-        pipe.send(_ranks_of(task, timeout))
+        pipe.send(_ranks_of(task, timeout, (port, f"run-{run}")))
 
 
-def _ranks_of(task: _Task, timeout: float) -> Answer:
+def _start_store() -> int:
+    """Start the store through which the ranks of all runs find each other; its port.
+
+    As under torchrun, it belongs to none of the ranks and outlives them. It runs threads, and so in a process
+    of its own. A `FileStore` would look for news every 10 ms only, and ranks agree on their order through it.
+    """
+    here, there = _ranks.Pipe()
+    _ranks.Process(target=_keep_store, args=(there, here), name="rank-store", daemon=True).start()
+    there.close()
+    port: int = here.recv()
+    _kept.append(here)
+    return port
+
+
+# At the end of this pipe the store ends.
+_kept: list[Connection] = []
+
+
+def _keep_store(pipe: Connection, other_end: Connection) -> None:
+    import torch.distributed as dist
+
+    other_end.close()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe.send(store.port)
+    with suppress(EOFError):
+        pipe.recv()
+
+
+Store = tuple[int, str]  # its port, and what the keys of one run begin with
+
+
+def _ranks_of(task: _Task, timeout: float, store: Store) -> Answer:
     """Start the ranks of a task, wait for what they have to say, and leave nothing running."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        started = [_start(task, folder, rank) for rank in range(task.world_size)]
+        started = [_start(task, folder, store, rank) for rank in range(task.world_size)]
         try:
             _listen(started, time.monotonic() + timeout)
             if all(rank.result is not None for rank in started):
@@ -221,10 +259,10 @@ class _Rank:
     failed_at: float = float("inf")
 
 
-def _start(task: _Task, folder: str, rank: int) -> _Rank:
+def _start(task: _Task, folder: str, store: Store, rank: int) -> _Rank:
     here, there = _ranks.Pipe()
     process = _ranks.Process(
-        target=_rank_main, args=(task, folder, rank, there), name=f"rank-{rank}", daemon=True
+        target=_rank_main, args=(task, folder, store, rank, there), name=f"rank-{rank}", daemon=True
     )
     process.start()
     there.close()
@@ -294,14 +332,14 @@ def _tell(started: list[_Rank], timeout: float) -> str:
     return "\n".join([head, *(f"\n--- rank {rank.number}: {rank.story.rstrip()}" for rank in bad)])
 
 
-def _rank_main(task: _Task, folder: str, rank: int, pipe: Connection) -> None:
+def _rank_main(task: _Task, folder: str, store: Store, rank: int, pipe: Connection) -> None:
     """What runs in a rank's own process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with Path(folder, f"stacks-{rank}").open("w") as stacks:
         faulthandler.enable(file=stacks)
         try:
-            result = _call(task, folder, rank)
+            result = _call(task, store, rank)
         except BaseException:
             pipe.send_bytes(pickle.dumps((None, traceback.format_exc(), time.monotonic())))
             # No tidying: closing the sockets at once is what tells the other ranks.
@@ -312,14 +350,15 @@ def _rank_main(task: _Task, folder: str, rank: int, pipe: Connection) -> None:
         faulthandler.disable()
 
 
-def _call(task: _Task, folder: str, rank: int) -> bytes:
+def _call(task: _Task, place: Store, rank: int) -> bytes:
     import torch
     import torch.distributed as dist
 
     warnings.simplefilter("error")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", task.world_size)
+    port, prefix = place
+    store = dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port))
     dist.init_process_group(task.backend, store=store, rank=rank, world_size=task.world_size)
     # A rank that ends or fails while others still connect to it would fail them, too.
     store.set(f"connected/{rank}", "")
