@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -16,6 +17,21 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("shardbook")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep each process of `pytest -n`, with the ranks and browsers that it starts, on a core of its own, if
+    there are as many processes as cores.
+
+    Ranks wait for each other many times in a step. Where another core has to be woken up for that, as in a
+    virtual machine, the waiting takes longer than the work.
+    """
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        if worker["workercount"] >= len(cores):
+            number = int(worker["workerid"].removeprefix("gw"))
+            os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 @pytest.hookimpl(trylast=True)
