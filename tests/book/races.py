@@ -64,7 +64,6 @@ from torch import Tensor
 from torch.cuda._sanitizer import Access, AccessType, EventHandler, UnsynchronizedAccessError, zip_arguments
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import shardbook
 from shardbook.foundations import streams
@@ -403,7 +402,8 @@ class Recorder(TorchDispatchMode):
 
     def sweep(self) -> None:
         """Note which storages have died since the last event."""
-        for storage in [number for number, known in self.storages.items() if known.reference.expired()]:
+        # What `StorageWeakRef.expired` asks, which is called millions of times.
+        for storage in [number for number, known in self.storages.items() if _expired(known.reference.cdata)]:
             self.freed(storage)
 
     # NCCL.
@@ -552,8 +552,16 @@ def recording() -> Recorder:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors that have memory; those on the meta device have none."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and not leaf.is_meta]
+    """All tensors that have memory; those on the meta device have none. An operation takes and returns
+    tensors, lists and tuples of them, and its options stand in a dictionary.
+    """
+    if isinstance(value, Tensor):
+        return [] if value.is_meta else [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for part in value for tensor in tensors_in(part)]
 
 
 def _is_cpu(tensor: Tensor) -> bool:
@@ -561,6 +569,7 @@ def _is_cpu(tensor: Tensor) -> bool:
     return tensor.untyped_storage()._cdata in recording().host
 
 
+_expired = torch.UntypedStorage._expired
 _resize_storage = torch.UntypedStorage.resize_
 
 
