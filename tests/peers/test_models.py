@@ -7,17 +7,15 @@ for what is unusual in them: tied heads, idle experts, encoders with decoders, t
 batch norm, state spaces, adapters, parametrized weights. Where a model gives its hidden states and
 attentions, they are part of the loss.
 
-One run of two ranks studies several models, since it has to import the libraries first. A model that raises
-fails all of its run, and the traceback names it.
+Each is studied in a run of its own. The libraries are imported once, before the ranks of all runs are forked.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import pytest
@@ -27,12 +25,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import ranks
+from matrix import rows
 
 STAGES = (0, 1, 2, 3)
 STEPS = 3
 WORDS = 40
-# So many runs of two ranks share the models.
-GROUPS = 4
 
 Inputs = Callable[[torch.Generator], dict[str, Any]]
 
@@ -290,6 +287,19 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
+# What is most unusual: experts, an encoder, batch norm, a state space, adapters, parametrized weights.
+NOW = (
+    "gpt2, a tied head",
+    "mixtral, idle experts",
+    "mamba2, a state space",
+    "bart, an encoder with a decoder",
+    "clip, two towers",
+    "resnet, batch norm",
+    "wav2vec2, parametrized weights",
+    "peft, adapters by magnitude and direction",
+)
+
+
 def library() -> Any:
     """The transformers library, kept off the network and silent."""
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -331,56 +341,57 @@ def chosen(model: nn.Module, case: Case) -> Callable[[str, nn.Module], bool]:
     return lambda _, module: type(module).__name__ in case.units
 
 
-def study(name: str, stage: int) -> list[str]:
-    """What differs after three steps, in words."""
+Step = tuple[Tensor, dict[str, Tensor]]
+
+
+def steps(model: nn.Module, case: Case, *, plain: bool) -> list[Step]:
+    """Train a model: the loss of this rank and all values after each step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    taken = []
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        torch.manual_seed(1000 * step + dist.get_rank())
+        model.train()
+        loss = loss_of(model(**case.inputs(generator), **case.options), case)
+        loss.backward()
+        if plain:
+            average(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        values = {name: value.clone() for name, value in model.state_dict().items()}
+        taken.append((loss.detach(), values))
+    return taken
+
+
+def study(name: str) -> dict[int, list[str]]:
+    """What differs, by stage, in words."""
     from shardbook import shard
 
     # The libraries announce what they are going to rename, each at another place.
     warnings.simplefilter("ignore", FutureWarning)
     case = CASES[name]
-    plain, sharded = made(case), made(case)
-    shard(sharded, stage=stage, units=chosen(sharded, case))
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.1) for m in (plain, sharded)]
-    different = []
-    for step in range(STEPS):
-        losses = []
-        for model in (plain, sharded):
-            generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
-            torch.manual_seed(1000 * step + dist.get_rank())
-            model.train()
-            loss = loss_of(model(**case.inputs(generator), **case.options), case)
-            loss.backward()
-            losses.append(loss.detach())
-        if not torch.equal(*losses):
-            different.append(f"step {step}: the loss is {losses[1]}, not {losses[0]}")
-        average(plain)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        found, expected = sharded.state_dict(), plain.state_dict()
-        different += [f"step {step}: {key}" for key in expected if not torch.equal(found[key], expected[key])]
-    return different
+    expected = steps(made(case), case, plain=True)
+    found = {}
+    for stage in STAGES:
+        model = made(case)
+        shard(model, stage=stage, units=chosen(model, case))
+        found[stage] = list(differences(steps(model, case, plain=False), expected))
+    return found
 
 
-def study_all(names: list[str]) -> dict[tuple[str, int], list[str]]:
-    """Each of some models, at each stage."""
-    return {(name, stage): study(name, stage) for name in names for stage in STAGES}
+def differences(found: list[Step], expected: list[Step]) -> Iterator[str]:
+    for step, ((loss, values), (same, right)) in enumerate(zip(found, expected, strict=True)):
+        if not torch.equal(loss, same):
+            yield f"step {step}: the loss is {loss}, not {same}"
+        yield from (f"step {step}: {key}" for key in right if not torch.equal(values[key], right[key]))
 
 
-@cache
-def outcome(group: int) -> list[dict[tuple[str, int], list[str]]] | ranks.RanksFailed:
-    """What the study of a group found, or how it failed; so that it runs once either way."""
-    try:
-        return ranks.run(2, study_all, list(CASES)[group::GROUPS], timeout=300)
-    except ranks.RanksFailed as failed:
-        return failed
+def preload() -> None:
+    """Import the libraries, and the part of them that each model needs."""
+    for case in CASES.values():
+        made(case)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", rows(CASES, now=NOW))
 def test_a_model_trains_like_the_plain_one(name: str) -> None:
-    studied = outcome(list(CASES).index(name) % GROUPS)
-    if isinstance(studied, ranks.RanksFailed):
-        raise studied
-    for rank, found in enumerate(studied):
-        different = {stage: found[name, stage] for stage in STAGES if found[name, stage]}
-        assert not different, f"rank {rank}, by stage: {different}"
+    assert ranks.run(2, study, name) == [{stage: [] for stage in STAGES}] * 2
