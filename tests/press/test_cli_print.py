@@ -141,6 +141,7 @@ def test_modules_of_the_standard_library_print_whole(tmp_path: Path, name: str) 
     assert len(set(shown.ids)) == len(shown.ids)
 
 
+@pytest.mark.full
 def test_the_press_prints_itself(tmp_path: Path) -> None:
     import sidelit as press
 

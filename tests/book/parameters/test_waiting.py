@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import ranks
 from book.reference import STAGES, all_losses, assert_same_gradients, fill_gradients, toy_loss
 from book.toys import chain, said_by
+from matrix import rows
 
 Change = Callable[[list[nn.Parameter]], Any]
 
@@ -110,7 +111,7 @@ def changed_while_a_part_waits(stage: int) -> None:
         model.zero_grad()
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", rows(STAGES, now=[3]))
 def test_a_change_is_refused_on_every_rank(stage: int) -> None:
     ranks.run(2, changed_while_a_part_waits, stage)
 
@@ -208,7 +209,7 @@ def dropped_while_a_part_waits(stage: int) -> None:
         model.zero_grad()
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", rows(STAGES, now=[3]))
 def test_what_waits_may_be_dropped_in_every_way(stage: int) -> None:
     ranks.run(2, dropped_while_a_part_waits, stage)
 

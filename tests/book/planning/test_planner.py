@@ -15,6 +15,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import ranks
+from matrix import rows
 from shardbook import memory
 from shardbook.foundations.collectives import ledger
 from shardbook.models import gpt
@@ -100,7 +101,10 @@ def train_once(
     return meter.now() - tokens.nbytes, meter.peak, book.total
 
 
-@pytest.mark.parametrize(("config", "world_size"), [(CONFIGS[0], 2), (CONFIGS[1], 3), (CONFIGS[2], 2)])
+SIZES = [(CONFIGS[0], 2), (CONFIGS[1], 3), (CONFIGS[2], 2)]
+
+
+@pytest.mark.parametrize(("config", "world_size"), rows(SIZES, now=SIZES[:1]))
 def test_the_planners_bytes_are_those_of_real_ranks(config: Config, world_size: int) -> None:
     batch = 5
     counted = ranks.run(world_size, train, config, batch, timeout=120)[0]

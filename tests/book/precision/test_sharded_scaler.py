@@ -172,6 +172,7 @@ def test_every_rank_skips(case: Callable[[], None]) -> None:
     ranks.run(2, case)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", [several_optimizers, rows_of_a_mesh], ids=lambda case: case.__name__)
 def test_every_one_of_four_ranks_skips(case: Callable[[], None]) -> None:
     ranks.run(4, case)

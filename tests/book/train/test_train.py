@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from matrix import rows
 from shardbook.command import Mistake
 from shardbook.train.loop import main
 from shardbook.train.options import parse, parser
@@ -50,7 +51,7 @@ def check_figures(figures: dict[str, Any], ranks: int) -> None:
     assert (figures["sent"][0] > 0) == (ranks > 1)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", rows([2, 4], now=[2]))
 def test_the_torchrun_line_learns_and_its_table_agrees_with_the_formulas(ranks: int, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     run = start(*TORCHRUN, str(ranks), "-m", "shardbook.train", *SMALL, "--json", str(file))
@@ -78,6 +79,7 @@ def test_without_torchrun_one_rank_trains_and_sends_nothing(tmp_path: Path) -> N
     check_figures(json.loads(file.read_text(encoding="utf-8")), ranks=1)
 
 
+@pytest.mark.full
 def test_below_stage_3_only_the_peak_has_no_forecast(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     run = start(*TORCHRUN, "2", "-m", "shardbook.train", *SMALL, "--stage", "1", "--json", str(file))
@@ -98,7 +100,11 @@ def test_below_stage_3_only_the_peak_has_no_forecast(tmp_path: Path) -> None:
             "--precision fp16 --checkpoint reentrant --stage 2",
             "stage 2, fp16, reentrant checkpoints, 30 steps",
         ),
-        ("--precision bf16 --checkpoint non-reentrant --offload", "bf16, non-reentrant checkpoints, offload"),
+        pytest.param(
+            "--precision bf16 --checkpoint non-reentrant --offload",
+            "bf16, non-reentrant checkpoints, offload",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_the_other_techniques_learn_too_and_are_forecast(options: str, told: str, tmp_path: Path) -> None:

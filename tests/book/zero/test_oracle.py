@@ -24,6 +24,7 @@ from book.toys import (
     reference_step,
     whole_gradients,
 )
+from matrix import rows
 
 STEPS = 4
 
@@ -53,7 +54,7 @@ def sharded_equals_reference(optimizer: str, accumulate: int) -> None:
     assert_equal(dict(sharded.state_dict()), dict(plain.state_dict()))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", rows([1, 2, 3, 4], now=[1, 3]))
 @pytest.mark.parametrize(("optimizer", "accumulate"), [("sgd", 1), ("adamw", 1), ("sgd", 3)])
 def test_sharded_training_equals_a_reference_that_sums_in_rank_order(
     world_size: int, optimizer: str, accumulate: int

@@ -1,0 +1,26 @@
+"""The cases of a claim: `make test` tries the hardest ones, `make test-all` every one.
+
+    @pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[3]))
+
+What is cheap to try has no such table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+
+def rows(every: Iterable[Any], *, now: Sequence[Any]) -> list[Any]:
+    """The rows for `pytest.mark.parametrize`, of which `make test` runs those in `now`."""
+    every = list(every)
+    unknown = [row for row in now if row not in every]
+    assert not unknown, f"{unknown} are no rows of {every}"
+    return [
+        row
+        if row in now
+        else pytest.param(*row if isinstance(row, tuple) else (row,), marks=pytest.mark.full)
+        for row in every
+    ]
