@@ -140,16 +140,8 @@ def compare(
     >>> compare([a], [])
     'weight in block 0 is missing'
     """
-    # A tie can move a parameter into another unit, and then the lists no longer match
-    # item by item. So ties are looked at first, by name.
-    ties = {theirs.name: theirs.tied_to for theirs in expected}
-    for ours in found:
-        wanted = ties.get(ours.name, ours.tied_to)
-        if wanted != ours.tied_to:
-            return (
-                f"{ours.name} in {ours.unit} is tied to {ours.tied_to or 'nothing'}, "
-                f"on rank 0 to {wanted or 'nothing'}"
-            )
+    if (tied := tied_otherwise(expected, found)) is not None:
+        return tied
     for theirs, ours in zip(expected, found, strict=False):
         here = f"{ours.name} in {ours.unit}"
         for field in fields(Description):
@@ -165,4 +157,26 @@ def compare(
     if len(found) > len(expected):
         extra = found[len(expected)]
         return f"{extra.name} in {extra.unit} is one parameter too many"
+    return None
+
+
+# sidelit: depth A parameter that is tied on one rank and not on another.
+
+
+def tied_otherwise(
+    expected: Sequence[Description], found: Sequence[Description]
+) -> str | None:
+    """The first parameter that is tied on only one of two ranks, or `None`.
+
+    A tie can move a parameter into another unit, and then the lists no longer match
+    item by item. So ties are looked at first, by name.
+    """
+    ties = {theirs.name: theirs.tied_to for theirs in expected}
+    for ours in found:
+        wanted = ties.get(ours.name, ours.tied_to)
+        if wanted != ours.tied_to:
+            return (
+                f"{ours.name} in {ours.unit} is tied to {ours.tied_to or 'nothing'}, "
+                f"on rank 0 to {wanted or 'nothing'}"
+            )
     return None

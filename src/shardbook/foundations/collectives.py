@@ -107,14 +107,7 @@ def all_gather(
     """
     rank, world_size = world(group)
     full, shard = full.detach(), shard.detach()
-    # Sizes are compared before anything moves, and the error says what does not fit. A
-    # rank that stopped later would leave the others waiting for its piece.
-    fits = full.shape == (world_size * shard.numel(),) and full.dtype == shard.dtype
-    if not (fits and full.is_contiguous()):
-        raise ValueError(
-            f"{world_size} pieces of {shard.numel()} {shard.dtype} elements do not fill "
-            f"a tensor of shape {tuple(full.shape)} and {full.dtype}"
-        )
+    _refuse_misfit(full, shard, world_size)
     piece = shard.reshape(-1)
     if world_size == 1:
         # One rank has nobody to send to. So it issues no exchange, and the ledger has
@@ -184,11 +177,7 @@ def reduce_scatter_mean(
     :raises ValueError: if `full` cannot be cut into equal pieces
     """
     _, world_size = world(group)
-    if not full.is_floating_point():
-        raise TypeError(f"a mean needs floating-point values, not {full.dtype}")
-    if full.numel() % world_size:
-        cut = f"{full.numel()} elements cannot be cut into {world_size} equal pieces"
-        raise ValueError(f"{cut}; pad them first")
+    _refuse_uneven(full, world_size)
     dtype, flat = full.dtype, full.detach().reshape(-1)
     if world_size == 1:
         return PendingReduce([], [flat], flat, world_size, dtype)
@@ -359,6 +348,9 @@ def world(group: ProcessGroup | None = None) -> tuple[int, int]:
     return rank, world_size
 
 
+# sidelit: depth Two process groups on NCCL whose exchanges would be under way at the same time.
+
+
 def take_turn(group: ProcessGroup | None) -> None:
     """Exchanges of two groups must not be under way at once on NCCL: their kernels occupy the device while
     they wait for other ranks, and ranks that start them in different orders wait
@@ -385,11 +377,42 @@ def under_way(group: ProcessGroup | None, works: list[Work]) -> list[Work]:
 
 _under_way: dict[Any, weakref.ref[Work]] = {}
 
+# sidelit: core
+
 
 def _on_gloo(tensor: Tensor, group: ProcessGroup | None) -> bool:
     """A group may have one backend for each kind of device (`cpu:gloo,cuda:nccl`): the tensor decides."""
     backends = dist.get_backend_config(group).split(",")
     return tensor.device.type == "cpu" and "cpu:gloo" in backends
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to add in: FP32 for the formats below it, which lose or overflow what the mean would keep."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+# sidelit: depth Sizes and dtypes that do not fit, and values that a backend cannot send as they are.
+
+
+def _refuse_misfit(full: Tensor, shard: Tensor, world_size: int) -> None:
+    """Sizes are compared before anything moves, and the error says what does not fit. A rank that stopped
+    later would leave the others waiting for its piece.
+    """
+    fits = full.shape == (world_size * shard.numel(),) and full.dtype == shard.dtype
+    if not (fits and full.is_contiguous()):
+        raise ValueError(
+            f"{world_size} pieces of {shard.numel()} {shard.dtype} elements do not fill "
+            f"a tensor of shape {tuple(full.shape)} and {full.dtype}"
+        )
+
+
+def _refuse_uneven(full: Tensor, world_size: int) -> None:
+    """Refuse a gradient that has no mean, or that cannot be cut into equal pieces."""
+    if not full.is_floating_point():
+        raise TypeError(f"a mean needs floating-point values, not {full.dtype}")
+    if full.numel() % world_size:
+        cut = f"{full.numel()} elements cannot be cut into {world_size} equal pieces"
+        raise ValueError(f"{cut}; pad them first")
 
 
 def _put(place: Tensor, piece: Tensor) -> None:
@@ -404,8 +427,3 @@ def _as_bytes(tensor: Tensor) -> Tensor:
     # A single element counts as contiguous whatever its stride, but only a stride of 1
     # can be seen as bytes.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to add in: FP32 for the formats below it, which lose or overflow what the mean would keep."""
-    return torch.float32 if dtype.itemsize < 4 else dtype

@@ -119,22 +119,42 @@ class Order:
             self.learn(step)
         self.advance(step)
 
-    def check(self) -> None:
-        """Raise again what the ranks have disagreed about, if they have.
+    def known(self) -> Step | None:
+        """What comes next, as far as the ranks know.
 
-        :raises Disagreement: with the same sentence as at first
+        A *place* is the kind of the pass under way, and the number of steps since it
+        began. The table holds for each place either how the pass goes on or which pass
+        begins next, never both. With both, a rank could do the one and another rank the
+        other, and each would find its step in the table.
+
+        Which pass begins next may depend on more than the last one. With gradients
+        accumulated over four batches, the first three forward passes are followed by
+        another kind of backward pass than the fourth. So for that question the number
+        of passes since the last reduction belongs to the place.
         """
-        if self.meeting is not None and self.meeting.verdict is not None:
-            raise Disagreement(self.meeting.verdict)
+        return self.table.get(self.place) or self.table.get((*self.place, self.passes))
 
-    def refuse(self, sentence: str) -> NoReturn:
-        """Stop for something that every rank has found out by itself.
+    def learn(self, step: Step) -> None:
+        """Enter what all ranks have agreed on. Every rank has the same table at the same place."""
+        if step.number:
+            self.table[self.place] = step
+        else:
+            self.table.pop(self.place, None)
+            self.table[(*self.place, self.passes)] = step
 
-        :raises Disagreement: with this sentence, and again in each later call
-        """
+    def advance(self, step: Step) -> None:
+        """Move on to the next place."""
+        self.index += 1
+        self.issued += step.action != "end"
         if self.meeting is not None:
-            self.meeting.verdict = sentence
-        raise Disagreement(sentence)
+            self.meeting.issued = self.issued
+        self.place = (step.kind, self.index)
+        if step.number == 0:
+            # A program that only evaluates reduces nothing. Without a limit to the
+            # count each of its passes would be new, and would need rounds.
+            self.passes = min(self.passes + 1, 64)
+        if step.action == "reduce":
+            self.passes = 0
 
     def end(self) -> None:
         """Call this when a backward pass is over, before an optimizer can step.
@@ -176,48 +196,36 @@ class Order:
                 waits_in(meeting, self.issued)
             if not failed:
                 return False
-            # It raises that error again, unless the exchange was completed in between.
-            try:
-                work.wait()
-            except RuntimeError as error:
-                with suppress(RuntimeError):
-                    name_the_absent(meeting, self.issued, error)
-                raise
+            self.raise_failure(work, meeting)
         return True
 
-    def known(self) -> Step | None:
-        """What comes next, as far as the ranks know.
+    # sidelit: depth Ranks that have disagreed already, and an exchange that fails while a rank waits.
 
-        A *place* is the kind of the pass under way, and the number of steps since it
-        began. The table holds for each place either how the pass goes on or which pass
-        begins next, never both. With both, a rank could do the one and another rank the
-        other, and each would find its step in the table.
+    def check(self) -> None:
+        """Raise again what the ranks have disagreed about, if they have.
 
-        Which pass begins next may depend on more than the last one. With gradients
-        accumulated over four batches, the first three forward passes are followed by
-        another kind of backward pass than the fourth. So for that question the number
-        of passes since the last reduction belongs to the place.
+        :raises Disagreement: with the same sentence as at first
         """
-        return self.table.get(self.place) or self.table.get((*self.place, self.passes))
+        if self.meeting is not None and self.meeting.verdict is not None:
+            raise Disagreement(self.meeting.verdict)
 
-    def learn(self, step: Step) -> None:
-        """Enter what all ranks have agreed on. Every rank has the same table at the same place."""
-        if step.number:
-            self.table[self.place] = step
-        else:
-            self.table.pop(self.place, None)
-            self.table[(*self.place, self.passes)] = step
+    def refuse(self, sentence: str) -> NoReturn:
+        """Stop for something that every rank has found out by itself.
 
-    def advance(self, step: Step) -> None:
-        """Move on to the next place."""
-        self.index += 1
-        self.issued += step.action != "end"
+        :raises Disagreement: with this sentence, and again in each later call
+        """
         if self.meeting is not None:
-            self.meeting.issued = self.issued
-        self.place = (step.kind, self.index)
-        if step.number == 0:
-            # A program that only evaluates reduces nothing. Without a limit to the
-            # count each of its passes would be new, and would need rounds.
-            self.passes = min(self.passes + 1, 64)
-        if step.action == "reduce":
-            self.passes = 0
+            self.meeting.verdict = sentence
+        raise Disagreement(sentence)
+
+    def raise_failure(self, work: Work, meeting: Meeting) -> None:
+        """Raise the error of an exchange that has failed, or the sentence about the ranks
+        that have not come to it.
+        """
+        # It raises that error again, unless the exchange was completed in between.
+        try:
+            work.wait()
+        except RuntimeError as error:
+            with suppress(RuntimeError):
+                name_the_absent(meeting, self.issued, error)
+            raise

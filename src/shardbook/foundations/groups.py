@@ -152,6 +152,8 @@ class Mean:
             return mean
         return None
 
+    # sidelit: depth A backward pass that failed while its mean was under way.
+
     def abandon(self) -> None:
         """Wait for the exchange under way, and start no other."""
         for work in self.works:
@@ -167,34 +169,17 @@ def groups_of(mesh: Any) -> Groups:
         another order than PyTorch numbers them
     :raises TypeError: if it is neither a mesh nor a group
     """
-    if not isinstance(mesh, DeviceMesh | dist.ProcessGroup | None):
-        raise TypeError(
-            f"mesh={mesh!r} is neither a DeviceMesh nor a process group; "
-            "pass one of them, or None for all ranks"
-        )
+    refuse_unfit_mesh(mesh)
     if not isinstance(mesh, DeviceMesh):
         return Groups(shards=mesh, everyone=mesh)
     if mesh.ndim == 1:
         return Groups(shards=mesh.get_group(), everyone=mesh.get_group())
-    if mesh.ndim > 2:
-        raise ValueError(
-            f"a mesh of {mesh.ndim} dimensions is not supported; "
-            "pass the two of them that replicate and shard the model"
-        )
-    # PyTorch sorts the ranks of each group. In a mesh that is not sorted, the ranks of
-    # one column would hold different parts and average them with each other.
-    ranks = mesh.mesh
-    if any((ranks.diff(dim=dim) < 0).any() for dim in (0, 1)):
-        raise ValueError(
-            f"the ranks of the mesh {ranks.tolist()} are not in order; "
-            "let them grow along each row and down each column"
-        )
     # A mesh of all ranks needs no new group for them. For a part of them only its own
     # ranks can be asked to form one, because nobody else calls this function.
     everyone = None
     if mesh.size() < dist.get_world_size():
         everyone = dist.new_group(
-            ranks.flatten().tolist(), use_local_synchronization=True
+            mesh.mesh.flatten().tolist(), use_local_synchronization=True
         )
     return Groups(
         shards=mesh.get_group(1), everyone=everyone, replicas=mesh.get_group(0)
@@ -217,3 +202,32 @@ def all_reduce_mean(
     gathering = all_gather(vector, reducing.wait(), group=group)
     yield gathering.works
     gathering.wait()
+
+
+# sidelit: depth A mesh of more than two dimensions, or one whose ranks are not in order.
+
+
+def refuse_unfit_mesh(mesh: Any) -> None:
+    """Refuse what stands for no groups of ranks.
+
+    PyTorch sorts the ranks of each group. In a mesh that is not sorted, the ranks of
+    one column would hold different parts and average them with each other.
+    """
+    if not isinstance(mesh, DeviceMesh | dist.ProcessGroup | None):
+        raise TypeError(
+            f"mesh={mesh!r} is neither a DeviceMesh nor a process group; "
+            "pass one of them, or None for all ranks"
+        )
+    if not isinstance(mesh, DeviceMesh) or mesh.ndim == 1:
+        return
+    if mesh.ndim > 2:
+        raise ValueError(
+            f"a mesh of {mesh.ndim} dimensions is not supported; "
+            "pass the two of them that replicate and shard the model"
+        )
+    ranks = mesh.mesh
+    if any((ranks.diff(dim=dim) < 0).any() for dim in (0, 1)):
+        raise ValueError(
+            f"the ranks of the mesh {ranks.tolist()} are not in order; "
+            "let them grow along each row and down each column"
+        )

@@ -116,11 +116,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             waiting += [v for v in inside(value) if type(v) not in _PLAIN][::-1]
 
 
-MOST = 10_000
-_PLAIN = {
-    *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device),
-    *(FunctionType, BuiltinFunctionType, type, ModuleType, torch.Size),
-}
+# sidelit: depth Containers of all kinds, objects without a dictionary, and whole programs.
 
 
 def inside(value: Any) -> Iterable[Any]:
@@ -150,33 +146,15 @@ def slots_of(kind: type) -> tuple[str, ...]:
     return tuple(found)
 
 
-def is_freed(tensor: Tensor) -> bool:
-    """Whether a tensor's memory has been given back while the tensor still exists."""
-    plain = type(tensor) in (Tensor, nn.Parameter)
-    return (
-        plain
-        and tensor.layout is torch.strided
-        and tensor.numel() > 0
-        and tensor.untyped_storage().nbytes() == 0
-    )
+MOST = 10_000
 
 
-def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that is at work, and that `torch.compile` runs as it is.
+_PLAIN = {
+    *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device),
+    *(FunctionType, BuiltinFunctionType, type, ModuleType, torch.Size),
+}
 
-    With `fullgraph=True`, which leaves nothing uncompiled, it stops with the reason.
-    """
-
-    def work(*args: Any, **kwargs: Any) -> Any:
-        with machinery():
-            return hook(*args, **kwargs)
-
-    quiet: Callable[..., Any] = torch.compiler.disable(
-        work,
-        reason="a sharded unit gathers its parameters here; compile its units by "
-        "themselves, as in unit.compile()",
-    )
-    return quiet
+# sidelit: core
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -214,3 +192,35 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
         # A frozen dataclass, too.
         object.__setattr__(value, name, new)
     return value
+
+
+# sidelit: depth Programs that are compiled, and tensors whose memory was given back.
+
+
+def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that is at work, and that `torch.compile` runs as it is.
+
+    With `fullgraph=True`, which leaves nothing uncompiled, it stops with the reason.
+    """
+
+    def work(*args: Any, **kwargs: Any) -> Any:
+        with machinery():
+            return hook(*args, **kwargs)
+
+    quiet: Callable[..., Any] = torch.compiler.disable(
+        work,
+        reason="a sharded unit gathers its parameters here; compile its units by "
+        "themselves, as in unit.compile()",
+    )
+    return quiet
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Whether a tensor's memory has been given back while the tensor still exists."""
+    plain = type(tensor) in (Tensor, nn.Parameter)
+    return (
+        plain
+        and tensor.layout is torch.strided
+        and tensor.numel() > 0
+        and tensor.untyped_storage().nbytes() == 0
+    )

@@ -81,6 +81,9 @@ class label:
             self.shown.__exit__(*error)
 
 
+# sidelit: depth Traces of PyTorch's own names alone.
+
+
 def profiler_labels(on: bool) -> None:
     """Choose whether the traces of this process show labels. At the start they do.
 

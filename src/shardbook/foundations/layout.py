@@ -297,6 +297,17 @@ def _lay_out(
     )
 
 
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _clamp(number: int, high: int) -> int:
+    return max(0, min(number, high))
+
+
+# sidelit: depth Parameters on two devices, and a vector of another length than its layout.
+
+
 def _refuse_mixed_devices(names: dict[nn.Parameter, list[str]]) -> None:
     """A vector lives on one device. A model that is half moved is a mistake, so the parameter is named."""
     for parameter, (name, *_) in names.items():
@@ -313,11 +324,3 @@ def _check_length(layout: Layout, flat: Tensor) -> None:
         raise ValueError(
             f"the layout has {layout.padded} elements, but the tensor {tuple(flat.shape)}"
         )
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-def _clamp(number: int, high: int) -> int:
-    return max(0, min(number, high))

@@ -159,6 +159,24 @@ def sources_of(module: nn.Module) -> Iterator[torch.device]:
         yield from sources_on(device)
 
 
+def read(source: Source) -> Tensor:
+    """A copy of the state's bytes, so the generator may go on."""
+    if isinstance(source, torch.Generator):
+        return source.get_state()
+    state: Tensor = torch.get_device_module(source).get_rng_state(*which(source))
+    return state
+
+
+def write(source: Source, state: Tensor) -> None:
+    if isinstance(source, torch.Generator):
+        source.set_state(state)
+    else:
+        torch.get_device_module(source).set_rng_state(state, *which(source))
+
+
+# sidelit: depth A device that was not used yet or has no number, and Apple's `mps`.
+
+
 def sources_on(device: torch.device) -> Iterator[torch.device]:
     """The device itself, if there is a state of its own to read.
 
@@ -175,21 +193,6 @@ def sources_on(device: torch.device) -> Iterator[torch.device]:
     # "cuda" without a number means another device as soon as the current one changes. A
     # tensor knows the number.
     yield torch.empty(0, device=device).device if device.index is None else device
-
-
-def read(source: Source) -> Tensor:
-    """A copy of the state's bytes, so the generator may go on."""
-    if isinstance(source, torch.Generator):
-        return source.get_state()
-    state: Tensor = torch.get_device_module(source).get_rng_state(*which(source))
-    return state
-
-
-def write(source: Source, state: Tensor) -> None:
-    if isinstance(source, torch.Generator):
-        source.set_state(state)
-    else:
-        torch.get_device_module(source).set_rng_state(state, *which(source))
 
 
 def which(device: torch.device) -> tuple[torch.device, ...]:

@@ -110,15 +110,7 @@ class Meeting:
         try:
             answer = self.answer(mine)
         except BaseException as error:
-            # This rank was interrupted and may have been counted. If it came to the
-            # same round again, the others would take it for two ranks.
-            name = type(error).__name__
-            self.verdict = (
-                f"{mine}, but did not wait for the other ranks ({name}); "
-                "start the program again on every rank"
-            )
-            with suppress(RuntimeError):
-                self.publish(self.verdict)
+            self.withdraw(mine, error)
             raise
         if answer != AGREED:
             self.part(answer)
@@ -143,6 +135,11 @@ class Meeting:
             return self.publish(f"{mine}, but {self.absent()}")
         return str(self.store.get(f"{number}/decided").decode())
 
+    def open(self, mine: Wish) -> Wish:
+        """Open the next round, unless another rank was faster; the wish of the first to come."""
+        text = self.store.compare_set(f"{self.rounds}/first", "", json.dumps(mine))
+        return Wish.read(text)
+
     def come(self) -> bool:
         """Note that this rank has come.
 
@@ -157,30 +154,6 @@ class Meeting:
             return False
         words = len(self.words())
         return not self.shared or self.store.add(f"{self.rounds}/words", 1) == words
-
-    def words(self) -> list[str]:
-        """The keys of the numbers that hold a bit for each rank."""
-        return [f"came/{word}" for word in range(-(-len(self.ranks) // WORD))]
-
-    @property
-    def shared(self) -> bool:
-        """Whether the ranks need more than one number."""
-        return len(self.ranks) > WORD
-
-    def absent(self) -> str:
-        """The sentence about ranks that have not come in time."""
-        came = [self.store.add(f"{self.rounds}/{word}", 0) for word in self.words()]
-        missing = [
-            rank
-            for place, rank in enumerate(self.ranks)
-            if not came[place // WORD] >> place % WORD & 1
-        ]
-        return (
-            f"rank {', '.join(map(str, missing))} has not come to agree within "
-            f"{self.limit}, the time limit of the process group; if it is only late, as "
-            "a rank that compiles, pass a longer timeout to init_process_group, and if "
-            "it has ended, see its own output"
-        )
 
     def wait_for(self, key: str) -> bool:
         """Wait until the store has a key, for as long as the limit allows.
@@ -197,11 +170,6 @@ class Meeting:
                 return True
             if clock() >= end:
                 return False
-
-    def open(self, mine: Wish) -> Wish:
-        """Open the next round, unless another rank was faster; the wish of the first to come."""
-        text = self.store.compare_set(f"{self.rounds}/first", "", json.dumps(mine))
-        return Wish.read(text)
 
     def look(self, issued: int) -> None:
         """Raise if a rank has opened a round and this rank cannot come to it any more.
@@ -223,14 +191,6 @@ class Meeting:
         if self.store.check([f"{number}/decided"]):
             self.part(self.store.get(f"{number}/decided").decode())
 
-    def glimpse(self, issued: int) -> None:
-        """[Look](#Meeting.look) from another thread, unless this rank holds a round."""
-        if self.lock.acquire(blocking=False):
-            try:
-                self.look(issued)
-            finally:
-                self.lock.release()
-
     def publish(self, decision: str) -> str:
         """Decide how the round ends, unless another rank was faster; return what was decided."""
         key = f"{self.rounds}/decided"
@@ -248,6 +208,52 @@ class Meeting:
             self.store.add(key, 1)
             until(lambda: self.store.add(key, 0) == self.world_size, FAREWELL)
         raise Disagreement(verdict)
+
+    # sidelit: depth An interrupt, ranks that do not come, more than 32 ranks, and looks from another thread.
+
+    def withdraw(self, mine: Wish, error: BaseException) -> None:
+        """This rank was interrupted and may have been counted. If it came to the same round
+        again, the others would take it for two ranks.
+        """
+        name = type(error).__name__
+        self.verdict = (
+            f"{mine}, but did not wait for the other ranks ({name}); "
+            "start the program again on every rank"
+        )
+        with suppress(RuntimeError):
+            self.publish(self.verdict)
+
+    def absent(self) -> str:
+        """The sentence about ranks that have not come in time."""
+        came = [self.store.add(f"{self.rounds}/{word}", 0) for word in self.words()]
+        missing = [
+            rank
+            for place, rank in enumerate(self.ranks)
+            if not came[place // WORD] >> place % WORD & 1
+        ]
+        return (
+            f"rank {', '.join(map(str, missing))} has not come to agree within "
+            f"{self.limit}, the time limit of the process group; if it is only late, as "
+            "a rank that compiles, pass a longer timeout to init_process_group, and if "
+            "it has ended, see its own output"
+        )
+
+    def words(self) -> list[str]:
+        """The keys of the numbers that hold a bit for each rank."""
+        return [f"came/{word}" for word in range(-(-len(self.ranks) // WORD))]
+
+    @property
+    def shared(self) -> bool:
+        """Whether the ranks need more than one number."""
+        return len(self.ranks) > WORD
+
+    def glimpse(self, issued: int) -> None:
+        """[Look](#Meeting.look) from another thread, unless this rank holds a round."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self.look(issued)
+            finally:
+                self.lock.release()
 
 
 class Step(NamedTuple):
@@ -310,6 +316,24 @@ clock = time.monotonic
 opened: Counter[tuple[int, ...]] = Counter()
 
 
+def until(condition: Callable[[], bool], limit: timedelta) -> bool:
+    """Whether the condition came true in time.
+
+    The store can wait for a key, but not for a number. So it is asked again and again,
+    in pauses that grow with the time waited.
+    """
+    end, pause = clock() + limit.total_seconds(), 50e-6
+    while not condition():
+        if clock() > end:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return True
+
+
+# sidelit: depth The advice in an error, and backends without a time limit of their own.
+
+
 def rule(*steps: Step | None) -> str:
     """What to do about ranks that do not come to the same step.
 
@@ -329,18 +353,3 @@ def limit_of(group: Any, otherwise: timedelta) -> timedelta:
     """
     limit = time_limit(dist.group.WORLD if group is None else group)
     return otherwise if limit is None else limit
-
-
-def until(condition: Callable[[], bool], limit: timedelta) -> bool:
-    """Whether the condition came true in time.
-
-    The store can wait for a key, but not for a number. So it is asked again and again,
-    in pauses that grow with the time waited.
-    """
-    end, pause = clock() + limit.total_seconds(), 50e-6
-    while not condition():
-        if clock() > end:
-            return False
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
-    return True

@@ -94,6 +94,9 @@ def give_back(device: torch.device) -> None:
         other.wait_stream(now)
 
 
+# sidelit: depth Offload, where the calling thread reads what a device has copied.
+
+
 def host_waits_for_current_stream(device: torch.device) -> None:
     """Let this thread wait until the device has done all that its current stream was
     given before this call.
