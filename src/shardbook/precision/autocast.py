@@ -106,17 +106,10 @@ class autocast(ContextDecorator):
         enabled: bool = True,
         cache_enabled: bool = True,
     ) -> None:
-        if device_type not in RULES:
-            raise ValueError(
-                f"there are no rules for device type {device_type!r}; "
-                f"choose one of {', '.join(RULES)}"
-            )
+        refuse_unknown(device_type)
         dtype = dtype or RULES[device_type].dtype
-        if enabled and dtype not in (torch.bfloat16, torch.float16):
-            raise ValueError(
-                f"autocast cannot run in {dtype}; "
-                "choose torch.bfloat16 or torch.float16, or enabled=False"
-            )
+        if enabled:
+            refuse_wide(dtype)
         self.device_type = device_type
         self.setting = Setting(enabled, dtype, cache_enabled)
 
@@ -130,34 +123,6 @@ class autocast(ContextDecorator):
     def __exit__(self, *exception: object) -> None:
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
-        thread.leave()
-
-
-def current() -> dict[str, Setting]:
-    """This thread's setting for each type of device; empty outside of all contexts.
-
-    A computation that is repeated later, as [checkpointing](autocast_state.py) does,
-    takes them along and runs under [the same ones](#restored) again.
-    """
-    return present() if thread.casting.on else {}
-
-
-def present() -> dict[str, Setting]:
-    """PyTorch's state for each type of device that has rules."""
-    return {device_type: setting_of(device_type) for device_type in RULES}
-
-
-@contextmanager
-def restored(settings: dict[str, Setting]) -> Iterator[None]:
-    """Inside of the block the settings are these, whatever they are around it.
-
-    :param settings: what `current` gave; if it is empty, nothing is cast
-    """
-    nothing = {name: replace(now, enabled=False) for name, now in present().items()}
-    thread.enter(settings or nothing, on=bool(settings))
-    try:
-        yield
-    finally:
         thread.leave()
 
 
@@ -199,4 +164,59 @@ def put_in_force(settings: dict[str, Setting]) -> None:
         torch.set_autocast_cache_enabled(setting.cache_enabled)
 
 
+def present() -> dict[str, Setting]:
+    """PyTorch's state for each type of device that has rules."""
+    return {device_type: setting_of(device_type) for device_type in RULES}
+
+
 thread = Thread()
+
+
+# sidelit: depth Computations that are repeated later, and settings that autocast cannot have.
+
+
+def current() -> dict[str, Setting]:
+    """This thread's setting for each type of device; empty outside of all contexts.
+
+    A computation that is repeated later, as [checkpointing](autocast_state.py) does,
+    takes them along and runs under [the same ones](#restored) again.
+    """
+    return present() if thread.casting.on else {}
+
+
+@contextmanager
+def restored(settings: dict[str, Setting]) -> Iterator[None]:
+    """Inside of the block the settings are these, whatever they are around it.
+
+    :param settings: what `current` gave; if it is empty, nothing is cast
+    """
+    nothing = {name: replace(now, enabled=False) for name, now in present().items()}
+    thread.enter(settings or nothing, on=bool(settings))
+    try:
+        yield
+    finally:
+        thread.leave()
+
+
+def refuse_unknown(device_type: str) -> None:
+    """Refuse a type of device that has no rules.
+
+    :raises ValueError: naming those that have
+    """
+    if device_type not in RULES:
+        raise ValueError(
+            f"there are no rules for device type {device_type!r}; "
+            f"choose one of {', '.join(RULES)}"
+        )
+
+
+def refuse_wide(dtype: torch.dtype) -> None:
+    """Refuse a dtype that does not have 16 bits.
+
+    :raises ValueError: naming the two that have
+    """
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"autocast cannot run in {dtype}; "
+            "choose torch.bfloat16 or torch.float16, or enabled=False"
+        )

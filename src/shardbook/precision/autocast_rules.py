@@ -89,19 +89,17 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+def table(**names: Iterable[str]) -> dict[str, Rule]:
+    """Rules by operation, from operations by rule."""
+    return {name: Rule[rule] for rule, listed in names.items() for name in listed}
+
+
 # In 16 bits on every device: products, convolutions, attention, which is two products,
 # and with them PyTorch's choice of `prelu`.
 PRODUCTS = words("""
     addbmm addmm baddbmm bmm linalg_vecdot linear matmul mm prelu
     conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
     _convolution scaled_dot_product_attention
-""")
-
-# What follows is in no list of PyTorch. There the operations that it is made of are
-# cast one by one, inside of C++. Here it is cast as a whole.
-COMPOSED = words("chain_matmul einsum linalg_multi_dot")
-COMPOSED_FP32 = words("""
-    cumulative_trapezoid pairwise_distance square trapezoid trapz
 """)
 
 # These are steep at some inputs, where a small error of the input becomes a large error
@@ -138,6 +136,17 @@ DISTANCES = words("cdist cosine_similarity dist pdist")
 # need no cast.
 FP32_FUNCTIONS = FUNCTIONS | NORMS | SOFTMAX | LOSSES | SUMS | DISTANCES
 
+
+# sidelit: depth Operations that a language model hardly calls, and their names in other libraries.
+
+# What follows is in no list of PyTorch. There the operations that it is made of are
+# cast one by one, inside of C++. Here it is cast as a whole.
+COMPOSED = words("chain_matmul einsum linalg_multi_dot")
+COMPOSED_FP32 = words("""
+    cumulative_trapezoid pairwise_distance square trapezoid trapz
+""")
+
+# Operations on images, spectra and matrices as a whole.
 UPSAMPLING = words("""
     upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
     upsample_nearest2d upsample_nearest3d upsample_trilinear3d
@@ -179,9 +188,7 @@ SYNONYMS = {
 }
 
 
-def table(**names: Iterable[str]) -> dict[str, Rule]:
-    """Rules by operation, from operations by rule."""
-    return {name: Rule[rule] for rule, listed in names.items() for name in listed}
+# sidelit: core
 
 
 CPU = table(

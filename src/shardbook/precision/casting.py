@@ -169,6 +169,8 @@ class Casting(TorchFunctionMode):
             kept = self.kept[id(value), dtype] = (value, version, value.to(dtype))
         return kept[2]
 
+    # sidelit: depth Optimizers whose writes to parameters PyTorch does not count.
+
     def forget_after_a_step(self) -> None:
         """Keep no cast of a parameter, PyTorch's included, beyond a step of any optimizer.
 
@@ -179,28 +181,6 @@ class Casting(TorchFunctionMode):
             self.steps = steps.count
             self.kept.clear()
             torch.clear_autocast_cache()
-
-
-class Steps:
-    """How often an optimizer of this process has stepped, in whatever thread."""
-
-    count = 0
-
-    def __call__(self, *_: Any) -> None:
-        self.count += 1
-
-
-steps = Steps()
-
-
-@cache
-def count_steps() -> None:
-    """Let each step of each optimizer be counted from now on."""
-    register_optimizer_step_post_hook(steps)
-
-
-# These start the backward pass.
-BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +223,13 @@ def eligible(value: object, device_type: str) -> bool:
     )
 
 
+# These start the backward pass.
+BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
+# sidelit: depth Functions that would hand themselves over without end, and the count of optimizer steps.
+
+
 def unasked(func: FunctionType) -> FunctionType:
     """The same function, but it does not ask whether a mode wants to handle the call.
 
@@ -261,3 +248,21 @@ def unasked(func: FunctionType) -> FunctionType:
     )
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
+
+
+class Steps:
+    """How often an optimizer of this process has stepped, in whatever thread."""
+
+    count = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.count += 1
+
+
+steps = Steps()
+
+
+@cache
+def count_steps() -> None:
+    """Let each step of each optimizer be counted from now on."""
+    register_optimizer_step_post_hook(steps)

@@ -152,44 +152,24 @@ class Format:
             exponent -= 1
         return max(exponent, 1 - self.bias)
 
-    @property
-    def beyond(self) -> int:
-        """The pattern of everything too large: infinity, which follows the largest number.
+    def fields(self, pattern: int) -> tuple[int, int, int]:
+        """Sign, exponent and mantissa, each as a whole number.
 
-        E4M3FN has no infinity. PyTorch 2.13 *saturates* when it converts to this
-        format: it takes the largest finite number, even for infinity itself. E5M2 has
-        infinity, and a conversion does not saturate.
+        :raises ValueError: if the pattern is negative or has more bits than the format
         """
-        return self.largest_pattern + self.infinite
-
-    @property
-    def largest_pattern(self) -> int:
-        """All bits 1, less what stands for infinity and NaN."""
-        lost = (1 << self.mantissa_bits) if self.infinite else 1
-        return (1 << self.bits - 1) - 1 - lost
-
-    @property
-    def quiet_nan(self) -> int:
-        """A NaN that processors make and pass on without complaint: the mantissa's first bit is 1."""
-        if not self.infinite:
-            return (1 << self.bits - 1) - 1
-        return self.largest_pattern + 1 + (1 << self.mantissa_bits - 1)
+        if not 0 <= pattern < (1 << self.bits):
+            raise ValueError(
+                f"{pattern} is no pattern of {self.name}; "
+                f"choose from 0 to {(1 << self.bits) - 1}"
+            )
+        rest, mantissa = divmod(pattern, 1 << self.mantissa_bits)
+        sign, exponent = divmod(rest, 1 << self.exponent_bits)
+        return sign, exponent, mantissa
 
     @property
     def largest(self) -> float:
         """The largest finite number."""
         return self.decode(self.largest_pattern)
-
-    @property
-    def overflow(self) -> Fraction:
-        """Numbers of this size and above become infinite, or saturate: half a step above the largest."""
-        largest = Fraction(self.largest)
-        return largest + step_of(self.exponent_of(largest), self.mantissa_bits) / 2
-
-    @property
-    def underflow(self) -> Fraction:
-        """Numbers of this size and below become zero: half of the smallest, where zero is the even choice."""
-        return Fraction(self.smallest_subnormal) / 2
 
     @property
     def smallest_normal(self) -> float:
@@ -215,19 +195,41 @@ class Format:
         size = abs(Fraction(value))
         return float(step_of(self.exponent_of(size), self.mantissa_bits))
 
-    def fields(self, pattern: int) -> tuple[int, int, int]:
-        """Sign, exponent and mantissa, each as a whole number.
+    # sidelit: depth Numbers too large or too small for the format, and NaN.
 
-        :raises ValueError: if the pattern is negative or has more bits than the format
+    @property
+    def beyond(self) -> int:
+        """The pattern of everything too large: infinity, which follows the largest number.
+
+        E4M3FN has no infinity. PyTorch 2.13 *saturates* when it converts to this
+        format: it takes the largest finite number, even for infinity itself. E5M2 has
+        infinity, and a conversion does not saturate.
         """
-        if not 0 <= pattern < (1 << self.bits):
-            raise ValueError(
-                f"{pattern} is no pattern of {self.name}; "
-                f"choose from 0 to {(1 << self.bits) - 1}"
-            )
-        rest, mantissa = divmod(pattern, 1 << self.mantissa_bits)
-        sign, exponent = divmod(rest, 1 << self.exponent_bits)
-        return sign, exponent, mantissa
+        return self.largest_pattern + self.infinite
+
+    @property
+    def largest_pattern(self) -> int:
+        """All bits 1, less what stands for infinity and NaN."""
+        lost = (1 << self.mantissa_bits) if self.infinite else 1
+        return (1 << self.bits - 1) - 1 - lost
+
+    @property
+    def quiet_nan(self) -> int:
+        """A NaN that processors make and pass on without complaint: the mantissa's first bit is 1."""
+        if not self.infinite:
+            return (1 << self.bits - 1) - 1
+        return self.largest_pattern + 1 + (1 << self.mantissa_bits - 1)
+
+    @property
+    def overflow(self) -> Fraction:
+        """Numbers of this size and above become infinite, or saturate: half a step above the largest."""
+        largest = Fraction(self.largest)
+        return largest + step_of(self.exponent_of(largest), self.mantissa_bits) / 2
+
+    @property
+    def underflow(self) -> Fraction:
+        """Numbers of this size and below become zero: half of the smallest, where zero is the even choice."""
+        return Fraction(self.smallest_subnormal) / 2
 
 
 def step_of(exponent: int, mantissa_bits: int) -> Fraction:
@@ -243,6 +245,25 @@ BF16 = Format("bf16", 8, 7)
 E4M3FN = Format("e4m3fn", 4, 3, infinite=False)
 E5M2 = Format("e5m2", 5, 2)
 FORMATS = (FP64, FP32, TF32, FP16, BF16, E4M3FN, E5M2)
+
+
+def in_every_format(value: float | Fraction) -> str:
+    """A table with a row for each format: the three fields, what they store, and by how much it is off."""
+    rows = [("format", "sign|exponent|mantissa", "stored", "relative error")]
+    for form in FORMATS:
+        pattern = form.encode(value)
+        widths = (1, form.exponent_bits, form.mantissa_bits)
+        fields = zip(form.fields(pattern), widths, strict=True)
+        stored, error = form.decode(pattern), "-"
+        if isinstance(value, Fraction) and math.isfinite(stored):
+            error = f"{float(abs(Fraction(stored) / value - 1)):.2g}"
+        bits = "|".join(f"{field:0{width}b}" for field, width in fields)
+        rows.append((form.name, bits, f"{stored:.17g}", error))
+    columns = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, columns)).rstrip() for row in rows)
+
+
+# sidelit: depth The command line, and numbers that it cannot read.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -284,22 +305,6 @@ def number(text: str) -> float | Fraction:
             f"{text} is far outside of every format; stay within 1e-999 and 1e999"
         )
     return Fraction(exact)
-
-
-def in_every_format(value: float | Fraction) -> str:
-    """A table with a row for each format: the three fields, what they store, and by how much it is off."""
-    rows = [("format", "sign|exponent|mantissa", "stored", "relative error")]
-    for form in FORMATS:
-        pattern = form.encode(value)
-        widths = (1, form.exponent_bits, form.mantissa_bits)
-        fields = zip(form.fields(pattern), widths, strict=True)
-        stored, error = form.decode(pattern), "-"
-        if isinstance(value, Fraction) and math.isfinite(stored):
-            error = f"{float(abs(Fraction(stored) / value - 1)):.2g}"
-        bits = "|".join(f"{field:0{width}b}" for field, width in fields)
-        rows.append((form.name, bits, f"{stored:.17g}", error))
-    columns = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, columns)).rstrip() for row in rows)
 
 
 if __name__ == "__main__":

@@ -96,11 +96,7 @@ class GradScaler:
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
-        if isinstance(device, int | float):
-            raise TypeError(
-                f"the first argument of a scaler is the device, as in PyTorch; "
-                f"write init_scale={device}"
-            )
+        refuse_number(device)
         self.enabled = enabled and is_there(device)
         if self.enabled:
             refuse_unless(SMALLEST <= init_scale < math.inf, "init_scale", init_scale)
@@ -137,24 +133,13 @@ class GradScaler:
         """
         if not self.enabled:
             return outputs
-        if isinstance(outputs, Tensor):
-            refuse_to_scale(outputs)
-            if not self.in_use:
-                self.factor = self.factor.to(outputs.device)
-                self.calm, self.in_use = self.calm.to(outputs.device), True
-            return outputs * self.factor.to(outputs.device)
-        if isinstance(outputs, Mapping):
-            return {key: self.scale(value) for key, value in outputs.items()}
-        if isinstance(outputs, Iterable) and not isinstance(outputs, str | bytes):
-            # An iterator is used up now. Later $S$ may be another one.
-            scaled = [self.scale(output) for output in outputs]
-            if isinstance(outputs, tuple):
-                return getattr(outputs, "_make", tuple)(scaled)
-            return scaled
-        raise ValueError(
-            f"a {type(outputs).__name__} cannot be scaled; "
-            "pass a tensor, or lists, tuples or dictionaries of tensors"
-        )
+        if not isinstance(outputs, Tensor):
+            return self.scale_each(outputs)
+        refuse_to_scale(outputs)
+        if not self.in_use:
+            self.factor = self.factor.to(outputs.device)
+            self.calm, self.in_use = self.calm.to(outputs.device), True
+        return outputs * self.factor.to(outputs.device)
 
     @torch.no_grad()
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -176,14 +161,7 @@ class GradScaler:
         if not self.enabled:
             return
         self.refuse_unscaled("unscale_")
-        name = type(optimizer).__name__
-        if optimizer in self.stepped:
-            raise RuntimeError(f"this {name} has stepped; call unscale_ before step")
-        if optimizer in self.found:
-            raise RuntimeError(
-                f"the gradients of this {name} are unscaled already; "
-                "call update() before the next step"
-            )
+        unscaling.refuse_second(optimizer, self.stepped, self.found)
         self.found[optimizer] = self.divide(optimizer)
 
     def divide(self, optimizer: Optimizer) -> Tensor | None:
@@ -254,18 +232,6 @@ class GradScaler:
         if self.updates % 64 == 0 and not self.warned:
             self.warn_if_low()
 
-    def warn_if_low(self) -> None:
-        """Warn once if hardly any step was taken for some time."""
-        scale = self.get_scale()
-        if scale < self.low:
-            self.warned = True
-            warnings.warn(
-                f"the loss scale has fallen to {scale:.3g}, since step after step was "
-                "skipped: a gradient is infinite or NaN at any scale, so the model does "
-                "not train; torch.autograd.set_detect_anomaly(True) finds where NaN begins",
-                stacklevel=3,
-            )
-
     def adapt(self, overflow: Tensor) -> None:
         """Change $S$ on its device: to branch on the host would mean to wait."""
         current = self.factor.double()
@@ -284,6 +250,26 @@ class GradScaler:
         self.factor.copy_(torch.where(overflow, smaller, changed))
         self.calm.copy_(torch.where(due, 0, calm))
 
+    # sidelit: depth Losses in structures, calls out of order, and a scale that has fallen too low.
+
+    def scale_each(self, outputs: Any) -> Any:
+        """Scale all tensors in a structure.
+
+        :raises ValueError: if there is something else in it
+        """
+        if isinstance(outputs, Mapping):
+            return {key: self.scale(value) for key, value in outputs.items()}
+        if isinstance(outputs, Iterable) and not isinstance(outputs, str | bytes):
+            # An iterator is used up now. Later $S$ may be another one.
+            scaled = [self.scale(output) for output in outputs]
+            if isinstance(outputs, tuple):
+                return getattr(outputs, "_make", tuple)(scaled)
+            return scaled
+        raise ValueError(
+            f"a {type(outputs).__name__} cannot be scaled; "
+            "pass a tensor, or lists, tuples or dictionaries of tensors"
+        )
+
     def refuse_unscaled(self, method: str) -> None:
         """Without a scaled loss the gradients are true, and would be divided all the same.
 
@@ -295,9 +281,50 @@ class GradScaler:
                 "call scaler.scale(loss).backward() first"
             )
 
+    def warn_if_low(self) -> None:
+        """Warn once if hardly any step was taken for some time."""
+        scale = self.get_scale()
+        if scale < self.low:
+            self.warned = True
+            warnings.warn(
+                f"the loss scale has fallen to {scale:.3g}, since step after step was "
+                "skipped: a gradient is infinite or NaN at any scale, so the model does "
+                "not train; torch.autograd.set_detect_anomaly(True) finds where NaN begins",
+                stacklevel=3,
+            )
+
+    # sidelit: core
+    # sidelit: depth Settings that are read, changed or saved between steps.
+
     def get_scale(self) -> float:
         """$S$ as a number; 1 if the scaler is not enabled. The host waits for the device."""
         return self.factor.item() if self.enabled else 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to be saved, after `update`; empty if the scaler is not enabled."""
+        if not self.enabled:
+            return {}
+        settings = {name: getattr(self, name) for name in SETTINGS}
+        counted = {"scale": self.get_scale(), "_growth_tracker": int(self.calm.item())}
+        return {**counted, **settings}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a scaler stood, this one or PyTorch's.
+
+        :raises RuntimeError: if the state is empty, as that of a scaler that was not
+            enabled
+        """
+        if not self.enabled:
+            return
+        if not state_dict:
+            raise RuntimeError(
+                "this state is empty, so it comes from a scaler that was not enabled; "
+                "start with a new one"
+            )
+        for name in SETTINGS:
+            setattr(self, name, state_dict[name])
+        self.factor.fill_(state_dict["scale"])
+        self.calm.fill_(state_dict["_growth_tracker"])
 
     def is_enabled(self) -> bool:
         """Whether losses are scaled at all."""
@@ -333,36 +360,13 @@ class GradScaler:
         refuse_unless(new_interval >= 1, "growth_interval", new_interval)
         self.growth_interval = new_interval
 
-    def state_dict(self) -> dict[str, Any]:
-        """What has to be saved, after `update`; empty if the scaler is not enabled."""
-        if not self.enabled:
-            return {}
-        settings = {name: getattr(self, name) for name in SETTINGS}
-        counted = {"scale": self.get_scale(), "_growth_tracker": int(self.calm.item())}
-        return {**counted, **settings}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a scaler stood, this one or PyTorch's.
-
-        :raises RuntimeError: if the state is empty, as that of a scaler that was not
-            enabled
-        """
-        if not self.enabled:
-            return
-        if not state_dict:
-            raise RuntimeError(
-                "this state is empty, so it comes from a scaler that was not enabled; "
-                "start with a new one"
-            )
-        for name in SETTINGS:
-            setattr(self, name, state_dict[name])
-        self.factor.fill_(state_dict["scale"])
-        self.calm.fill_(state_dict["_growth_tracker"])
-
 
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 # Below this number FP32 has fewer digits, and an inverse can be infinite.
 SMALLEST = torch.finfo(torch.float32).tiny
+
+
+# sidelit: depth Settings that would make the scale useless, and a machine without CUDA.
 
 
 def is_there(device: str | torch.device | None) -> bool:
@@ -388,4 +392,16 @@ def refuse_unless(sensible: bool, name: str, value: float) -> None:
         raise ValueError(
             f"{name}={value} makes no sense; use a finite positive scale, growth by more "
             "than 1, backoff by a number between 0 and 1, and an interval of 1 or more"
+        )
+
+
+def refuse_number(device: object) -> None:
+    """Refuse a first argument that was meant as $S$.
+
+    :raises TypeError: if it is a number
+    """
+    if isinstance(device, int | float):
+        raise TypeError(
+            f"the first argument of a scaler is the device, as in PyTorch; "
+            f"write init_scale={device}"
         )

@@ -142,38 +142,6 @@ def census(tensors: Iterable[Tensor], form: Format, scale: float = 1.0) -> Censu
     return Census(*counts.tolist())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train a small GPT and print what FP16 and BF16 would do to its gradients.
-
-    :param arguments: the options, `sys.argv` if left out
-    :returns: the exit code, 1 after a mistake of the user
-    """
-    parser = Parser(
-        prog="shardbook.precision.rounding",
-        description="Train a small GPT and count the gradients that 16 bits would lose.",
-    )
-    parser.add_argument("--steps", type=int, default=20, help="before it (default: 20)")
-    parser.add_argument(
-        "--batch", type=int, default=8, help="windows of text (default: 8)"
-    )
-    try:
-        options = parser.parse_args(arguments)
-        for name, most in {"steps": 10**6, "batch": 1000}.items():
-            if not 1 <= getattr(options, name) <= most:
-                raise Mistake(f"--{name} must be from 1 to {most:,}")
-    except Mistake as mistake:
-        return complain("shardbook.precision.rounding", mistake)
-    print("| gradients | format | loss times | become zero | subnormal | overflow |")
-    print("|---|---|---|---|---|---|")
-    for kind, tensors in gradients(options.steps, options.batch).items():
-        for form, scale in ((FP16, 1), (FP16, 2**16), (BF16, 1)):
-            found = census(tensors, form, scale)
-            parts = (found.vanished, found.subnormal, found.overflowed)
-            shares = " | ".join(f"{part / found.count:.1%}" for part in parts)
-            print(f"| {kind} | {form.name} | {scale} | {shares} |")
-    return 0
-
-
 def gradients(steps: int, batch: int) -> dict[str, list[Tensor]]:
     """The gradients of a small GPT in FP32 after `steps` steps, by what they belong to."""
     torch.manual_seed(0)
@@ -205,6 +173,41 @@ def gradients(steps: int, batch: int) -> dict[str, list[Tensor]]:
 def error(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """The loss of a batch."""
     return gpt.loss(model(batch[0]), batch[1])
+
+
+# sidelit: depth The command that prints the table, and options that make no sense.
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train a small GPT and print what FP16 and BF16 would do to its gradients.
+
+    :param arguments: the options, `sys.argv` if left out
+    :returns: the exit code, 1 after a mistake of the user
+    """
+    parser = Parser(
+        prog="shardbook.precision.rounding",
+        description="Train a small GPT and count the gradients that 16 bits would lose.",
+    )
+    parser.add_argument("--steps", type=int, default=20, help="before it (default: 20)")
+    parser.add_argument(
+        "--batch", type=int, default=8, help="windows of text (default: 8)"
+    )
+    try:
+        options = parser.parse_args(arguments)
+        for name, most in {"steps": 10**6, "batch": 1000}.items():
+            if not 1 <= getattr(options, name) <= most:
+                raise Mistake(f"--{name} must be from 1 to {most:,}")
+    except Mistake as mistake:
+        return complain("shardbook.precision.rounding", mistake)
+    print("| gradients | format | loss times | become zero | subnormal | overflow |")
+    print("|---|---|---|---|---|---|")
+    for kind, tensors in gradients(options.steps, options.batch).items():
+        for form, scale in ((FP16, 1), (FP16, 2**16), (BF16, 1)):
+            found = census(tensors, form, scale)
+            parts = (found.vanished, found.subnormal, found.overflowed)
+            shares = " | ".join(f"{part / found.count:.1%}" for part in parts)
+            print(f"| {kind} | {form.name} | {scale} | {shares} |")
+    return 0
 
 
 if __name__ == "__main__":

@@ -112,6 +112,8 @@ class ShardedGradScaler(GradScaler):
             take_largest(flag, order, flats[0])
         return flag
 
+    # sidelit: depth Optimizers without sharded parameters, or on other ranks than the scaler's.
+
     def order_of(self, optimizer: Optimizer, flats: list[Flat]) -> Order:
         """The order of the exchanges among the ranks that share an optimizer's parameters.
 

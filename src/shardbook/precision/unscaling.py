@@ -14,6 +14,7 @@ here the host has not waited.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Container
 from inspect import signature
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = [
     "divide_and_check",
     "refuse_closure",
     "refuse_parts",
+    "refuse_second",
     "step_unless",
 ]
 # sidelit: show
@@ -81,13 +83,56 @@ def gradients(optimizer: Optimizer) -> list[list[Tensor]]:
             if gradient.dtype is torch.float16:
                 refuse_half(optimizer)
             if gradient.is_sparse:
-                # Several values can stand for one element, and their sum can be
-                # infinite although each of them is finite. So they are added before the
-                # check.
-                gradient = parameter.grad = gradient.coalesce()
-                gradient = gradient.values()
+                gradient = added_up(parameter)
             kinds[gradient.device, gradient.dtype].append(gradient)
     return list(kinds.values())
+
+
+def any_of(flags: list[Tensor]) -> Tensor | None:
+    """Whether any of some flags is raised; `None` if there is none."""
+    return torch.stack(flags).amax() if flags else None
+
+
+def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -> Any:
+    """Let an optimizer step, unless the flag is raised.
+
+    Somebody has to read the flag. A fused optimizer does so on the device, and leaves
+    everything as it was if the flag is raised. The host queues its step and does not
+    wait. For any other optimizer the host has to decide, and `item` waits until the
+    device has computed all gradients. Nothing else in a step makes the host wait.
+
+    Two attributes of the optimizer carry what it needs, `found_inf` and `grad_scale`, a
+    number that it divides by. Here the gradients are divided already, so `grad_scale`
+    is `None` unless the program has set one, and it is used up by one step.
+
+    :returns: what the optimizer returns; `None` if the host skipped the step
+    :raises TypeError: if the optimizer wants the scaler itself
+    """
+    # PyTorch's optimizers tell by this name whether they look at `found_inf`.
+    if not reads_found_inf(optimizer):
+        return None if overflow.item() else optimizer.step(*args, **kw)
+    refuse_old_step(optimizer)
+    own = getattr(optimizer, "grad_scale", None)
+    vars(optimizer).update(found_inf=overflow, grad_scale=own)
+    try:
+        return optimizer.step(*args, **kw)
+    finally:
+        for name in ("found_inf", "grad_scale"):
+            del vars(optimizer)[name]
+
+
+# sidelit: depth Sparse gradients, and gradients or steps that no scaler can judge.
+
+
+def added_up(parameter: Any) -> Tensor:
+    """The values of a sparse gradient, one for each element.
+
+    Several values can stand for one element, and their sum can be infinite although
+    each of them is finite. So they are added before the check.
+    """
+    parameter.grad = parameter.grad.coalesce()
+    values: Tensor = parameter.grad.values()
+    return values
 
 
 def refuse_half(optimizer: Optimizer) -> None:
@@ -124,9 +169,23 @@ def refuse_parts(optimizer: Optimizer) -> None:
                 )
 
 
-def any_of(flags: list[Tensor]) -> Tensor | None:
-    """Whether any of some flags is raised; `None` if there is none."""
-    return torch.stack(flags).amax() if flags else None
+def refuse_second(
+    optimizer: Optimizer, stepped: Container[Optimizer], found: Container[Optimizer]
+) -> None:
+    """Gradients that are divided twice are too small, and no error would follow.
+
+    :param stepped: the optimizers that have used their gradients
+    :param found: those whose gradients are divided
+    :raises RuntimeError: if the optimizer is among them
+    """
+    name = type(optimizer).__name__
+    if optimizer in stepped:
+        raise RuntimeError(f"this {name} has stepped; call unscale_ before step")
+    if optimizer in found:
+        raise RuntimeError(
+            f"the gradients of this {name} are unscaled already; "
+            "call update() before the next step"
+        )
 
 
 def refuse_closure(optimizer: Optimizer, *arguments: Any) -> None:
@@ -141,33 +200,13 @@ def refuse_closure(optimizer: Optimizer, *arguments: Any) -> None:
         )
 
 
-def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -> Any:
-    """Let an optimizer step, unless the flag is raised.
+def refuse_old_step(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that wants the scaler itself.
 
-    Somebody has to read the flag. A fused optimizer does so on the device, and leaves
-    everything as it was if the flag is raised. The host queues its step and does not
-    wait. For any other optimizer the host has to decide, and `item` waits until the
-    device has computed all gradients. Nothing else in a step makes the host wait.
-
-    Two attributes of the optimizer carry what it needs, `found_inf` and `grad_scale`, a
-    number that it divides by. Here the gradients are divided already, so `grad_scale`
-    is `None` unless the program has set one, and it is used up by one step.
-
-    :returns: what the optimizer returns; `None` if the host skipped the step
-    :raises TypeError: if the optimizer wants the scaler itself
+    :raises TypeError: naming what it should read instead
     """
-    # PyTorch's optimizers tell by this name whether they look at `found_inf`.
-    if not reads_found_inf(optimizer):
-        return None if overflow.item() else optimizer.step(*args, **kw)
     if "grad_scaler" in signature(optimizer.step).parameters:
         raise TypeError(
             f"the step of this {type(optimizer).__name__} takes grad_scaler=, which "
             "PyTorch has given up; let it read self.found_inf and self.grad_scale"
         )
-    own = getattr(optimizer, "grad_scale", None)
-    vars(optimizer).update(found_inf=overflow, grad_scale=own)
-    try:
-        return optimizer.step(*args, **kw)
-    finally:
-        for name in ("found_inf", "grad_scale"):
-            del vars(optimizer)[name]

@@ -77,32 +77,14 @@ def clip_grad_norm_(
     # The factor is computed from all digits, and the caller gets those of the
     # gradients.
     result = norm.to(dtype_of_all(model))
-    if error_if_nonfinite and not result.isfinite():
-        raise RuntimeError(
-            f"the norm of order {norm_type} of the gradients is {result.item()}; "
-            "skip this step, or call without error_if_nonfinite"
-        )
+    if error_if_nonfinite:
+        refuse_nonfinite(result, norm_type)
     # As in PyTorch, the factor is at most 1, and it is always applied: to look first
     # whether it is 1 would make the host wait for the device.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=0.0)
     for gradient in gradients(model):
         gradient.mul_(factor.to(gradient.device, gradient.dtype))
     return result
-
-
-@torch.no_grad()
-def clip_grad_value_(
-    model: nn.Module, clip_value: float, foreach: bool | None = None
-) -> None:
-    """Limit each element of the gradients to the range from `-clip_value` to `clip_value`.
-
-    Each element is limited by itself, so the ranks exchange nothing.
-
-    :raises ValueError: if the model is not sharded as a whole
-    :raises RuntimeError: if gradients wait for their exchange, or were used up
-    """
-    for gradient in gradients(model):
-        gradient.clamp_(-clip_value, clip_value)
 
 
 def gradient_norm(model: nn.Module, order: float) -> Tensor:
@@ -144,6 +126,43 @@ def gradient_norm(model: nn.Module, order: float) -> Tensor:
     return total.pow(1 / exponent)
 
 
+def gradients(model: nn.Module, *, once: bool = False) -> Iterator[Tensor]:
+    """This rank's parts of all gradients that there are.
+
+    :param once: leave out what the first rank has, too. In stages 1 and 2 a parameter
+        that [is trained only later](freezing.py) is whole on every rank, and so is its
+        gradient.
+    """
+    units = conductor_of(model).drivers
+    refuse_unfit(model)
+    for unit in units:
+        for flat in unit.trainable:
+            refuse_waiting(flat)
+            if once and unit.stage and unit.rank and not flat.sliced:
+                continue
+            for parameter in flat.parameters:
+                if parameter.grad is not None:
+                    yield parameter.grad
+
+
+# sidelit: depth Limits for single elements, gradients of several dtypes, and models that cannot be clipped.
+
+
+@torch.no_grad()
+def clip_grad_value_(
+    model: nn.Module, clip_value: float, foreach: bool | None = None
+) -> None:
+    """Limit each element of the gradients to the range from `-clip_value` to `clip_value`.
+
+    Each element is limited by itself, so the ranks exchange nothing.
+
+    :raises ValueError: if the model is not sharded as a whole
+    :raises RuntimeError: if gradients wait for their exchange, or were used up
+    """
+    for gradient in gradients(model):
+        gradient.clamp_(-clip_value, clip_value)
+
+
 def dtype_of_all(model: nn.Module) -> torch.dtype:
     """The dtype that holds the values of all gradients; FP32 if there are none.
 
@@ -153,14 +172,12 @@ def dtype_of_all(model: nn.Module) -> torch.dtype:
     return reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
 
-def gradients(model: nn.Module, *, once: bool = False) -> Iterator[Tensor]:
-    """This rank's parts of all gradients that there are.
+def refuse_unfit(model: nn.Module) -> None:
+    """Refuse a model whose gradients are used up already, or are not all means.
 
-    :param once: leave out what the first rank has, too. In stages 1 and 2 a parameter
-        that [is trained only later](freezing.py) is whole on every rank, and so is its
-        gradient.
+    :raises RuntimeError: if the model steps in its backward pass
+    :raises ValueError: naming a parameter that is not sharded
     """
-    units = conductor_of(model).drivers
     if steps_in_backward(model):
         raise RuntimeError(
             "this model steps in its backward pass, so there are no gradients to clip; "
@@ -172,11 +189,15 @@ def gradients(model: nn.Module, *, once: bool = False) -> Iterator[Tensor]:
                 f"{name} is not sharded, so its gradient is not the mean over the ranks; "
                 "shard the whole model"
             )
-    for unit in units:
-        for flat in unit.trainable:
-            refuse_waiting(flat)
-            if once and unit.stage and unit.rank and not flat.sliced:
-                continue
-            for parameter in flat.parameters:
-                if parameter.grad is not None:
-                    yield parameter.grad
+
+
+def refuse_nonfinite(norm: Tensor, norm_type: float) -> None:
+    """Refuse a norm that is infinite or NaN, for a caller that has asked for it.
+
+    :raises RuntimeError: naming the norm
+    """
+    if not norm.isfinite():
+        raise RuntimeError(
+            f"the norm of order {norm_type} of the gradients is {norm.item()}; "
+            "skip this step, or call without error_if_nonfinite"
+        )

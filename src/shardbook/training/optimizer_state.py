@@ -161,12 +161,7 @@ def slices_of(model: nn.Module, optimizer: Optimizer) -> dict[int, Slice]:
         for index, parameter in enumerate(flat.parameters)
     }
     ordered = [p for group in optimizer.param_groups for p in group["params"]]
-    for parameter in ordered:
-        if id(parameter) not in found and owner_of(parameter) is not None:
-            raise ValueError(
-                f"this {type(optimizer).__name__} trains parameters of another sharded "
-                "model; use one optimizer for each model"
-            )
+    refuse_strangers(optimizer, [p for p in ordered if id(p) not in found])
     return {
         number: found[id(parameter)]
         for number, parameter in enumerate(ordered)
@@ -187,6 +182,55 @@ def entries_of_slices(
         for key, value in state.get(number, {}).items():
             if isinstance(value, Tensor) and value.shape == shape:
                 yield Entry(number, place, key, value)
+
+
+def gathered(unit: Unit, part: Tensor, what: str) -> Tensor:
+    """The parts of all ranks, side by side."""
+    group = unit.groups.shards
+    whole = part.new_empty(part.numel() * world(group)[1])
+    unit.order.before("gather", what, unit.sites[0].name)
+    gathering = all_gather(whole, part, group=group)
+    unit.order.watch(gathering.works)
+    gathering.wait()
+    return whole
+
+
+def cut(value: Tensor, place: Slice, key: str) -> Tensor:
+    """This rank's slice of an entry."""
+    slot, flat = place.slot, place.flat
+    refuse_shape(value, slot, key)
+    start, stop, _ = flat.places[place.index]
+    # A rank whose part begins inside of the parameter has not its first elements.
+    first = max(0, place.unit.rank * flat.layout.shard_numel - slot.offset)
+    return value.flatten()[first : first + stop - start].clone()
+
+
+def copied(value: Any, device: str | None = None) -> Any:
+    """A copy of a tensor, so that the next step does not change what was saved."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().to(device or value.device, copy=True)
+
+
+# sidelit: depth Parameters without dimensions, and state that differs between ranks or from the model.
+
+
+def keys_of_numbers(state: dict[int, StateDict]) -> set[str]:
+    """The entries that are one number for the whole parameter, such as `step`.
+
+    They have no dimensions, whatever shape the parameter has. For a parameter without
+    dimensions this cannot be seen from its own entries, so those of the others decide.
+
+    >>> keys_of_numbers({0: {"step": torch.tensor(1.0), "mean": torch.ones(2)},
+    ...                  1: {"step": torch.tensor(1.0), "mean": torch.tensor(1.0)}})
+    {'step'}
+    """
+    dimensions: dict[str, int] = {"step": 0}
+    for entries in state.values():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                dimensions[key] = max(dimensions.get(key, 0), value.dim())
+    return {key for key, most in dimensions.items() if most == 0}
 
 
 def refuse_different(model: nn.Module, entries: list[Entry]) -> None:
@@ -210,52 +254,27 @@ def refuse_different(model: nn.Module, entries: list[Entry]) -> None:
         )
 
 
-def gathered(unit: Unit, part: Tensor, what: str) -> Tensor:
-    """The parts of all ranks, side by side."""
-    group = unit.groups.shards
-    whole = part.new_empty(part.numel() * world(group)[1])
-    unit.order.before("gather", what, unit.sites[0].name)
-    gathering = all_gather(whole, part, group=group)
-    unit.order.watch(gathering.works)
-    gathering.wait()
-    return whole
+def refuse_strangers(optimizer: Optimizer, others: list[nn.Parameter]) -> None:
+    """Refuse an optimizer that also trains another sharded model.
 
-
-def keys_of_numbers(state: dict[int, StateDict]) -> set[str]:
-    """The entries that are one number for the whole parameter, such as `step`.
-
-    They have no dimensions, whatever shape the parameter has. For a parameter without
-    dimensions this cannot be seen from its own entries, so those of the others decide.
-
-    >>> keys_of_numbers({0: {"step": torch.tensor(1.0), "mean": torch.ones(2)},
-    ...                  1: {"step": torch.tensor(1.0), "mean": torch.tensor(1.0)}})
-    {'step'}
+    :param others: the parameters that are not of this model
+    :raises ValueError: if one of them is sharded
     """
-    dimensions: dict[str, int] = {"step": 0}
-    for entries in state.values():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                dimensions[key] = max(dimensions.get(key, 0), value.dim())
-    return {key for key, most in dimensions.items() if most == 0}
+    if any(owner_of(parameter) is not None for parameter in others):
+        raise ValueError(
+            f"this {type(optimizer).__name__} trains parameters of another sharded "
+            "model; use one optimizer for each model"
+        )
 
 
-def cut(value: Tensor, place: Slice, key: str) -> Tensor:
-    """This rank's slice of an entry."""
-    slot, flat = place.slot, place.flat
+def refuse_shape(value: Tensor, slot: Slot, key: str) -> None:
+    """Refuse an entry that is not of the whole parameter, such as one rank's part.
+
+    :raises ValueError: naming the parameter and both shapes
+    """
     if value.shape != slot.shape:
         raise ValueError(
             f"{key} of {slot.names[0]} has shape {tuple(value.shape)}, and the whole "
             f"parameter {tuple(slot.shape)}; load what optimizer_state_dict() returned, "
             "or the state of an unsharded optimizer"
         )
-    start, stop, _ = flat.places[place.index]
-    # A rank whose part begins inside of the parameter has not its first elements.
-    first = max(0, place.unit.rank * flat.layout.shard_numel - slot.offset)
-    return value.flatten()[first : first + stop - start].clone()
-
-
-def copied(value: Any, device: str | None = None) -> Any:
-    """A copy of a tensor, so that the next step does not change what was saved."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().to(device or value.device, copy=True)

@@ -124,6 +124,9 @@ class Stepper:
 _STEPS_WITH = "_shardbook_steps_with"
 
 
+# sidelit: depth A second optimizer, and a loss scale that nobody could divide out.
+
+
 @cache
 def register_refusal() -> None:
     """Look at every optimizer before it steps. One hook serves all models."""

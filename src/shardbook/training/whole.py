@@ -128,13 +128,6 @@ def end(driver: Hooks) -> None:
         unit.free()
 
 
-def in_use(driver: Hooks) -> bool:
-    """Whether the unit's forward pass or its backward pass is under way."""
-    if driver.in_backward is not None and in_backward():
-        return True
-    return driver.uses.under_way()
-
-
 @contextmanager
 def announced(drivers: list[Hooks]) -> Iterator[None]:
     """Let the backward pass of what is computed in the block gather the units again.
@@ -213,6 +206,16 @@ class Read(Pair):
             # and their gradients are exchanged as early as without the block.
             driver.expected += 1
         super().open()
+
+
+# sidelit: depth A block inside of a unit's own passes, and tensors that belong to no unit.
+
+
+def in_use(driver: Hooks) -> bool:
+    """Whether the unit's forward pass or its backward pass is under way."""
+    if driver.in_backward is not None and in_backward():
+        return True
+    return driver.uses.under_way()
 
 
 class Nobody:
