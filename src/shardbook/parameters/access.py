@@ -117,6 +117,8 @@ class Guarded:
         with as_plain():
             return func(*args, **kwargs) if looks else compute(func, name, args, kwargs)
 
+    # sidelit: depth A slice that `torch.save` would store under the name of the whole parameter.
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled: `torch.save` of `named_parameters` would store a slice
         under the whole parameter's name.
@@ -133,6 +135,8 @@ class Guarded:
 
 class Slice(Guarded, nn.Parameter):
     """One of the model's own parameters, while it is only this rank's slice."""
+
+    # sidelit: depth Copies, as a copy of an optimizer needs them.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A copy belongs to no unit. So it is a plain parameter with the slice's values,
@@ -167,12 +171,6 @@ def guard_slices(flat: Flat, unit: str) -> None:
         place = Place(slot.names[0], unit, slot.shape, slot.offset, length)
         setattr(parameter, _PLACE, place)
         set_class(parameter, Slice)
-
-
-def without_owner(parameter: Callable[[], Any], protocol: Any) -> Any:
-    """How a whole parameter is pickled: as a plain one, which belongs to no unit."""
-    whole = parameter()
-    return nn.Parameter(whole.detach(), whole.requires_grad).__reduce_ex__(protocol)
 
 
 _PLACE = "_shardbook_place"
@@ -306,6 +304,25 @@ _RANDOM = names(
 )
 
 
+def set_class(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:
+    """Let a parameter be of another class. It remains the same object.
+
+    A parameter of any other class keeps it, because that class may hold what its tensor
+    needs. PyTorch's fake tensors, which have no values, are of that kind.
+    """
+    if type(parameter) in (nn.Parameter, Slice):
+        parameter.__class__ = kind
+
+
+# sidelit: depth Pickles of whole parameters, and steps of optimizers, which run on plain ones.
+
+
+def without_owner(parameter: Callable[[], Any], protocol: Any) -> Any:
+    """How a whole parameter is pickled: as a plain one, which belongs to no unit."""
+    whole = parameter()
+    return nn.Parameter(whole.detach(), whole.requires_grad).__reduce_ex__(protocol)
+
+
 # Where an optimizer steps, its parameters have the plain class. PyTorch chooses the
 # kernels of a step by that class, and an operation on a slice takes longer. Both hooks
 # serve all models of the process.
@@ -356,16 +373,6 @@ def guard_again(flat: Flat) -> None:
         flat.plain = False
         for parameter in flat.parameters:
             set_class(parameter, Slice)
-
-
-def set_class(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:
-    """Let a parameter be of another class. It remains the same object.
-
-    A parameter of any other class keeps it, because that class may hold what its tensor
-    needs. PyTorch's fake tensors, which have no values, are of that kind.
-    """
-    if type(parameter) in (nn.Parameter, Slice):
-        parameter.__class__ = kind
 
 
 def steps_under_way() -> int:

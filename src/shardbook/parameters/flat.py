@@ -144,12 +144,7 @@ class Flat:
         for parameter, kept in zip(self.parameters, self.cut(self.shard), strict=True):
             parameter.data = kept
             setattr(parameter, _OWNER, weakref.ref(self))
-        # Autograd must bring its gradients to `whole`, where they are collected.
-        if self.learns:
-            for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
-                refuse = partial(refuse_gradient, slot.names[0])
-                with trainable(parameter):
-                    parameter.register_hook(refuse)
+        self.refuse_gradients()
 
     def cut(self, kept: Tensor) -> list[Tensor]:
         """The parts of a vector laid out like `shard` that belong to the model's parameters."""
@@ -186,11 +181,33 @@ class Flat:
         """Whether gradients were collected and not averaged yet."""
         return False
 
+    # sidelit: depth A parameter that is used outside of its unit's forward pass.
+
+    def refuse_gradients(self) -> None:
+        """Let the model's own parameters refuse each gradient."""
+        # Autograd must bring its gradients to `whole`, where they are collected.
+        if self.learns:
+            for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
+                refuse = partial(refuse_gradient, slot.names[0])
+                with trainable(parameter):
+                    parameter.register_hook(refuse)
+
 
 # A parameter refers to its vector by this name. The reference is weak: in a circle, a
 # model that nobody uses would keep its memory until the garbage collector runs.
 _OWNER = "_shardbook_flat"
 _WHOLE_IN = "_shardbook_whole_in"
+
+
+def resize(tensor: Tensor, numel: int) -> None:
+    """Let the storage under `tensor` hold `numel` elements. Every view of it stays a view
+    of that storage, so nothing that refers to the vector has to learn of the change.
+    """
+    tensor.untyped_storage().resize_(numel * tensor.element_size())
+    ask_for_large_pages(tensor)
+
+
+# sidelit: depth Guards that know only a parameter, and ask for its vector, its form or its version.
 
 
 def is_sharded(parameter: Tensor) -> bool:
@@ -222,11 +239,3 @@ def version_of(value: Tensor) -> int:
     """
     flat: Flat | None = getattr(value, _WHOLE_IN, lambda: None)()
     return writes_to(value) + (flat.version if flat is not None else 0)
-
-
-def resize(tensor: Tensor, numel: int) -> None:
-    """Let the storage under `tensor` hold `numel` elements. Every view of it stays a view
-    of that storage, so nothing that refers to the vector has to learn of the change.
-    """
-    tensor.untyped_storage().resize_(numel * tensor.element_size())
-    ask_for_large_pages(tensor)

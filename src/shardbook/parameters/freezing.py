@@ -48,6 +48,32 @@ from zlib import crc32
 from torch import Tensor
 
 __all__ = ["carry_over", "changed_since_sharding", "trainable"]
+
+
+def carry_over(
+    parameters: Sequence[Tensor], whole: Sequence[Tensor], *, to_whole: bool
+) -> None:
+    """Let the whole parameters require gradients as the model's own do, or the other way.
+
+    A module may freeze a parameter while it is whole: in its own `forward`, in a block
+    of [`whole(model)`](whole.py), or after [an interrupted pass](interrupted.py). That
+    has to last. But the model's own may have changed meanwhile, too. So only what
+    differs from the beginning is carried back.
+
+    :param to_whole: whether the whole parameters begin to be used, or end
+    """
+    for own, one in zip(parameters, whole, strict=True):
+        if to_whole:
+            vars(one)[_BEGAN] = own.requires_grad
+            if one.requires_grad is not own.requires_grad:
+                one.requires_grad_(own.requires_grad)
+        elif one.requires_grad is not vars(one).get(_BEGAN, one.requires_grad):
+            own.requires_grad_(one.requires_grad)
+
+
+_BEGAN = "_shardbook_requires_grad"
+
+
 # sidelit: show
 
 
@@ -73,28 +99,7 @@ def trainable(parameter: Tensor) -> Iterator[None]:
         parameter.requires_grad_(before)
 
 
-def carry_over(
-    parameters: Sequence[Tensor], whole: Sequence[Tensor], *, to_whole: bool
-) -> None:
-    """Let the whole parameters require gradients as the model's own do, or the other way.
-
-    A module may freeze a parameter while it is whole: in its own `forward`, in a block
-    of [`whole(model)`](whole.py), or after [an interrupted pass](interrupted.py). That
-    has to last. But the model's own may have changed meanwhile, too. So only what
-    differs from the beginning is carried back.
-
-    :param to_whole: whether the whole parameters begin to be used, or end
-    """
-    for own, one in zip(parameters, whole, strict=True):
-        if to_whole:
-            vars(one)[_BEGAN] = own.requires_grad
-            if one.requires_grad is not own.requires_grad:
-                one.requires_grad_(own.requires_grad)
-        elif one.requires_grad is not vars(one).get(_BEGAN, one.requires_grad):
-            own.requires_grad_(one.requires_grad)
-
-
-_BEGAN = "_shardbook_requires_grad"
+# sidelit: depth Ranks that have frozen or unfrozen different parameters.
 
 
 def changed_since_sharding(units: Iterable[Any]) -> str:

@@ -106,12 +106,6 @@ class FlatWithGradients(FlatWithMasters):
             return any(parameter.requires_grad for parameter in self.parameters)
 
     @property
-    def holds(self) -> bool:
-        """Whether gradients wait for a later exchange, [in `no_sync`](accumulate.py)."""
-        driver = self.driver()
-        return driver is not None and not driver.conductor.syncing
-
-    @property
     def waits(self) -> bool:
         """Whether gradients were collected and not averaged yet."""
         return self.grad_full is not None
@@ -161,37 +155,6 @@ class FlatWithGradients(FlatWithMasters):
         if self.holds:
             self.hold(index)
 
-    def hold(self, index: int) -> None:
-        """Let `zero_grad` reach a gradient that waits for a later exchange.
-
-        `zero_grad` knows only the model's own parameters. So [what these
-        show](waiting.py#Watch) is watched. If it has been removed or set to zero by the
-        time of the next gradient, the part that waits is dropped.
-        """
-        self.held[index] = Watch(self.parameters[index])
-
-    def unhold(self, index: int) -> None:
-        """Stop watching, and drop what waits if `zero_grad` has been called."""
-        if index not in self.held:
-            return
-        found = self.held.pop(index).end(self.parameters[index])
-        if found is Found.CHANGED:
-            self.changed.add(index)
-        elif found is Found.DROPPED:
-            self.arrived.discard(index)
-            self.changed.discard(index)
-
-    def fill_missing_gradients(self) -> None:
-        """A parameter that the step did not use on this rank has the gradient zero here.
-
-        Another rank may have used it, so its place takes part in the mean. Without this
-        line the place would hold uninitialised memory.
-        """
-        self.gradients()
-        for index in range(len(self.whole)):
-            if index not in self.arrived:
-                self.place(index).zero_()
-
     def place(self, index: int) -> Tensor:
         """The part of `grad_full` that belongs to parameter `index`, in that parameter's shape."""
         slot = self.layout.slots[index]
@@ -209,24 +172,21 @@ class FlatWithGradients(FlatWithMasters):
         self.sending = self.gradients().to(self.sends_in)
         self.grad_full = None
 
-    def note_use(self) -> None:
-        """Note which parameters this rank has used, before their gradients are sent."""
-        for index in list(self.held):
-            self.unhold(index)
-        if self.waits:
-            self.used |= self.arrived
+    def fill_missing_gradients(self) -> None:
+        """A parameter that the step did not use on this rank has the gradient zero here.
+
+        Another rank may have used it, so its place takes part in the mean. Without this
+        line the place would hold uninitialised memory.
+        """
+        self.gradients()
+        for index in range(len(self.whole)):
+            if index not in self.arrived:
+                self.place(index).zero_()
 
     def reduce(self, groups: Groups) -> None:
         """Start the exchange of what is to be sent."""
         assert self.sending is not None
         self.reducing = groups.mean(self.sending)
-
-    def sent(self) -> None:
-        """Give back the vector that was sent. Its mean goes on [to the other
-        copies](groups.py#Groups.mean) as a piece of it.
-        """
-        assert self.sending is not None
-        resize(self.sending, 0)
 
     def receive(self, mean: Tensor) -> None:
         """End an exchange: keep the mean, and give back the vector that was sent.
@@ -269,6 +229,15 @@ class FlatWithGradients(FlatWithMasters):
         else:
             parameter.grad += part
 
+    # sidelit: depth Parameters that this rank has not used, and gradients that wait for a later exchange.
+
+    def note_use(self) -> None:
+        """Note which parameters this rank has used, before their gradients are sent."""
+        for index in list(self.held):
+            self.unhold(index)
+        if self.waits:
+            self.used |= self.arrived
+
     def decide(self, used: Container[int]) -> None:
         """Add the parts that have waited for parameters that some rank has used, and
         drop the others, so that these keep the gradient that they had, often `None`.
@@ -288,6 +257,36 @@ class FlatWithGradients(FlatWithMasters):
                 if parameter.grad is None and parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)
 
+    @property
+    def holds(self) -> bool:
+        """Whether gradients wait for a later exchange, [in `no_sync`](accumulate.py)."""
+        driver = self.driver()
+        return driver is not None and not driver.conductor.syncing
+
+    def hold(self, index: int) -> None:
+        """Let `zero_grad` reach a gradient that waits for a later exchange.
+
+        `zero_grad` knows only the model's own parameters. So [what these
+        show](waiting.py#Watch) is watched. If it has been removed or set to zero by the
+        time of the next gradient, the part that waits is dropped.
+        """
+        self.held[index] = Watch(self.parameters[index])
+
+    def unhold(self, index: int) -> None:
+        """Stop watching, and drop what waits if `zero_grad` has been called."""
+        if index not in self.held:
+            return
+        found = self.held.pop(index).end(self.parameters[index])
+        if found is Found.CHANGED:
+            self.changed.add(index)
+        elif found is Found.DROPPED:
+            self.arrived.discard(index)
+            self.changed.discard(index)
+
+    # sidelit: core
+
+    # sidelit: depth A backward pass that failed, and a model that a mesh repeats.
+
     def forget(self) -> None:
         """Drop the gradients of a backward pass that failed.
 
@@ -300,3 +299,10 @@ class FlatWithGradients(FlatWithMasters):
         for index in list(self.held):
             self.unhold(index)
         self.changed.clear()
+
+    def sent(self) -> None:
+        """Give back the vector that was sent. Its mean goes on [to the other
+        copies](groups.py#Groups.mean) as a piece of it.
+        """
+        assert self.sending is not None
+        resize(self.sending, 0)

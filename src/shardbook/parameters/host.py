@@ -140,24 +140,6 @@ def host_memory(
     return torch.empty_like(like, dtype=dtype, device="cpu", pin_memory=pinned)
 
 
-def pin(tensors: Iterable[Tensor]) -> None:
-    """Put tensors of the host into pinned memory, as the objects that they are.
-
-    What shared memory before, such as two views of one vector, shares it afterwards.
-
-    :param tensors: parameters and buffers on the CPU
-    """
-    pinned: dict[int, torch.UntypedStorage] = {}
-    for tensor in tensors:
-        old = tensor.untyped_storage()
-        if storage_id(old) not in pinned:
-            pinned[storage_id(old)] = old.pin_memory()
-        place = tensor.storage_offset(), tensor.size(), tensor.stride()
-        tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
-            pinned[storage_id(old)], *place
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """A copy under way.
@@ -196,6 +178,33 @@ class Crossing:
         return to_device(self.copy, device, what)
 
 
+@cache
+def road(device: torch.device, direction: str) -> Any:
+    """The stream of all copies between this device and the host in one direction."""
+    return torch.get_device_module(device).Stream(device)
+
+
+# sidelit: depth Streamed models, whose parameters and gradients wait on the host.
+
+
+def pin(tensors: Iterable[Tensor]) -> None:
+    """Put tensors of the host into pinned memory, as the objects that they are.
+
+    What shared memory before, such as two views of one vector, shares it afterwards.
+
+    :param tensors: parameters and buffers on the CPU
+    """
+    pinned: dict[int, torch.UntypedStorage] = {}
+    for tensor in tensors:
+        old = tensor.untyped_storage()
+        if storage_id(old) not in pinned:
+            pinned[storage_id(old)] = old.pin_memory()
+        place = tensor.storage_offset(), tensor.size(), tensor.stride()
+        tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
+            pinned[storage_id(old)], *place
+        )
+
+
 class Landing(torch.autograd.Function):
     """The wait for gradients on their way to the host, as a node of its own in the graph.
 
@@ -232,9 +241,3 @@ class Landing(torch.autograd.Function):
             crossing = ctx.gradients.pop(name, None)
             found.append(crossing and crossing.arrive().to(dtype))
         return tuple(found)
-
-
-@cache
-def road(device: torch.device, direction: str) -> Any:
-    """The stream of all copies between this device and the host in one direction."""
-    return torch.get_device_module(device).Stream(device)

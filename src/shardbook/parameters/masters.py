@@ -71,11 +71,6 @@ class FlatWithMasters(Flat):
         self.usual: tuple[Tensor, tuple[nn.Parameter, ...]] | None = None
 
     @property
-    def precise(self) -> bool:
-        """Whether `full` has the masters' format now, and otherwise another one."""
-        return self.usual is not None
-
-    @property
     def converts(self) -> bool:
         """Whether modules compute with a copy of what is stored."""
         return self.narrowed or self.offloaded
@@ -121,6 +116,13 @@ class FlatWithMasters(Flat):
     def brought_home(self, mean: Tensor) -> Tensor:
         """A mean gradient, where the masters are."""
         return move_out(mean) if self.offloaded else mean
+
+    # sidelit: depth Blocks in which the masters themselves are computed with.
+
+    @property
+    def precise(self) -> bool:
+        """Whether `full` has the masters' format now, and otherwise another one."""
+        return self.usual is not None
 
     def switch(self, precise: bool) -> bool:
         """Let `full` have the masters' format, or its usual one again.

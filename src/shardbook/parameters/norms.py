@@ -174,12 +174,61 @@ class InFP32(TorchFunctionMode):
         if self.in_force:
             active.cut(len(active.rules) - 1 - active.rules[::-1].index(self))
 
+    # sidelit: depth An interrupt from the keyboard, after which no hook is called.
+
     def forget(self) -> None:
         """No forward pass is under way. An interrupt from the keyboard, after which no hook
         is called, may have left one in the list.
         """
         if self.in_force:
             active.cut(active.rules.index(self))
+
+
+def compute_in_fp32(module: nn.Module) -> None:
+    """Let a module get FP32 inputs, and give back the dtype that it was given.
+
+    A custom norm may call no function of the tables. Its parameters are in FP32,
+    and in its code they would meet 16-bit inputs. The result would be FP32, and the
+    next matrix product would refuse it.
+    """
+    given: list[torch.dtype | None] = [None]
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        given[0] = narrow_dtype((args, kwargs))
+        return map_tensors(widen, (args, kwargs))
+
+    def after(_: nn.Module, args: Any, result: Any) -> Any:
+        if given[0] is None:
+            return result
+        return map_tensors(partial(narrow, given[0]), result)
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+    module.register_forward_hook(after)
+
+
+def narrow_dtype(given: Any) -> torch.dtype | None:
+    """The dtype of the first tensor, if it has 16 bits.
+
+    >>> narrow_dtype([torch.ones(1, dtype=torch.bfloat16), torch.ones(1)])
+    torch.bfloat16
+    """
+    for value in tree_leaves(given):
+        if isinstance(value, Tensor):
+            return value.dtype if value.dtype in NARROW else None
+    return None
+
+
+NARROW = (torch.float16, torch.bfloat16)
+
+
+def widen(value: Tensor) -> Tensor:
+    """A 16-bit tensor as FP32; any other as it is."""
+    return value.float() if value.dtype in NARROW else value
+
+
+def narrow(dtype: torch.dtype, value: Tensor) -> Tensor:
+    """An FP32 tensor in a narrower dtype; any other as it is."""
+    return value.to(dtype) if value.dtype == torch.float32 else value
 
 
 class Active(threading.local):
@@ -197,6 +246,8 @@ class Active(threading.local):
 
 
 active = Active()
+
+# sidelit: depth Functions that a checkpoint runs again, and norms that write their running mean.
 
 
 def rules_in_force() -> Callable[[], AbstractContextManager[None]]:
@@ -225,28 +276,6 @@ def rules_in_force() -> Callable[[], AbstractContextManager[None]]:
     return restored
 
 
-def compute_in_fp32(module: nn.Module) -> None:
-    """Let a module get FP32 inputs, and give back the dtype that it was given.
-
-    A custom norm may call no function of the tables. Its parameters are in FP32,
-    and in its code they would meet 16-bit inputs. The result would be FP32, and the
-    next matrix product would refuse it.
-    """
-    given: list[torch.dtype | None] = [None]
-
-    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        given[0] = narrow_dtype((args, kwargs))
-        return map_tensors(widen, (args, kwargs))
-
-    def after(_: nn.Module, args: Any, result: Any) -> Any:
-        if given[0] is None:
-            return result
-        return map_tensors(partial(narrow, given[0]), result)
-
-    module.register_forward_pre_hook(before, with_kwargs=True)
-    module.register_forward_hook(after)
-
-
 # These also write into two tensors that they are given, of which PyTorch's own
 # functions expect the second place and the third, and those in C++ the fourth and the
 # fifth.
@@ -270,28 +299,3 @@ def write_back(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             if value is not written:
                 value.copy_(written)
     return result
-
-
-def narrow_dtype(given: Any) -> torch.dtype | None:
-    """The dtype of the first tensor, if it has 16 bits.
-
-    >>> narrow_dtype([torch.ones(1, dtype=torch.bfloat16), torch.ones(1)])
-    torch.bfloat16
-    """
-    for value in tree_leaves(given):
-        if isinstance(value, Tensor):
-            return value.dtype if value.dtype in NARROW else None
-    return None
-
-
-NARROW = (torch.float16, torch.bfloat16)
-
-
-def widen(value: Tensor) -> Tensor:
-    """A 16-bit tensor as FP32; any other as it is."""
-    return value.float() if value.dtype in NARROW else value
-
-
-def narrow(dtype: torch.dtype, value: Tensor) -> Tensor:
-    """An FP32 tensor in a narrower dtype; any other as it is."""
-    return value.to(dtype) if value.dtype == torch.float32 else value

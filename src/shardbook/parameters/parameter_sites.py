@@ -54,6 +54,18 @@ class Site:
         self.attribute = attribute
         self.parameter: nn.Parameter = getattr(module, attribute)
 
+    def put(self, parameter: nn.Parameter) -> None:
+        """Let the attribute name `parameter`."""
+        # A plain module needs only its dictionary changed. A module that watches its
+        # attributes, as recurrent layers do, must see the change or it computes with
+        # the old one.
+        if type(self.module).__setattr__ is nn.Module.__setattr__:
+            own_parameters(self.module)[self.attribute] = parameter
+        else:
+            setattr(self.module, self.attribute, parameter)
+
+    # sidelit: depth A parameter that was replaced or removed after sharding.
+
     def check(self, unit: str) -> None:
         """Refuse to change an attribute that somebody has changed since sharding.
 
@@ -68,16 +80,6 @@ class Site:
                 f"{self.name} in unit {unit} was replaced or removed after sharding; "
                 "change the model before shard(), and values by load_state_dict()"
             )
-
-    def put(self, parameter: nn.Parameter) -> None:
-        """Let the attribute name `parameter`."""
-        # A plain module needs only its dictionary changed. A module that watches its
-        # attributes, as recurrent layers do, must see the change or it computes with
-        # the old one.
-        if type(self.module).__setattr__ is nn.Module.__setattr__:
-            own_parameters(self.module)[self.attribute] = parameter
-        else:
-            setattr(self.module, self.attribute, parameter)
 
 
 def sites_of(module: nn.Module) -> list[Site]:
@@ -119,6 +121,18 @@ def sites_by_unit(
     return by_unit
 
 
+def is_inside(name: str, unit: str) -> bool:
+    """Whether a parameter of this name stands below a module of that name.
+
+    >>> is_inside("blocks.1.weight", "blocks.1"), is_inside("blocks.10.weight", "blocks.1")
+    (True, False)
+    """
+    return not unit or name.startswith(f"{unit}.")
+
+
+# sidelit: depth Models that cannot be sharded, parts called by themselves, and streamed chains.
+
+
 def parts_of(model: nn.Module, sites: Sequence[Site]) -> list[nn.Module]:
     """The modules below a model inside of which some of its own parameters stand.
 
@@ -131,15 +145,6 @@ def parts_of(model: nn.Module, sites: Sequence[Site]) -> list[nn.Module]:
     paths = [site.name.split(".")[:-1] for site in sites]
     around = {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
     return [module for name, module in model.named_modules() if name in around]
-
-
-def is_inside(name: str, unit: str) -> bool:
-    """Whether a parameter of this name stands below a module of that name.
-
-    >>> is_inside("blocks.1.weight", "blocks.1"), is_inside("blocks.10.weight", "blocks.1")
-    (True, False)
-    """
-    return not unit or name.startswith(f"{unit}.")
 
 
 def unfit(

@@ -81,6 +81,35 @@ class Policy:
     fp32_losses: tuple[Callable[..., Any], ...] = LOSSES
     offload: bool = False
 
+    def computes_in(self, dtype: torch.dtype, *, in_fp32: bool = False) -> torch.dtype:
+        """The dtype in which modules compute with parameters that are stored in `dtype`.
+
+        :param in_fp32: whether the parameter belongs to one of the `fp32_modules`
+        """
+        if self.param_dtype is None or not dtype.is_floating_point:
+            return dtype
+        if in_fp32:
+            return torch.promote_types(self.param_dtype, torch.float32)
+        return self.param_dtype
+
+    def collects_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which the gradients of `dtype` parameters add up before they are sent.
+
+        This is the narrowest dtype that holds the values of the dtype of computation
+        and of the dtype of the exchange. If a parameter is used several times in one
+        forward pass, autograd adds the gradients of these uses before they arrive here,
+        in the dtype of computation. `reduce_dtype` does not change that.
+        [Micro-batches](accumulate.py) that wait for each other are added up in FP32 at
+        least.
+        """
+        return torch.promote_types(dtype, self.sends_in(dtype))
+
+    def sends_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which the gradients of `dtype` parameters travel."""
+        return self.reduce_dtype or dtype
+
+    # sidelit: depth Settings that are no formats or tables, and the text by which ranks compare them.
+
     def __post_init__(self) -> None:
         for name, needs in NEEDS.items():
             wanted = getattr(self, name)
@@ -124,47 +153,8 @@ class Policy:
         ]
         return f"Policy({', '.join(changed)})"
 
-    def computes_in(self, dtype: torch.dtype, *, in_fp32: bool = False) -> torch.dtype:
-        """The dtype in which modules compute with parameters that are stored in `dtype`.
 
-        :param in_fp32: whether the parameter belongs to one of the `fp32_modules`
-        """
-        if self.param_dtype is None or not dtype.is_floating_point:
-            return dtype
-        if in_fp32:
-            return torch.promote_types(self.param_dtype, torch.float32)
-        return self.param_dtype
-
-    def collects_in(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which the gradients of `dtype` parameters add up before they are sent.
-
-        This is the narrowest dtype that holds the values of the dtype of computation
-        and of the dtype of the exchange. If a parameter is used several times in one
-        forward pass, autograd adds the gradients of these uses before they arrive here,
-        in the dtype of computation. `reduce_dtype` does not change that.
-        [Micro-batches](accumulate.py) that wait for each other are added up in FP32 at
-        least.
-        """
-        return torch.promote_types(dtype, self.sends_in(dtype))
-
-    def sends_in(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which the gradients of `dtype` parameters travel."""
-        return self.reduce_dtype or dtype
-
-
-NEEDS = {
-    "param_dtype": "parameters",
-    "reduce_dtype": "a mean",
-    "buffer_dtype": "buffers",
-    "output_dtype": "outputs",
-}
-
-
-TABLES = {
-    "fp32_modules": "classes",
-    "fp32_norms": "functions",
-    "fp32_losses": "functions",
-}
+# sidelit: depth What each setting has to be, and how a message shows it.
 
 
 def is_class(value: Any) -> bool:
@@ -182,3 +172,18 @@ def told(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(told(each) for each in value)})"
     return str(getattr(value, "__qualname__", repr(value)))
+
+
+NEEDS = {
+    "param_dtype": "parameters",
+    "reduce_dtype": "a mean",
+    "buffer_dtype": "buffers",
+    "output_dtype": "outputs",
+}
+
+
+TABLES = {
+    "fp32_modules": "classes",
+    "fp32_norms": "functions",
+    "fp32_losses": "functions",
+}

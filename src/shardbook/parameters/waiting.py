@@ -156,6 +156,8 @@ class Waiting(Tensor):
                     one.notes.changed = True
         return result
 
+    # sidelit: depth Copies of a watched gradient, also those that `torch.save` writes.
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy, or what `torch.save` writes, is a plain tensor: nobody watches it."""
         with as_plain():
@@ -165,6 +167,25 @@ class Waiting(Tensor):
         with as_plain():
             copied: Tensor = memo.setdefault(id(self), self.as_subclass(Tensor).clone())
         return copied
+
+
+def refuse_changed(names: Iterable[str], numbers: Iterable[int]) -> None:
+    """Refuse the gradients that any rank has changed while a part of them waited.
+
+    :param names: of the parameters
+    :param numbers: the largest of all ranks' numbers, one for each parameter
+    :raises RuntimeError: on every rank the same, naming the first of them
+    """
+    for name, number in zip(names, numbers, strict=True):
+        if number == CHANGED:
+            raise RuntimeError(
+                f"the gradient of {name} was changed while a part of it waits in "
+                "no_sync(), which the change does not reach; change it after a backward "
+                "pass outside of no_sync(), or call zero_grad()"
+            )
+
+
+# sidelit: depth Writes through `.data`, and writes to a zero that takes no memory.
 
 
 def same_memory(shown: Waiting) -> Waiting:
@@ -206,19 +227,3 @@ def shares_any(result: Any, shown: Tensor) -> bool:
     """Whether an operation has returned a view."""
     others = (e for e in tree_leaves(result) if isinstance(e, Tensor))
     return any(e is not shown and shares_storage(e, shown) for e in others)
-
-
-def refuse_changed(names: Iterable[str], numbers: Iterable[int]) -> None:
-    """Refuse the gradients that any rank has changed while a part of them waited.
-
-    :param names: of the parameters
-    :param numbers: the largest of all ranks' numbers, one for each parameter
-    :raises RuntimeError: on every rank the same, naming the first of them
-    """
-    for name, number in zip(names, numbers, strict=True):
-        if number == CHANGED:
-            raise RuntimeError(
-                f"the gradient of {name} was changed while a part of it waits in "
-                "no_sync(), which the change does not reach; change it after a backward "
-                "pass outside of no_sync(), or call zero_grad()"
-            )
