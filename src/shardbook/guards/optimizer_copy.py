@@ -98,6 +98,26 @@ def empty_copies(
     return found
 
 
+@contextmanager
+def no_hooks() -> Iterator[None]:
+    """Call no hook of all optimizers inside of the block, neither ours nor others.
+
+    PyTorch keeps these hooks in two private dictionaries. They are replaced and not
+    emptied, because PyTorch may be walking through them.
+    """
+    kept = {name: getattr(optimizer_module, name) for name in GLOBAL_OPTIMIZER_HOOKS}
+    try:
+        for name in GLOBAL_OPTIMIZER_HOOKS:
+            setattr(optimizer_module, name, OrderedDict())
+        yield
+    finally:
+        for name, hooks in kept.items():
+            setattr(optimizer_module, name, hooks)
+
+
+# sidelit: depth A warm-up, attributes that cannot be copied, and state that a constructor makes.
+
+
 def start_moving(group: dict[str, Any]) -> None:
     """With a learning rate of 0, from which a warm-up often starts, nothing would move."""
     rate = group.get("lr")
@@ -136,20 +156,3 @@ def fill(
             if isinstance(value, Tensor) and value.shape == example.shape:
                 value = torch.ones_like(stand_in, dtype=value.dtype).detach()
             state[stand_in][name] = copy.deepcopy(value)
-
-
-@contextmanager
-def no_hooks() -> Iterator[None]:
-    """Call no hook of all optimizers inside of the block, neither ours nor others.
-
-    PyTorch keeps these hooks in two private dictionaries. They are replaced and not
-    emptied, because PyTorch may be walking through them.
-    """
-    kept = {name: getattr(optimizer_module, name) for name in GLOBAL_OPTIMIZER_HOOKS}
-    try:
-        for name in GLOBAL_OPTIMIZER_HOOKS:
-            setattr(optimizer_module, name, OrderedDict())
-        yield
-    finally:
-        for name, hooks in kept.items():
-            setattr(optimizer_module, name, hooks)

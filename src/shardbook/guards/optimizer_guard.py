@@ -84,6 +84,18 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         flat.changes += 1
 
 
+def refuse_waiting(flat: Flat) -> None:
+    """Stop whoever would use gradients of which [a part still waits](accumulate.py), or
+    after [a pass that did not end](interrupted.py).
+    """
+    refuse_interrupted(flat)
+    if flat.waits:
+        raise RuntimeError(
+            f"the gradient of {flat.layout.slots[0].names[0]} has not been averaged "
+            "yet; run a backward pass to its end, outside of no_sync()"
+        )
+
+
 # The options with which an optimizer was let pass, and the state that it had.
 _passed: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
 
@@ -123,6 +135,27 @@ def refuse_unfit(
         }
         refuse_unless_elementwise(optimizer, kinds, closure=closure)
     _passed[optimizer] = options, optimizer.state
+
+
+def depends_on_shapes(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer computes with a parameter's shape, its norm, or an inner
+    product.
+
+    Only its name can tell, or that of a class it is derived from. Other libraries
+    derive classes of their own, and add to the name.
+
+    >>> [depends_on_shapes(type(name, (), {})) for name in ("FusedLAMB", "LambdaSGD")]
+    [True, False]
+    """
+    return any(_SHAPE_DEPENDENT.search(base.__name__.lower()) for base in kind.__mro__)
+
+
+_SHAPE_DEPENDENT = re.compile(
+    "adafactor|^came|dadapt|galore|lamb(?!da)|larc|lars|lbfgs|muon|novograd|prodigy|"
+    "shampoo|sm3|soap"
+)
+
+# sidelit: depth State of a whole model, groups by the shapes of slices, and copies of a model.
 
 
 def refuse_state_of_whole(
@@ -172,37 +205,6 @@ def refuse_lost_split(optimizer: torch.optim.Optimizer, slots: dict[int, Slot]) 
                 "another weight_decay is empty, because slices have one dimension; make "
                 "groups by shape before shard(), or leave the empty group out"
             )
-
-
-def refuse_waiting(flat: Flat) -> None:
-    """Stop whoever would use gradients of which [a part still waits](accumulate.py), or
-    after [a pass that did not end](interrupted.py).
-    """
-    refuse_interrupted(flat)
-    if flat.waits:
-        raise RuntimeError(
-            f"the gradient of {flat.layout.slots[0].names[0]} has not been averaged "
-            "yet; run a backward pass to its end, outside of no_sync()"
-        )
-
-
-def depends_on_shapes(kind: type[torch.optim.Optimizer]) -> bool:
-    """Whether an optimizer computes with a parameter's shape, its norm, or an inner
-    product.
-
-    Only its name can tell, or that of a class it is derived from. Other libraries
-    derive classes of their own, and add to the name.
-
-    >>> [depends_on_shapes(type(name, (), {})) for name in ("FusedLAMB", "LambdaSGD")]
-    [True, False]
-    """
-    return any(_SHAPE_DEPENDENT.search(base.__name__.lower()) for base in kind.__mro__)
-
-
-_SHAPE_DEPENDENT = re.compile(
-    "adafactor|^came|dadapt|galore|lamb(?!da)|larc|lars|lbfgs|muon|novograd|prodigy|"
-    "shampoo|sm3|soap"
-)
 
 
 def refuse_copies_of(module: nn.Module) -> None:

@@ -98,41 +98,6 @@ def refuse_unless_elementwise(
         ) from trial.error
 
 
-def try_out(optimizer: Optimizer, groups: Groups, closure: bool) -> Trial:
-    """Try an optimizer without state, or with some if it needs state to begin with."""
-    try:
-        return Trial(optimizer, groups, closure=closure)
-    except Exception:
-        if not optimizer.state:
-            raise
-        return Trial(optimizer, groups, closure=closure, filled=True)
-
-
-def options_of(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The options of a group, as far as a change of them needs another trial.
-
-    A scheduler changes the learning rate in each step, and how large a number is makes
-    no difference here. Whether it is zero does, because zero often switches a part of
-    the rule off.
-
-    >>> options_of({"params": [], "lr": 0.1, "betas": (0.9, 0.99), "nesterov": True})
-    (('betas', (True, True)), ('nesterov', True))
-    """
-    left_out = ("params", "param_names", "lr", "initial_lr")
-    return tuple((k, roughly(v)) for k, v in group.items() if k not in left_out)
-
-
-def roughly(option: Any) -> Any:
-    """An option without the size of its numbers."""
-    if option is None or isinstance(option, bool | str):
-        return option
-    if isinstance(option, int | float):
-        return option != 0
-    if isinstance(option, tuple | list):
-        return tuple(map(roughly, option))
-    return type(option)
-
-
 def groups_to_try(optimizer: Optimizer, kinds: Mapping[int, Kind]) -> Groups:
     """The groups that hold slices, each with the kinds of its parameters. Of groups with
     the same options and kinds, the first is enough.
@@ -238,9 +203,15 @@ class Trial:
 
 
 STEPS = 12
+
+
 SCALES = (1.0, 30.0, 0.1)
+
+
 # No rank stands for one process that has everything.
 Rank = int | None
+
+
 RANKS: tuple[Rank, ...] = (None, 0, 1)
 
 
@@ -272,3 +243,41 @@ def piece(tensor: Tensor, rank: Rank) -> Tensor:
     size = tensor.numel()
     cut = min(size, 32 * (size // 64 | 1))
     return (tensor.flatten()[:cut] if rank == 0 else tensor.flatten()[cut:]).clone()
+
+
+# sidelit: depth State that a rule begins with, and options whose change needs another trial.
+
+
+def try_out(optimizer: Optimizer, groups: Groups, closure: bool) -> Trial:
+    """Try an optimizer without state, or with some if it needs state to begin with."""
+    try:
+        return Trial(optimizer, groups, closure=closure)
+    except Exception:
+        if not optimizer.state:
+            raise
+        return Trial(optimizer, groups, closure=closure, filled=True)
+
+
+def options_of(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The options of a group, as far as a change of them needs another trial.
+
+    A scheduler changes the learning rate in each step, and how large a number is makes
+    no difference here. Whether it is zero does, because zero often switches a part of
+    the rule off.
+
+    >>> options_of({"params": [], "lr": 0.1, "betas": (0.9, 0.99), "nesterov": True})
+    (('betas', (True, True)), ('nesterov', True))
+    """
+    left_out = ("params", "param_names", "lr", "initial_lr")
+    return tuple((k, roughly(v)) for k, v in group.items() if k not in left_out)
+
+
+def roughly(option: Any) -> Any:
+    """An option without the size of its numbers."""
+    if option is None or isinstance(option, bool | str):
+        return option
+    if isinstance(option, int | float):
+        return option != 0
+    if isinstance(option, tuple | list):
+        return tuple(map(roughly, option))
+    return type(option)

@@ -82,6 +82,9 @@ def refuse(unowned: Iterable[Tensor]) -> None:
             )
 
 
+# sidelit: depth Parameters that `DistributedDataParallel` averages, and the name in the message.
+
+
 def is_averaged(parameter: Tensor) -> bool:
     """Whether the gradient of a parameter is averaged by `DistributedDataParallel`.
 

@@ -125,19 +125,6 @@ def refuse_call_by_wrapper(model: nn.Module) -> None:
             raise RuntimeError(refusal(kind_of(caller), parameter))
 
 
-def refusal(wrapper: str, parameter: str) -> str:
-    """The one sentence.
-
-    >>> refusal("DataParallel", "head.weight").partition(";")[0]
-    'head.weight is sharded, so DataParallel cannot exchange it once more'
-    """
-    return (
-        f"{parameter} is sharded, so {wrapper} cannot exchange it once more; use the "
-        "model that shard returned without a wrapper, with stage=0 for what "
-        "DistributedDataParallel does"
-    )
-
-
 def is_wrapper(module: nn.Module) -> bool:
     """Whether a module is one of those that exchange what is inside of them.
 
@@ -147,13 +134,6 @@ def is_wrapper(module: nn.Module) -> bool:
     return any(base.__name__ in WRAPPERS for base in type(module).__mro__)
 
 
-def kind_of(wrapper: nn.Module) -> str:
-    """The name of the class by which a wrapper was found."""
-    names = (base.__name__ for base in type(wrapper).__mro__)
-    return next(name for name in names if name in WRAPPERS)
-
-
-COMPOSABLE = "fully_shard, replicate or FullyShardedDataParallel"
 WRAPPERS = frozenset(
     (
         "DataParallel",
@@ -169,3 +149,28 @@ WRAPPERS = frozenset(
 def is_distributed(parameter: Tensor) -> bool:
     """Whether a parameter is a `DTensor`, of which each rank holds a part."""
     return any(base.__name__ == "DTensor" for base in type(parameter).__mro__)
+
+
+# sidelit: depth The wording of the error, and the name of the wrapper in it.
+
+
+def refusal(wrapper: str, parameter: str) -> str:
+    """The one sentence.
+
+    >>> refusal("DataParallel", "head.weight").partition(";")[0]
+    'head.weight is sharded, so DataParallel cannot exchange it once more'
+    """
+    return (
+        f"{parameter} is sharded, so {wrapper} cannot exchange it once more; use the "
+        "model that shard returned without a wrapper, with stage=0 for what "
+        "DistributedDataParallel does"
+    )
+
+
+def kind_of(wrapper: nn.Module) -> str:
+    """The name of the class by which a wrapper was found."""
+    names = (base.__name__ for base in type(wrapper).__mro__)
+    return next(name for name in names if name in WRAPPERS)
+
+
+COMPOSABLE = "fully_shard, replicate or FullyShardedDataParallel"
