@@ -68,6 +68,8 @@ class Config:
     context: int = 128
     vocabulary: int = 256
 
+    # sidelit: depth Shapes that no model can have.
+
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "context", "vocabulary"):
             if getattr(self, name) < 1:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from shardbook.foundations.layout import shares_storage
-from shardbook.foundations.torch_private import gradient_hooks
+from shardbook.foundations.torch_private import as_plain, gradient_hooks
 from shardbook.foundations.versions import Versions
 
 if TYPE_CHECKING:
@@ -55,23 +55,24 @@ def refuse_replaced(flat: Flat, unit: str) -> None:
     :raises RuntimeError: naming the parameter and what to do
     """
     forms = zip(flat.layout.slots, flat.parameters, flat.whole, strict=True)
-    for slot, parameter, whole in forms:
-        kept = shares_storage(parameter, flat.shard)
-        if not kept or not shares_storage(whole, flat.full):
-            raise RuntimeError(
-                f"{slot.names[0]} in unit {unit} has left its shard; "
-                "convert or move the model before sharding"
-            )
-        if parameter.requires_grad and not flat.learns:
-            raise RuntimeError(
-                f"{slot.names[0]} in unit {unit} is complex and cannot be trained; "
-                "store its real and imaginary parts instead"
-            )
-        if has_gradient_hook(parameter):
-            raise RuntimeError(
-                f"the gradient hook on {slot.names[0]} in unit {unit} would never "
-                "be called; remove it"
-            )
+    with as_plain():
+        for slot, parameter, whole in forms:
+            kept = shares_storage(parameter, flat.shard)
+            if not kept or not shares_storage(whole, flat.full):
+                raise RuntimeError(
+                    f"{slot.names[0]} in unit {unit} has left its shard; "
+                    "convert or move the model before sharding"
+                )
+            if parameter.requires_grad and not flat.learns:
+                raise RuntimeError(
+                    f"{slot.names[0]} in unit {unit} is complex and cannot be trained; "
+                    "store its real and imaginary parts instead"
+                )
+            if has_gradient_hook(parameter):
+                raise RuntimeError(
+                    f"the gradient hook on {slot.names[0]} in unit {unit} would never "
+                    "be called; remove it"
+                )
 
 
 class WritesInUse:

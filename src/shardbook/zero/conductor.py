@@ -234,12 +234,6 @@ class Conductor:
             if unit.state is State.GATHERING:
                 unit.free()
 
-    @staticmethod
-    def give_up_exchanges() -> None:
-        """Wait for nothing that is in flight, [after a failure](fresh_start.py#forget)."""
-        Conductor.in_flight = None
-        Conductor.going_on = []
-
     def forward_began(self, unit: Unit) -> None:
         """A unit is whole and about to compute. [A
         chain](prefetch.py#PrefetchingConductor) prefetches here.
@@ -251,8 +245,39 @@ class Conductor:
     def backward_began(self, unit: Unit) -> None:
         """A unit has stored its first gradient, or has ended without one."""
 
+    # sidelit: depth Exchanges of a pass that failed, which nobody waits for.
+
+    @staticmethod
+    def give_up_exchanges() -> None:
+        """Wait for nothing that is in flight, [after a failure](fresh_start.py#forget)."""
+        Conductor.in_flight = None
+        Conductor.going_on = []
+
 
 _CONDUCTOR = "_shardbook_conductor"
+
+
+class Driver(Protocol):
+    """What the conductor needs to know of whoever drives a unit.
+
+    [The layer's hooks](hooks.py#Hooks) are the one driver of this book.
+    """
+
+    unit: Unit
+    module: nn.Module
+    parts: tuple[nn.Module, ...]
+    expected: int
+    in_backward: Any
+    owes: bool
+
+    def older(self, number: int) -> None:
+        """A node of this number is about to run, and only older ones after it."""
+
+    def close(self) -> None:
+        """Settle the unit at the end of a backward pass."""
+
+
+# sidelit: depth Models that are not sharded, are a part of one that is, or have parts sharded apart.
 
 
 def conductor_of(model: nn.Module) -> Conductor:
@@ -279,23 +304,3 @@ def conductor_of(model: nn.Module) -> Conductor:
             "call shard once, on the whole model"
         )
     return conductors[0]
-
-
-class Driver(Protocol):
-    """What the conductor needs to know of whoever drives a unit.
-
-    [The layer's hooks](hooks.py#Hooks) are the one driver of this book.
-    """
-
-    unit: Unit
-    module: nn.Module
-    parts: tuple[nn.Module, ...]
-    expected: int
-    in_backward: Any
-    owes: bool
-
-    def older(self, number: int) -> None:
-        """A node of this number is about to run, and only older ones after it."""
-
-    def close(self) -> None:
-        """Settle the unit at the end of a backward pass."""

@@ -201,30 +201,19 @@ class Construction:
                 "let init set what one module holds itself"
             )
 
-    def check(self, name: str, unit: nn.Module) -> None:
-        """Refuse to cut a unit that has got memory and no values, or other values than
-        the constructor's.
+    def default_device(self, mesh: Any) -> torch.device:
+        """The device of what is real, or one with which the ranks can exchange."""
+        if self.real:
+            return self.real[0].device
+        if isinstance(mesh, DeviceMesh):
+            return place(mesh.device_type)
+        world(mesh)
+        # Such as "cpu:gloo,cuda:nccl".
+        config = dist.get_backend_config(mesh)
+        kinds = [pair.split(":")[0] for pair in config.split(",")]
+        return place("cpu" if "cpu" in kinds else kinds[0])
 
-        Fresh memory is often zero. A model that starts from it trains badly, and no
-        error is raised.
-
-        :raises ValueError: naming the parameter or buffer
-        """
-        inside = [*(site.parameter for site in self.sites[name]), *unit.buffers()]
-        for tensor in () if self.init else inside:
-            if tensor in self.fresh and (more := self.writes.beyond(tensor)):
-                raise ValueError(
-                    f"{self.tensors[tensor]} was {more}, so its values would be others "
-                    "than the constructor's; pass init to shard, a function that sets one "
-                    "module"
-                )
-        for tensor in inside:
-            if tensor in self.fresh and is_blank(tensor):
-                raise ValueError(
-                    f"{self.tensors[tensor]} was given no values; let init or its "
-                    "module's reset_parameters set it in place"
-                )
-        self.fresh.difference_update(inside)
+    # sidelit: depth Modules that cannot be given values, and values other than the constructor's.
 
     def objection(self) -> str | None:
         """Why this rank cannot give the model values, or `None`. Nothing is allocated
@@ -265,17 +254,48 @@ class Construction:
         others = [unit for unit in self.sites if unit not in ("", name)]
         return any(is_inside(unit, name) for unit in others)
 
-    def default_device(self, mesh: Any) -> torch.device:
-        """The device of what is real, or one with which the ranks can exchange."""
-        if self.real:
-            return self.real[0].device
-        if isinstance(mesh, DeviceMesh):
-            return place(mesh.device_type)
-        world(mesh)
-        # Such as "cpu:gloo,cuda:nccl".
-        config = dist.get_backend_config(mesh)
-        kinds = [pair.split(":")[0] for pair in config.split(",")]
-        return place("cpu" if "cpu" in kinds else kinds[0])
+    def check(self, name: str, unit: nn.Module) -> None:
+        """Refuse to cut a unit that has got memory and no values, or other values than
+        the constructor's.
+
+        Fresh memory is often zero. A model that starts from it trains badly, and no
+        error is raised.
+
+        :raises ValueError: naming the parameter or buffer
+        """
+        inside = [*(site.parameter for site in self.sites[name]), *unit.buffers()]
+        for tensor in () if self.init else inside:
+            if tensor in self.fresh and (more := self.writes.beyond(tensor)):
+                raise ValueError(
+                    f"{self.tensors[tensor]} was {more}, so its values would be others "
+                    "than the constructor's; pass init to shard, a function that sets one "
+                    "module"
+                )
+        for tensor in inside:
+            if tensor in self.fresh and is_blank(tensor):
+                raise ValueError(
+                    f"{self.tensors[tensor]} was given no values; let init or its "
+                    "module's reset_parameters set it in place"
+                )
+        self.fresh.difference_update(inside)
+
+
+def on_meta(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers that a module holds itself, and that are on the meta device."""
+    held = {**own_parameters(module), **own_buffers(module)}
+    return {name: t for name, t in held.items() if t is not None and t.is_meta}
+
+
+def own_reset(module: nn.Module) -> Init | None:
+    """What a module offers for giving it its values; PyTorch's own may hide its name."""
+    for name in RESET_METHODS:
+        reset = getattr(module, name, None)
+        if callable(reset):
+            return lambda _: reset()
+    return None
+
+
+# sidelit: depth Memory that got no values, and devices that are not there.
 
 
 def is_blank(tensor: Tensor) -> bool:
@@ -299,21 +319,6 @@ def blank_mark(tensor: Tensor) -> float | int | None:
         return None
     numbers = dtype.is_floating_point or dtype.is_complex
     return float("nan") if numbers else torch.iinfo(dtype).min
-
-
-def on_meta(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers that a module holds itself, and that are on the meta device."""
-    held = {**own_parameters(module), **own_buffers(module)}
-    return {name: t for name, t in held.items() if t is not None and t.is_meta}
-
-
-def own_reset(module: nn.Module) -> Init | None:
-    """What a module offers for giving it its values; PyTorch's own may hide its name."""
-    for name in RESET_METHODS:
-        reset = getattr(module, name, None)
-        if callable(reset):
-            return lambda _: reset()
-    return None
 
 
 def place(device: torch.device | str) -> torch.device:

@@ -145,6 +145,8 @@ class Pair:
             number = YOUNGEST if node is None else number_of(node)
             driver.reach(self.use, number)
 
+    # sidelit: depth A view of freed weights, read outside of a backward pass.
+
     def checked(self, value: Tensor) -> Tensor:
         """The tensor, if it has memory.
 
@@ -161,27 +163,6 @@ class Pair:
                 "when they are freed; keep a clone of it"
             )
         return value
-
-
-class Handed(Pair):
-    """A pair that hands each tensor on to the pair that was in force before."""
-
-    def __init__(
-        self, driver: Opens, use: Any, below: Hooks | None, outer: Hooks
-    ) -> None:
-        super().__init__(driver, use, below)
-        self.outer_pack, self.outer_unpack = outer
-
-    def pack(self, tensor: Tensor) -> Any:
-        """What the other pair keeps."""
-        return self.outer_pack(tensor)
-
-    def unpack(self, saved: Any) -> Tensor:
-        """What the other pair gives. It may compute the tensor again from the modules,
-        so the unit is whole before it is called.
-        """
-        self.open()
-        return self.checked(self.outer_unpack(saved))
 
 
 class Here(threading.local):
@@ -219,6 +200,42 @@ def set_pair(driver: Opens, use: Any) -> Pair | None:
     return pair
 
 
+def take_away(pair: Pair | None) -> None:
+    """Take a pair of hooks away."""
+    if pair is None:
+        return
+    if here.pairs and here.pairs[-1] is pair and owner_of_top() is pair:
+        here.pairs.pop()
+        pop_saving()
+        pair.below = None
+    elif pair in here.pairs:
+        repair(lambda one: one is pair)
+
+
+# sidelit: depth Pairs that a program or a checkpoint has set around the model.
+
+
+class Handed(Pair):
+    """A pair that hands each tensor on to the pair that was in force before."""
+
+    def __init__(
+        self, driver: Opens, use: Any, below: Hooks | None, outer: Hooks
+    ) -> None:
+        super().__init__(driver, use, below)
+        self.outer_pack, self.outer_unpack = outer
+
+    def pack(self, tensor: Tensor) -> Any:
+        """What the other pair keeps."""
+        return self.outer_pack(tensor)
+
+    def unpack(self, saved: Any) -> Tensor:
+        """What the other pair gives. It may compute the tensor again from the modules,
+        so the unit is whole before it is called.
+        """
+        self.open()
+        return self.checked(self.outer_unpack(saved))
+
+
 def outermost(hooks: Hooks | None) -> Hooks | None:
     """The pair that tensors are handed on to: the topmost that is not of this chapter.
 
@@ -230,16 +247,16 @@ def outermost(hooks: Hooks | None) -> Hooks | None:
     return None if isinstance(owner, Pair) else hooks
 
 
-def take_away(pair: Pair | None) -> None:
-    """Take a pair of hooks away."""
-    if pair is None:
-        return
-    if here.pairs and here.pairs[-1] is pair and owner_of_top() is pair:
-        here.pairs.pop()
-        pop_saving()
-        pair.below = None
-    elif pair in here.pairs:
-        repair(lambda one: one is pair)
+# sidelit: core
+
+
+def owner_of_top() -> Any:
+    """Whose pair is in force."""
+    top = top_saving(True)
+    return None if top is None else getattr(top[0], "__self__", None)
+
+
+# sidelit: depth Forward passes that were interrupted, and a stack of pairs in disorder.
 
 
 def take_interrupted_away() -> None:
@@ -256,12 +273,6 @@ def interrupted(pair: Pair) -> bool:
     """Whether the forward pass of a pair is over."""
     driver = pair.driver()
     return driver is None or not driver.uses.under_way(pair.use)
-
-
-def owner_of_top() -> Any:
-    """Whose pair is in force."""
-    top = top_saving(True)
-    return None if top is None else getattr(top[0], "__self__", None)
 
 
 def repair(stale: Callable[[Pair], bool]) -> None:

@@ -208,18 +208,6 @@ class Hooks:
                 self.conductor.forward_ended(self.unit)
         return output
 
-    def result(self, inputs: set[Any], value: Tensor) -> Tensor:
-        """A tensor that may leave the module.
-
-        A parameter, or a part of one, leaves as a copy, because its memory is about to
-        be given back. An input that is passed through leaves as a view, which has a
-        node of its own. So the unit has a backward pass also on a rank that returns the
-        input as it came, while other ranks compute with it and exchange its gradients.
-        """
-        if self.unit.owns(value):
-            return value.clone()
-        return value.view_as(value) if value.grad_fn in inputs else value
-
     def before_backward(self, use: Use, number: int, gradients: Any) -> None:
         """Gather again. Of several outputs the first to receive a gradient does it, the
         others find it done.
@@ -326,3 +314,17 @@ class Hooks:
             self.unit.free()
         if self.owes:
             self.reduce()
+
+    # sidelit: depth A module that returns a parameter, or an input as it came.
+
+    def result(self, inputs: set[Any], value: Tensor) -> Tensor:
+        """A tensor that may leave the module.
+
+        A parameter, or a part of one, leaves as a copy, because its memory is about to
+        be given back. An input that is passed through leaves as a view, which has a
+        node of its own. So the unit has a backward pass also on a rank that returns the
+        input as it came, while other ranks compute with it and exchange its gradients.
+        """
+        if self.unit.owns(value):
+            return value.clone()
+        return value.view_as(value) if value.grad_fn in inputs else value

@@ -141,17 +141,8 @@ def shard(
 
     Source: [ZeRO](bib:rajbhandari2020zero), stages 1 to 3.
     """
-    if type(stage) is not int or stage not in STAGES:
-        raise ValueError(f"stage={stage!r} is not a stage; choose 0, 1, 2 or 3")
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"pass the model itself, not a {type(model).__name__}")
-    if unused not in ("none", "zero"):
-        raise ValueError(f"unused={unused!r} is not a choice; choose 'none' or 'zero'")
     policy = Policy() if policy is None else policy
-    if not isinstance(policy, Policy):
-        raise TypeError(
-            f"policy={policy!r} is not a Policy; pass shardbook.Policy(param_dtype=...)"
-        )
+    refuse_arguments(model, stage, policy, unused)
     if not isinstance(prefetch, Prefetch):
         prefetch = Prefetch(depth=prefetch)
     groups = groups_of(mesh) if stage else groups_of(mesh).repeated()
@@ -289,6 +280,38 @@ def called(name: str) -> str:
     return name or "the root"
 
 
+def copy_buffers(model: nn.Module, groups: Groups) -> None:
+    """Let the buffers, such as the running mean of a batch norm, start from rank 0.
+
+    Afterwards each rank updates its own, and no exchange makes them equal. So the
+    running mean of a rank is that of its own data, as it would be in
+    `DistributedDataParallel(broadcast_buffers=False)`.
+    """
+    for buffer in model.buffers():
+        values = buffer.contiguous()
+        groups.copy_from_first(values)
+        # An expanded buffer shows one element many times, and may be written once.
+        once = tuple(slice(None if step else 1) for step in buffer.stride())
+        buffer[once].copy_(values[once])
+
+
+# sidelit: depth Arguments that are no choice, and models that cannot be sharded.
+
+
+def refuse_arguments(model: Any, stage: Any, policy: Any, unused: Any) -> None:
+    """Refuse arguments that are no choice, before anything is exchanged."""
+    if type(stage) is not int or stage not in STAGES:
+        raise ValueError(f"stage={stage!r} is not a stage; choose 0, 1, 2 or 3")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"pass the model itself, not a {type(model).__name__}")
+    if unused not in ("none", "zero"):
+        raise ValueError(f"unused={unused!r} is not a choice; choose 'none' or 'zero'")
+    if not isinstance(policy, Policy):
+        raise TypeError(
+            f"policy={policy!r} is not a Policy; pass shardbook.Policy(param_dtype=...)"
+        )
+
+
 def objections(
     sites: dict[str, list[Site]], units: Select | None, construction: Construction
 ) -> str | None:
@@ -308,18 +331,3 @@ def objections(
             return f"{site.name} is sharded already; shard a model only once"
     parameters = [(site.name, site.parameter) for site in here]
     return unfit(parameters, construction.device) or construction.objection()
-
-
-def copy_buffers(model: nn.Module, groups: Groups) -> None:
-    """Let the buffers, such as the running mean of a batch norm, start from rank 0.
-
-    Afterwards each rank updates its own, and no exchange makes them equal. So the
-    running mean of a rank is that of its own data, as it would be in
-    `DistributedDataParallel(broadcast_buffers=False)`.
-    """
-    for buffer in model.buffers():
-        values = buffer.contiguous()
-        groups.copy_from_first(values)
-        # An expanded buffer shows one element many times, and may be written once.
-        once = tuple(slice(None if step else 1) for step in buffer.stride())
-        buffer[once].copy_(values[once])

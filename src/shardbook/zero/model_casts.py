@@ -83,34 +83,6 @@ def put_in_force(rule: InFP32, module: nn.Module) -> None:
     module.register_forward_hook(not_compiled(rule.leave), always_call=True)
 
 
-def put_in_force_again(rule: InFP32, module: nn.Module) -> None:
-    """Let a rule be in force if a module inside of a unit is called in a backward pass.
-
-    PyTorch's checkpoint then computes the module again, outside of a forward pass of
-    the unit. Without the rule its gradients would belong to another result.
-    """
-
-    def again(act: Callable[[], None]) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            if not torch.compiler.is_compiling() and in_backward():
-                act()
-
-        return hook
-
-    module.register_forward_pre_hook(again(rule.enter), prepend=True)
-    module.register_forward_hook(again(rule.leave), always_call=True)
-
-
-def start_afresh(rule: InFP32, model: nn.Module) -> None:
-    """Let no rule be in force from a pass that was interrupted."""
-
-    def before(model: nn.Module, args: Any) -> None:
-        if rule.in_force and not in_backward() and calls_under_way(model) < 2:
-            rule.forget()
-
-    model.register_forward_pre_hook(not_compiled(before), prepend=True)
-
-
 def cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast what the model is called with.
 
@@ -170,3 +142,34 @@ def cast_buffers(
 def cast(dtype: torch.dtype, value: Tensor) -> Tensor:
     """A floating-point tensor in another dtype; any other as it is."""
     return value.to(dtype) if value.is_floating_point() else value
+
+
+# sidelit: depth Modules that a checkpoint runs again, and a pass that was interrupted.
+
+
+def put_in_force_again(rule: InFP32, module: nn.Module) -> None:
+    """Let a rule be in force if a module inside of a unit is called in a backward pass.
+
+    PyTorch's checkpoint then computes the module again, outside of a forward pass of
+    the unit. Without the rule its gradients would belong to another result.
+    """
+
+    def again(act: Callable[[], None]) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            if not torch.compiler.is_compiling() and in_backward():
+                act()
+
+        return hook
+
+    module.register_forward_pre_hook(again(rule.enter), prepend=True)
+    module.register_forward_hook(again(rule.leave), always_call=True)
+
+
+def start_afresh(rule: InFP32, model: nn.Module) -> None:
+    """Let no rule be in force from a pass that was interrupted."""
+
+    def before(model: nn.Module, args: Any) -> None:
+        if rule.in_force and not in_backward() and calls_under_way(model) < 2:
+            rule.forget()
+
+    model.register_forward_pre_hook(not_compiled(before), prepend=True)

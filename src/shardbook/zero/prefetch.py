@@ -158,6 +158,8 @@ class PrefetchingConductor(Conductor):
         ]
         self.prefetch.start(following, self.drivers)
 
+    # sidelit: depth Units that run in another order than in the last forward pass.
+
     def warn(self, expected: Unit, instead: str) -> None:
         """Say once that the units run in a changing order.
 
@@ -181,17 +183,6 @@ class PrefetchingConductor(Conductor):
 MOST = 64
 
 
-def calls_from_outside() -> int:
-    """How far up the program is that called the model, for a warning to name its line."""
-    level, frame = 2, sys._getframe(2)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(OURS):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-OURS = ("shardbook.", "torch.")
-
-
 @dataclass(frozen=True, slots=True)
 class Prefetch:
     """How far ahead units are gathered.
@@ -209,14 +200,6 @@ class Prefetch:
     depth: int = 1
     limit: int | None = None
 
-    def __post_init__(self) -> None:
-        for name, value in (("depth", self.depth), ("limit", self.limit)):
-            if value is not None and (type(value) is not int or value < 0):
-                raise ValueError(
-                    f"the {name} of a prefetch is {value!r}, but it must be a whole "
-                    "number of at least 0"
-                )
-
     def start(self, following: Iterable[Unit], units: Iterable[Unit]) -> None:
         """Gather the units that follow, as far as depth and limit allow.
 
@@ -233,6 +216,16 @@ class Prefetch:
                 if room < 0:
                     return
                 unit.gather()
+
+    # sidelit: depth A depth or a limit that is no whole number.
+
+    def __post_init__(self) -> None:
+        for name, value in (("depth", self.depth), ("limit", self.limit)):
+            if value is not None and (type(value) is not int or value < 0):
+                raise ValueError(
+                    f"the {name} of a prefetch is {value!r}, but it must be a whole "
+                    "number of at least 0"
+                )
 
 
 class Route:
@@ -270,3 +263,17 @@ class Route:
     def ahead(self, depth: int) -> Iterator[Unit]:
         """The units that are expected next."""
         return iter(self.expected[self.place : self.place + depth])
+
+
+# sidelit: depth The line of the program that a warning names.
+
+
+def calls_from_outside() -> int:
+    """How far up the program is that called the model, for a warning to name its line."""
+    level, frame = 2, sys._getframe(2)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(OURS):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+OURS = ("shardbook.", "torch.")

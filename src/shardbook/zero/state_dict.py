@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,17 +50,10 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
     :param module: the module that drives the unit
     """
 
-    def refuse_in_block() -> None:
-        if unit.held:
-            raise RuntimeError(
-                f"{unit.name} is whole for a block; leave whole(model) before "
-                "state_dict() or load_state_dict()"
-            )
-
     # A backward pass that failed may have left the unit whole, with the values from
     # before the last step. So it is gathered afresh.
     def gather(*_: Any) -> None:
-        refuse_in_block()
+        refuse_in_block(unit)
         unit.free()
         unit.switch(True)
         unit.expire()
@@ -91,32 +85,14 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
     # `load_state_dict` has copied the new values into the whole parameters. Each rank
     # keeps its part of them.
     def store_and_free(_: nn.Module, keys: Any) -> None:
-        for site in unit.sites:
-            if (
-                getattr(site.module, site.attribute)
-                is not unit.counterpart[id(site.parameter)]
-            ):
-                raise RuntimeError(
-                    f"{site.name} was replaced, not loaded; "
-                    "call load_state_dict without assign=True"
-                )
+        refuse_assigned(unit)
         with torch.no_grad():
             for flat in unit.flats:
                 flat.store()
         unit.free()
 
-    # A part of the unit has no shard of its own, so it cannot gather by itself. Asked
-    # directly, it would save slices.
-    def refuse(part: nn.Module, *_: Any) -> None:
-        refuse_in_block()
-        if unit.state is not State.WHOLE:
-            raise RuntimeError(
-                f"a {type(part).__name__} inside {unit.name} has no state_dict of its "
-                "own; call state_dict() on the unit or on the model"
-            )
-
     for part in {site.module for site in unit.sites} - {module}:
-        part.register_state_dict_pre_hook(refuse)
+        part.register_state_dict_pre_hook(partial(refuse_part, unit))
     module.register_state_dict_pre_hook(gather)
     module.register_state_dict_post_hook(copy_and_free)
     module.register_load_state_dict_pre_hook(gather)
@@ -154,3 +130,40 @@ def rank0_only(model: nn.Module) -> Iterator[None]:
 
 # The units whose parameters this rank leaves out of a `state_dict`.
 spared: set[Unit] = set()
+
+
+# sidelit: depth Blocks of `whole(model)`, parts of a unit, and values that were not copied.
+
+
+def refuse_in_block(unit: Unit) -> None:
+    """Refuse to save or load a unit that [a block](whole.py) keeps whole."""
+    if unit.held:
+        raise RuntimeError(
+            f"{unit.name} is whole for a block; leave whole(model) before "
+            "state_dict() or load_state_dict()"
+        )
+
+
+def refuse_part(unit: Unit, part: nn.Module, *_: Any) -> None:
+    """A part of the unit has no shard of its own, so it cannot gather by itself. Asked
+    directly, it would save slices.
+    """
+    refuse_in_block(unit)
+    if unit.state is not State.WHOLE:
+        raise RuntimeError(
+            f"a {type(part).__name__} inside {unit.name} has no state_dict of its "
+            "own; call state_dict() on the unit or on the model"
+        )
+
+
+def refuse_assigned(unit: Unit) -> None:
+    """Refuse parameters that `load_state_dict` has put in the place of the whole ones."""
+    for site in unit.sites:
+        if (
+            getattr(site.module, site.attribute)
+            is not unit.counterpart[id(site.parameter)]
+        ):
+            raise RuntimeError(
+                f"{site.name} was replaced, not loaded; "
+                "call load_state_dict without assign=True"
+            )

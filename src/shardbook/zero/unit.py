@@ -73,7 +73,6 @@ from shardbook.foundations.groups import Groups
 from shardbook.foundations.labels import label
 from shardbook.foundations.layout import plan, shares_storage
 from shardbook.foundations.streams import compute_stream, give_back, streams
-from shardbook.foundations.torch_private import as_plain
 from shardbook.guards.optimizer_guard import register_guard
 from shardbook.parameters.access import guard_again, guard_slices
 from shardbook.parameters.flat import Flat
@@ -214,16 +213,6 @@ class Unit(ABC):
             flat.due = flat.due or flat.trains
 
     @property
-    def version(self) -> int:
-        """A number that grows whenever the model's own parameters are changed."""
-        return sum(flat.version for flat in self.flats)
-
-    @property
-    def computes_in(self) -> tuple[torch.dtype, ...]:
-        """The dtype that each flat vector has while it is whole."""
-        return tuple(flat.full.dtype for flat in self.flats)
-
-    @property
     def counterpart(self) -> dict[int, nn.Parameter]:
         """From a parameter of the model to its counterpart in `whole`."""
         return {
@@ -240,12 +229,7 @@ class Unit(ABC):
         """
         if self.state is not State.SHARDED:
             return
-        for site in self.sites:
-            site.check(self.name)
-        for flat in self.flats:
-            guard_again(flat)
-            with as_plain():
-                refuse_replaced(flat, self.name)
+        self.check_parameters()
         with label("gather", self.name):
             self.fetch()
         self.state = State.GATHERING
@@ -291,12 +275,6 @@ class Unit(ABC):
             give_back(self.flats[0].device)
         self.state = State.SHARDED
         self.switch(self.precise)
-
-    def switch(self, precise: bool) -> None:
-        """Let the next gather fill `full` in the masters' format, or in the usual one."""
-        if sum(flat.switch(precise) for flat in self.flats):
-            self.empty()
-            self.expire()
 
     def reduce(self) -> None:
         """Start to exchange the gradients for their mean.
@@ -368,6 +346,29 @@ class Unit(ABC):
         for act in self.after_reduce if due else ():
             act(self)
         return False
+
+    # sidelit: depth Replaced or changed parameters, full precision, unused parameters, and freed views.
+
+    def check_parameters(self) -> None:
+        """Refuse to gather parameters that a program has replaced, and [guard the slices
+        again](access.py#guard_again) if a step has raised.
+        """
+        for site in self.sites:
+            site.check(self.name)
+        for flat in self.flats:
+            guard_again(flat)
+            refuse_replaced(flat, self.name)
+
+    @property
+    def version(self) -> int:
+        """A number that grows whenever the model's own parameters are changed."""
+        return sum(flat.version for flat in self.flats)
+
+    def switch(self, precise: bool) -> None:
+        """Let the next gather fill `full` in the masters' format, or in the usual one."""
+        if sum(flat.switch(precise) for flat in self.flats):
+            self.empty()
+            self.expire()
 
     def add_zero(self) -> None:
         """No rank has used the unit in this step, and [`unused="zero"`](unused.py) was

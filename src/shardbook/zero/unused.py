@@ -168,12 +168,6 @@ class Usage:
         start = self.starts[flat]
         return self.read()[start : start + len(flat.parameters)]
 
-    def refuse_changes(self) -> None:
-        """Refuse [what was changed while it waited](waiting.py), on any rank."""
-        for flat in self.starts:
-            names = (slot.names[0] for slot in flat.layout.slots)
-            refuse_changed(names, self.numbers_of(flat))
-
     def used_by_any(self) -> list[Unit]:
         """In stage 0: the units to exchange, in the order of the model.
 
@@ -214,6 +208,14 @@ class Usage:
         if not any(flat.due for flat in self.starts):
             resize(self.numbers, 0)
 
+    # sidelit: depth Gradients that were changed while they waited.
+
+    def refuse_changes(self) -> None:
+        """Refuse [what was changed while it waited](waiting.py), on any rank."""
+        for flat in self.starts:
+            names = (slot.names[0] for slot in flat.layout.slots)
+            refuse_changed(names, self.numbers_of(flat))
+
 
 def number_of(flat: FlatWithGradients, index: int) -> int:
     """What this rank says of a parameter. The largest number of all ranks counts."""
@@ -222,6 +224,9 @@ def number_of(flat: FlatWithGradients, index: int) -> int:
     if index in flat.used:
         return USED
     return DUE if flat.due else NOT_DUE
+
+
+# sidelit: depth Ranks in stage 0 whose optimizers have not stepped equally often.
 
 
 def steps_taken(flats: Iterable[Flat]) -> int:

@@ -88,6 +88,12 @@ def parts(
                 yield from parts(child, units, first=False)
 
 
+# What every module has. What this library has put there is usual, too.
+_USUAL = {*vars(nn.Module()), "__reduce_ex__", "_shardbook_conductor"}
+
+# sidelit: depth The place of a view, as the message names it.
+
+
 def place(module: nn.Module, units: Set[nn.Module], whole: Set[int]) -> str:
     """Where a view is kept, for a message."""
     for part in parts(module, units):
@@ -97,7 +103,3 @@ def place(module: nn.Module, units: Set[nn.Module], whole: Set[int]) -> str:
             if id(value) in whole or any(map(is_freed, tensors_in(value))):
                 return f"in the attribute {name!r} of a {type(part).__name__}"
     return "in its arguments or in an object that it returns"
-
-
-# What every module has. What this library has put there is usual, too.
-_USUAL = {*vars(nn.Module()), "__reduce_ex__", "_shardbook_conductor"}
