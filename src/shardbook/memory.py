@@ -230,6 +230,9 @@ def planned(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+# sidelit: depth The command line, and what cannot be planned or written.
+
+
 def save(path: Path, figures: dict[str, Any]) -> None:
     """Write the file, or say why that cannot be."""
     if path.is_dir():

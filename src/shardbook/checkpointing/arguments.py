@@ -85,11 +85,21 @@ class Arguments:
             saved: tuple[Tensor, ...] = self.node.saved_tensors
             return tuple(self.ready.hand_over(tensor) for tensor in saved)
         except RuntimeError as error:
-            changed = self.changed()
-            # Inside of another checkpoint the line above recomputes the outer function.
-            # Its errors pass through.
-            if isinstance(error, CheckpointError) or not changed:
-                raise
+            self.refuse_changed(error)
+            raise
+
+    # sidelit: depth Arguments that were changed in place before the backward pass.
+
+    def refuse_changed(self, error: RuntimeError) -> None:
+        """Name the arguments that were changed, if that is why autograd has raised.
+
+        Inside of another checkpoint a look at the saved tensors recomputes the outer
+        function. Its errors pass through.
+
+        :raises CheckpointError: naming the arguments
+        """
+        changed = self.changed()
+        if changed and not isinstance(error, CheckpointError):
             raise CheckpointError(
                 f"{', '.join(changed)} of a checkpointed function changed in place before "
                 "the backward pass, so the function cannot be run again on what it was "
@@ -121,6 +131,9 @@ class _Save(torch.autograd.Function):
 # Autograd records an operation only if something that it is given requires a gradient.
 # The arguments need not, because the parameters in the function may.
 _ANCHOR = torch.empty(0, requires_grad=True)
+
+
+# sidelit: depth Parameters that change between the two runs, and the names that a trace shows.
 
 
 class Parameters:

@@ -91,7 +91,7 @@ variant](reentrant.py#Recomputation.backward).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
@@ -101,7 +101,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import noop_context_fn
 
-from shardbook.checkpointing.determinism import LEVELS
+from shardbook.checkpointing.determinism import refuse_level
 from shardbook.checkpointing.reentrant import call_reentrant
 from shardbook.checkpointing.saved_tensors import Contexts, call_saved
 from shardbook.checkpointing.segment import outside_compiler
@@ -210,11 +210,7 @@ def checkpoint_module(model: M, units: Select | None = None, **options: Any) -> 
         raise ValueError(
             f"units={units!r} selects no module; name a class that the model contains"
         )
-    for name, module in modules:
-        if isinstance(vars(module).get("forward"), Checkpointed):
-            raise ValueError(
-                f"{called(name)} is checkpointed already; checkpoint a module only once"
-            )
+    refuse_checkpointed(modules)
     for name, module in modules:
         # An attribute of the object hides the method of its class.
         module.forward = Checkpointed(module, chosen, called(name))
@@ -232,30 +228,6 @@ class Options:
     policy: SavePolicy | Collection[Any] | None = None
     context_fn: Callable[[], Contexts] = noop_context_fn
     debug: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse now what could fail only in the middle of a training step."""
-        if self.determinism_check not in LEVELS:
-            raise ValueError(
-                f"determinism_check={self.determinism_check!r} is not a level; "
-                f"choose one of {', '.join(map(repr, LEVELS))}"
-            )
-        for name in NON_REENTRANT:
-            value = getattr(self, name)
-            if self.use_reentrant and value != getattr(Options, name):
-                raise ValueError(
-                    f"{name}={value!r} needs the tensors one by one, and a reentrant "
-                    "checkpoint has only the whole; leave out use_reentrant=True"
-                )
-        if self.policy is not None and self.context_fn is not noop_context_fn:
-            raise ValueError(
-                "policy and context_fn both say what surrounds the two runs; give one"
-            )
-        if self.policy is not None and self.determinism_check == "debug":
-            raise ValueError(
-                'determinism_check="debug" compares what each operation gives, and a '
-                "policy hands out what it gave before; leave out one of them"
-            )
 
     @not_a_beginning
     def run(
@@ -295,16 +267,27 @@ class Options:
             self.debug,
         )
 
+    # sidelit: depth Options that do not go together.
 
-# The options that a reentrant checkpoint cannot have.
-NON_REENTRANT = ("determinism_check", "early_stop", "policy", "context_fn", "debug")
-
-
-BY_ITSELF = (
-    "the forward of a checkpointed module begins a graph of its own; compile the module "
-    "by itself, as in block.compile(), or call checkpoint(block, x) where one graph is "
-    "to hold more than the block"
-)
+    def __post_init__(self) -> None:
+        """Refuse now what could fail only in the middle of a training step."""
+        refuse_level(self.determinism_check)
+        for name in NON_REENTRANT:
+            value = getattr(self, name)
+            if self.use_reentrant and value != getattr(Options, name):
+                raise ValueError(
+                    f"{name}={value!r} needs the tensors one by one, and a reentrant "
+                    "checkpoint has only the whole; leave out use_reentrant=True"
+                )
+        if self.policy is not None and self.context_fn is not noop_context_fn:
+            raise ValueError(
+                "policy and context_fn both say what surrounds the two runs; give one"
+            )
+        if self.policy is not None and self.determinism_check == "debug":
+            raise ValueError(
+                'determinism_check="debug" compares what each operation gives, and a '
+                "policy hands out what it gave before; leave out one of them"
+            )
 
 
 class Checkpointed:
@@ -340,6 +323,8 @@ class Checkpointed:
         method = self.method_of(self.caller())
         return method, compile_apart(method)
 
+    # sidelit: depth Copies of the module, shallow or pickled, and calls of `forward` by itself.
+
     def caller(self) -> nn.Module | None:
         """The module that is called, by the frame of the call. A direct call of `forward`
         has no such frame, and is one of the original.
@@ -371,6 +356,32 @@ class Checkpointed:
         self.module = weakref.ref(module)
 
 
+# sidelit: depth Options of one variant only, compiled calls, and modules that are checkpointed already.
+
+
+# The options that a reentrant checkpoint cannot have.
+NON_REENTRANT = ("determinism_check", "early_stop", "policy", "context_fn", "debug")
+
+
+BY_ITSELF = (
+    "the forward of a checkpointed module begins a graph of its own; compile the module "
+    "by itself, as in block.compile(), or call checkpoint(block, x) where one graph is "
+    "to hold more than the block"
+)
+
+
 @partial(outside_compiler, reason=BY_ITSELF)
 def end_graph() -> None:
     """Where the compiler meets this call, it ends a graph."""
+
+
+def refuse_checkpointed(modules: Iterable[tuple[str, nn.Module]]) -> None:
+    """Refuse to checkpoint a module twice, before any module is changed.
+
+    :raises ValueError: naming the module
+    """
+    for name, module in modules:
+        if isinstance(vars(module).get("forward"), Checkpointed):
+            raise ValueError(
+                f"{called(name)} is checkpointed already; checkpoint a module only once"
+            )

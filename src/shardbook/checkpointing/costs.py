@@ -156,11 +156,7 @@ def measure(functions: Iterable[Callable[[Any], Any]], input: Tensor) -> Chain:
     :raises RuntimeError: if it is called under `torch.no_grad()`, where autograd saves
         nothing
     """
-    if not torch.is_grad_enabled():
-        raise RuntimeError(
-            "autograd saves nothing here; call measure outside of torch.no_grad() and "
-            "torch.inference_mode()"
-        )
+    refuse_no_grad()
     functions = list(functions)
     modules = [function for function in functions if isinstance(function, nn.Module)]
     known = [
@@ -200,6 +196,9 @@ def measure_layer(
     ), output
 
 
+# sidelit: depth Buffers that a forward pass writes to, and chains that cannot be measured.
+
+
 @contextmanager
 def buffers_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
     """A block after which buffers have the values from before, as the running mean of a
@@ -223,3 +222,15 @@ def one_tensor(value: Any) -> Tensor:
         f"a layer hands on a {type(value).__name__}; only a chain in which one tensor goes "
         "from layer to layer can be measured"
     )
+
+
+def refuse_no_grad() -> None:
+    """Refuse to count where there is nothing to count.
+
+    :raises RuntimeError: if autograd is off
+    """
+    if not torch.is_grad_enabled():
+        raise RuntimeError(
+            "autograd saves nothing here; call measure outside of torch.no_grad() and "
+            "torch.inference_mode()"
+        )

@@ -77,7 +77,14 @@ from shardbook.checkpointing.operations import (
 from shardbook.foundations.torch_private import base_of
 from shardbook.foundations.versions import writes_to
 
-__all__ = ["LEVELS", "CheckpointError", "Record", "Saved", "compare"]
+__all__ = [
+    "LEVELS",
+    "CheckpointError",
+    "Record",
+    "Saved",
+    "compare",
+    "refuse_level",
+]
 # sidelit: show
 
 LEVELS = ("default", "none", "debug")
@@ -100,11 +107,7 @@ class Record:
     """
 
     def __init__(self, level: str, debug: bool = False) -> None:
-        if level not in LEVELS:
-            raise ValueError(
-                f"determinism_check={level!r} is not a level; "
-                f"choose one of {', '.join(map(repr, LEVELS))}"
-            )
+        refuse_level(level)
         self.level = level
         self.debug = debug
         self.log = Log()
@@ -212,13 +215,26 @@ def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:
     wrong = [i for i, (a, b) in enumerate(pairs) if a and b and a.difference(b)]
     lengths = len(forward.saved), len(again.saved)
     counted = lengths[1] < needed or (exact and lengths[0] != lengths[1])
-    if not wrong and not counted:
-        return
+    if wrong or counted:
+        raise CheckpointError(message(forward, again, wrong, counted))
+
+
+# sidelit: depth What a message says of two runs that differ, and levels that do not exist.
+
+
+def message(forward: Record, again: Record, wrong: list[int], counted: bool) -> str:
+    """What both runs have saved where they differ.
+
+    :param wrong: the tensors that differ
+    :param counted: whether their number differs
+    """
     lines = ["the recomputation does not do what the forward pass did."]
     if counted:
+        lengths = len(forward.saved), len(again.saved)
         lines.append("The forward pass saved {} tensors, it saved {}.".format(*lengths))
         # If only the number differs, the runs diverge at the first tensor that was
         # saved elsewhere in the program, or at the end of the shorter run.
+        pairs = list(zip(forward.saved, again.saved, strict=False))
         elsewhere = (
             i for i, (a, b) in enumerate(pairs) if a and b and a.place != b.place
         )
@@ -236,7 +252,7 @@ def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:
     if forward.debug:
         lines += listed("forward pass", forward.log.operations)
         lines += listed("recomputation", again.log.operations)
-    raise CheckpointError("\n".join([*lines, advice(forward.level)]))
+    return "\n".join([*lines, advice(forward.level)])
 
 
 def how(forward: Record, again: Record, index: int) -> str:
@@ -266,3 +282,15 @@ def advice(level: str) -> str:
     return (
         f'{text}; determinism_check="debug" finds the operation where the runs diverge.'
     )
+
+
+def refuse_level(level: str) -> None:
+    """Refuse a level of comparison that does not exist.
+
+    :raises ValueError: naming those that do
+    """
+    if level not in LEVELS:
+        raise ValueError(
+            f"determinism_check={level!r} is not a level; "
+            f"choose one of {', '.join(map(repr, LEVELS))}"
+        )

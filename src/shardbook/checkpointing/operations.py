@@ -107,31 +107,6 @@ class Operation:
         return f"{self.name} gave {given} {digests} at {shown(self.place)}"
 
 
-def part(forward: list[Operation], again: list[Operation]) -> Iterator[str]:
-    """Show where two logs diverge, with the last two operations that agree.
-
-    The second log may be shorter, because a recomputation may end early.
-    """
-    for index, (first, second) in enumerate(zip_longest(forward, again)):
-        if second is None:
-            return
-        if first is None or not first.same(second):
-            for shared in range(max(0, index - 2), index):
-                yield f"  {shared} in both runs: {forward[shared]}"
-            yield f"  {index} in the forward pass: {first or 'nothing, it had ended'}"
-            yield f"  {index} in the recomputation: {second}"
-            return
-
-
-def listed(run: str, operations: list[Operation]) -> list[str]:
-    """All operations of a run, one to a line.
-
-    :param run: what a message calls the run
-    """
-    lines = [f"  {number}: {one}" for number, one in enumerate(operations)]
-    return [f"Operations of the {run}: {len(lines)}.", *lines]
-
-
 @torch.no_grad()
 def digest(tensor: Tensor) -> int:
     """A number made from all bits of a tensor and from where they stand.
@@ -203,6 +178,9 @@ def place_of(frame: FrameType) -> Place:
     return found.f_code, found.f_lasti
 
 
+# sidelit: depth Frames that belong to PyTorch or to a checkpoint, and the wording of messages.
+
+
 def author_of(name: str | None) -> str:
     """Whose module this is. Modules are few, and the answer is needed often."""
     package, _, module = str(name).partition(".")
@@ -236,3 +214,28 @@ def shown(place: Place) -> str:
     number = next(lines, None) or code.co_firstlineno
     text = linecache.getline(code.co_filename, number).strip()
     return f"{Path(code.co_filename).name}:{number}" + (f" `{text}`" if text else "")
+
+
+def part(forward: list[Operation], again: list[Operation]) -> Iterator[str]:
+    """Show where two logs diverge, with the last two operations that agree.
+
+    The second log may be shorter, because a recomputation may end early.
+    """
+    for index, (first, second) in enumerate(zip_longest(forward, again)):
+        if second is None:
+            return
+        if first is None or not first.same(second):
+            for shared in range(max(0, index - 2), index):
+                yield f"  {shared} in both runs: {forward[shared]}"
+            yield f"  {index} in the forward pass: {first or 'nothing, it had ended'}"
+            yield f"  {index} in the recomputation: {second}"
+            return
+
+
+def listed(run: str, operations: list[Operation]) -> list[str]:
+    """All operations of a run, one to a line.
+
+    :param run: what a message calls the run
+    """
+    lines = [f"  {number}: {one}" for number, one in enumerate(operations)]
+    return [f"Operations of the {run}: {len(lines)}.", *lines]

@@ -188,6 +188,9 @@ def input_bytes(chain: Chain, index: int) -> int:
     return chain.layers[index - 1].output if index else chain.input
 
 
+# sidelit: depth Layers that write over their input, and cuts with gaps or overlaps.
+
+
 def overwritten(chain: Chain, index: int) -> bool:
     """Whether the input of a layer is written over, by it or through it."""
     for layer in chain.layers[index:]:

@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -75,11 +75,7 @@ class Placeholder:
         value, self.value = self.value, None
         assert value is not None
         if writes_to(value) != self.version:
-            raise CheckpointError(
-                f"a tensor of shape {tuple(value.shape)} was changed in place inside "
-                "the checkpointed function after autograd had saved it; use an "
-                "operation that gives a new tensor"
-            )
+            refuse_altered(value.shape)
         return value
 
 
@@ -194,3 +190,18 @@ class Settings:
             else:
                 with self.device:
                     yield
+
+
+# sidelit: depth A tensor that the function changes after autograd has saved it.
+
+
+def refuse_altered(shape: torch.Size) -> NoReturn:
+    """Refuse a tensor whose values are no longer those that autograd has saved.
+
+    :raises CheckpointError: naming the shape
+    """
+    raise CheckpointError(
+        f"a tensor of shape {tuple(shape)} was changed in place inside "
+        "the checkpointed function after autograd had saved it; use an "
+        "operation that gives a new tensor"
+    )

@@ -63,7 +63,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -144,21 +144,6 @@ def call_reentrant(
     return tree_unflatten(returned, segment.returned)
 
 
-def warn_of_no_gradient() -> None:
-    """Autograd runs a node backward only if one of its inputs requires a gradient.
-
-    The parameters are no inputs of this node, since the function finds them by itself.
-    So if no argument requires a gradient, the parameters get none. This happens where
-    the input of a model is checkpointed, or all that comes before is frozen.
-    """
-    warnings.warn(
-        "None of the inputs has requires_grad=True, so the parameters of the "
-        "checkpointed function get no gradient; call x.requires_grad_() on an input, "
-        "or use the variant that is not reentrant",
-        stacklevel=calls_from_outside(),
-    )
-
-
 class Recomputation(torch.autograd.Function):
     """The node that stands in the graph for a whole segment."""
 
@@ -216,10 +201,7 @@ class Recomputation(torch.autograd.Function):
             if isinstance(value, Tensor) and value.requires_grad
         ]
         if not differentiable:
-            raise RuntimeError(
-                "none of the outputs of the checkpointed function requires a gradient, "
-                "because it detaches them all; call it without a checkpoint"
-            )
+            refuse_detached()
         # A gradient for an output that the segment detaches ends here, as it would end
         # without a checkpoint. What is detached inside of a segment, by `detach()` or
         # under `no_grad`, needs no care.
@@ -228,6 +210,9 @@ class Recomputation(torch.autograd.Function):
             outputs, output_gradients = zip(*due, strict=True)
             torch.autograd.backward(outputs, output_gradients)
         return None, None, *[tensor.grad for tensor in inputs]
+
+
+# sidelit: depth Results that are parameters or views, and backward passes that would be incomplete.
 
 
 def aliases(values: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
@@ -279,3 +264,29 @@ def refuse_partial_backward() -> None:
             "a reentrant checkpoint cannot pass create_graph=True, because it records "
             "no graph of its backward pass; use the variant that is not reentrant"
         )
+
+
+def refuse_detached() -> NoReturn:
+    """Refuse a function through which no gradient goes.
+
+    :raises RuntimeError: always
+    """
+    raise RuntimeError(
+        "none of the outputs of the checkpointed function requires a gradient, "
+        "because it detaches them all; call it without a checkpoint"
+    )
+
+
+def warn_of_no_gradient() -> None:
+    """Autograd runs a node backward only if one of its inputs requires a gradient.
+
+    The parameters are no inputs of this node, since the function finds them by itself.
+    So if no argument requires a gradient, the parameters get none. This happens where
+    the input of a model is checkpointed, or all that comes before is frozen.
+    """
+    warnings.warn(
+        "None of the inputs has requires_grad=True, so the parameters of the "
+        "checkpointed function get no gradient; call x.requires_grad_() on an input, "
+        "or use the variant that is not reentrant",
+        stacklevel=calls_from_outside(),
+    )

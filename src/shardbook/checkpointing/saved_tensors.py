@@ -159,12 +159,7 @@ def call_saved(
     with saved_tensors_hooks(region.pack, region.unpack), record.watching(), forward:
         result = region.run(args, kwargs)
         region.end()
-    # A block such as `contextlib.suppress` ends without an error, and without a result.
-    if not region.complete:
-        raise RuntimeError(
-            "the block that context_fn gave for the forward pass has swallowed an "
-            "error of the function, so there is no result; let errors pass"
-        )
+    region.refuse_unfinished()
     held.refuse_additions()
     return result
 
@@ -261,12 +256,7 @@ class Region:
             raise
         self.group = group_in_force()
         self.ready = Ready(collector.filled())
-        if self.group is None and in_backward():
-            # What this backward pass does not take would stay until the next one, and
-            # the weights may have changed by then. The engine holds its callbacks until
-            # it has finished, so the callback must not hold the region.
-            left = partial(empty, weakref.ref(self))
-            at_end_of_backward(left)
+        self.empty_in_the_end()
 
     def run_again(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], collector: Collector
@@ -283,6 +273,18 @@ class Region:
             compare(self.record, collector.record, needed=0, exact=False)
             raise
 
+    # sidelit: depth Tensors that the backward pass does not take, and errors that a block swallows.
+
+    def empty_in_the_end(self) -> None:
+        """Drop what this backward pass does not take. It would stay until the next one,
+        and the weights may have changed by then.
+        """
+        if self.group is None and in_backward():
+            # The engine holds its callbacks until it has finished, so the callback must
+            # not hold the region.
+            left = partial(empty, weakref.ref(self))
+            at_end_of_backward(left)
+
     def empty(self) -> None:
         """Drop the tensors that were not taken."""
         with self.lock:
@@ -290,6 +292,21 @@ class Region:
                 placeholder = reference()
                 if placeholder is not None:
                     placeholder.value = None
+
+    def refuse_unfinished(self) -> None:
+        """A block such as `contextlib.suppress` ends without an error, and without a
+        result.
+
+        :raises RuntimeError: if the forward pass has not reached its end
+        """
+        if not self.complete:
+            raise RuntimeError(
+                "the block that context_fn gave for the forward pass has swallowed an "
+                "error of the function, so there is no result; let errors pass"
+            )
+
+
+# sidelit: depth A region that is gone when its backward pass ends.
 
 
 def empty(region: weakref.ref[Region]) -> None:

@@ -107,13 +107,22 @@ class Segment:
         args, kwargs = tree_unflatten(leaves, self.spec)
         with self.settings.restored():
             values, returned = tree_flatten(self.function(*args, **kwargs))
+        self.refuse_other(returned)
+        return values
+
+    # sidelit: depth A second run that returns something else.
+
+    def refuse_other(self, returned: TreeSpec) -> None:
+        """Refuse a second run whose results would not fit to the gradients.
+
+        :raises RuntimeError: naming both structures
+        """
         if returned != self.returned:
             raise RuntimeError(
                 "the checkpointed function returned another structure when it was "
                 f"computed again: {returned} instead of {self.returned}; make it "
                 "depend on its arguments alone"
             )
-        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +162,9 @@ def flatten_arguments(arguments: Passed) -> tuple[list[Any], TreeSpec]:
 @cache
 def structure_of_singles(number: int, *names: str) -> TreeSpec:
     return tree_flatten(((None,) * number, dict.fromkeys(names)))[1]
+
+
+# sidelit: depth Functions that change their arguments, and tensors that no gradient would reach.
 
 
 def refuse_changes(tensors: Sequence[Tensor], before: Versions) -> None:
@@ -271,6 +283,10 @@ def refuse_hidden(values: Sequence[Any]) -> None:
             )
 
 
+# sidelit: core
+# sidelit: depth A compiler, which would record the first run only.
+
+# The function itself may be compiled, and only the checkpoint around it may not.
 REASON = (
     "a checkpointed function runs again in the backward pass, where nothing is "
     "compiled; compile the function by itself, as in checkpoint(torch.compile(block), x)"

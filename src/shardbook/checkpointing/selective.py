@@ -74,7 +74,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
@@ -148,34 +148,13 @@ def policy_of(policy: SavePolicy | Collection[Any]) -> SavePolicy:
     :raises TypeError: if there is none, or it was written for PyTorch's checkpoint,
         which hands it a context before the operation
     """
-    # An operation can be called, so it would pass for a policy, and fail at its first
-    # answer.
-    if isinstance(policy, OPERATIONS):
-        raise TypeError(f"{policy} is one operation; give a list of them")
-    if not callable(policy):
-        return saves(policy)
-    if first_parameter(policy) in ("ctx", "context"):
-        raise TypeError(
-            "a policy is called with the operation and its arguments, and the first "
-            "parameter of this one is a context, as in PyTorch; leave that parameter "
-            "out, or give context_fn=partial(create_selective_checkpoint_contexts, policy)"
-        )
-    return policy
-
-
-def first_parameter(policy: Callable[..., Any]) -> str:
-    """The name of a function's first parameter. Other callables have none to look at."""
-    code = getattr(policy, "__code__", None)
-    return "".join(code.co_varnames[: min(1, code.co_argcount)]) if code else ""
+    refuse_misread(policy)
+    return policy if callable(policy) else saves(policy)
 
 
 def saves(operations: Collection[Any]) -> SavePolicy:
     """The policy that saves some operations and nothing else."""
-    for op in operations:
-        if not isinstance(op, OPERATIONS):
-            raise TypeError(
-                f"{op!r} is not an ATen operation; name it as torch.ops.aten.mm"
-            )
+    refuse_names(operations)
     return Listed(frozenset(operations))
 
 
@@ -188,6 +167,8 @@ class Listed:
     def __call__(self, op: OpOverload, *args: Any, **kwargs: Any) -> Keep:
         listed = op in self.operations or op.overloadpacket in self.operations
         return Keep.SAVE if listed else Keep.RECOMPUTE
+
+    # sidelit: depth An attention for which no kernel ran.
 
     def warn_if_unfused(self, ran: Iterable[Any]) -> None:
         """Warn that an attention ran, and none of the kernels that are listed for it.
@@ -326,6 +307,85 @@ def computes(op: OpOverload) -> bool:
     return gives or schema.is_mutable
 
 
+def wanted(op: OpOverload, keep: Keep) -> bool:
+    """Whether a result is kept, given what the policy has answered.
+
+    :raises RuntimeError: if it cannot be kept, but has to be
+    """
+    if keep is Keep.RECOMPUTE:
+        return False
+    schema = schema_of(op)
+    fresh = any(value.alias_info is None for value in schema.returns)
+    if not (schema.is_mutable and fresh):
+        return True
+    if keep is Keep.SAVE:
+        refuse_to_keep(op)
+    return False
+
+
+def random_state(op: OpOverload, args: Any, kwargs: Any) -> RNGState:
+    """The state of the generators that an operation may draw from."""
+    draws = torch.Tag.nondeterministic_seeded in op.tags
+    return capture(args, kwargs) if draws else RNGState()
+
+
+def differ(before: RNGState, after: RNGState) -> bool:
+    """Whether it has drawn. An attention without dropout may, and does not."""
+    return any(
+        not torch.equal(state, after.states[source])
+        for source, state in before.states.items()
+    )
+
+
+# sidelit: depth Policies that fail or misread what they are given, and those written for PyTorch.
+
+
+def refuse_misread(policy: Any) -> None:
+    """Refuse what is no policy of this chapter, and would pass for one.
+
+    :raises TypeError: if it is one operation, or takes a context as PyTorch's do
+    """
+    # An operation can be called, so it would pass for a policy, and fail at its first
+    # answer.
+    if isinstance(policy, OPERATIONS):
+        raise TypeError(f"{policy} is one operation; give a list of them")
+    if callable(policy) and first_parameter(policy) in ("ctx", "context"):
+        raise TypeError(
+            "a policy is called with the operation and its arguments, and the first "
+            "parameter of this one is a context, as in PyTorch; leave that parameter "
+            "out, or give context_fn=partial(create_selective_checkpoint_contexts, policy)"
+        )
+
+
+def first_parameter(policy: Callable[..., Any]) -> str:
+    """The name of a function's first parameter. Other callables have none to look at."""
+    code = getattr(policy, "__code__", None)
+    return "".join(code.co_varnames[: min(1, code.co_argcount)]) if code else ""
+
+
+def refuse_names(operations: Collection[Any]) -> None:
+    """Refuse a list that holds something else than operations.
+
+    :raises TypeError: naming what it holds
+    """
+    for op in operations:
+        if not isinstance(op, OPERATIONS):
+            raise TypeError(
+                f"{op!r} is not an ATen operation; name it as torch.ops.aten.mm"
+            )
+
+
+def refuse_to_keep(op: OpOverload) -> NoReturn:
+    """Refuse to keep one result of an operation that has two.
+
+    :raises RuntimeError: naming the operation
+    """
+    raise RuntimeError(
+        f"{op} writes over an argument and gives a new tensor, too, so its result "
+        "alone cannot be kept; let the policy answer Keep.PREFER for it"
+    )
+
+
 def keep_of(policy: SavePolicy, op: OpOverload, args: Any, kwargs: Any) -> Keep:
     """What a policy answers for an operation.
 
@@ -374,36 +434,3 @@ def torch_policy(
         return CheckpointPolicy.PREFER_RECOMPUTE
     save = CheckpointPolicy.MUST_SAVE
     return save if keep is Keep.SAVE else CheckpointPolicy.PREFER_SAVE
-
-
-def wanted(op: OpOverload, keep: Keep) -> bool:
-    """Whether a result is kept, given what the policy has answered.
-
-    :raises RuntimeError: if it cannot be kept, but has to be
-    """
-    if keep is Keep.RECOMPUTE:
-        return False
-    schema = schema_of(op)
-    fresh = any(value.alias_info is None for value in schema.returns)
-    if not (schema.is_mutable and fresh):
-        return True
-    if keep is Keep.SAVE:
-        raise RuntimeError(
-            f"{op} writes over an argument and gives a new tensor, too, so its result "
-            "alone cannot be kept; let the policy answer Keep.PREFER for it"
-        )
-    return False
-
-
-def random_state(op: OpOverload, args: Any, kwargs: Any) -> RNGState:
-    """The state of the generators that an operation may draw from."""
-    draws = torch.Tag.nondeterministic_seeded in op.tags
-    return capture(args, kwargs) if draws else RNGState()
-
-
-def differ(before: RNGState, after: RNGState) -> bool:
-    """Whether it has drawn. An attention without dropout may, and does not."""
-    return any(
-        not torch.equal(state, after.states[source])
-        for source, state in before.states.items()
-    )

@@ -120,6 +120,9 @@ def blocks_of_graph(policy: SavePolicy | Collection[Any] | None) -> tuple[Any, A
     return Together(forward), Together(again, random.restored)
 
 
+# sidelit: depth Backends that do not cut the graph, and functions that cannot be recorded.
+
+
 class Together:
     """Several blocks as one that may be entered many times.
 

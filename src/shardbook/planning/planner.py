@@ -211,6 +211,9 @@ def one_vector(numel: int, world_size: int, policy: Policy = AS_IT_IS) -> Layout
     return plan([("all", tensor)], world_size, computes_in=lambda _: low)[0]
 
 
+# sidelit: depth Both tables as text, and figures that are not known.
+
+
 def tables(figures: dict[str, Any]) -> str:
     """Both tables, for a person to read."""
     # One unit for all cells, so that they can be compared: the largest in which stage 3

@@ -164,13 +164,6 @@ def both(figures: dict[str, Any], name: str, steps: int = 1) -> tuple[str, str]:
     return counted, f"{max(forecasts) / steps:,.0f}" if forecasts else ""
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
-
-
 class Progress:
     """One line on the terminal, redrawn after each step; in a log file, about ten lines for a whole run.
 
@@ -213,3 +206,13 @@ class Progress:
             file=sys.stderr,
             flush=True,
         )
+
+
+# sidelit: depth A run that ends while its file is written.
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)

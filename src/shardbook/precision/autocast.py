@@ -106,7 +106,7 @@ class autocast(ContextDecorator):
         enabled: bool = True,
         cache_enabled: bool = True,
     ) -> None:
-        refuse_unknown(device_type)
+        refuse_device(device_type)
         dtype = dtype or RULES[device_type].dtype
         if enabled:
             refuse_wide(dtype)
@@ -198,7 +198,7 @@ def restored(settings: dict[str, Setting]) -> Iterator[None]:
         thread.leave()
 
 
-def refuse_unknown(device_type: str) -> None:
+def refuse_device(device_type: str) -> None:
     """Refuse a type of device that has no rules.
 
     :raises ValueError: naming those that have

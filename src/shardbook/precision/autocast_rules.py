@@ -137,7 +137,7 @@ DISTANCES = words("cdist cosine_similarity dist pdist")
 FP32_FUNCTIONS = FUNCTIONS | NORMS | SOFTMAX | LOSSES | SUMS | DISTANCES
 
 
-# sidelit: depth Operations that a language model hardly calls, and their names in other libraries.
+# sidelit: depth Operations that a language model hardly calls, and other names of the same operations.
 
 # What follows is in no list of PyTorch. There the operations that it is made of are
 # cast one by one, inside of C++. Here it is cast as a whole.

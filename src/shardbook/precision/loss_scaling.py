@@ -161,7 +161,7 @@ class GradScaler:
         if not self.enabled:
             return
         self.refuse_unscaled("unscale_")
-        unscaling.refuse_second(optimizer, self.stepped, self.found)
+        unscaling.refuse_twice(optimizer, self.stepped, self.found)
         self.found[optimizer] = self.divide(optimizer)
 
     def divide(self, optimizer: Optimizer) -> Tensor | None:

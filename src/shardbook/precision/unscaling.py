@@ -30,7 +30,7 @@ __all__ = [
     "divide_and_check",
     "refuse_closure",
     "refuse_parts",
-    "refuse_second",
+    "refuse_twice",
     "step_unless",
 ]
 # sidelit: show
@@ -169,7 +169,7 @@ def refuse_parts(optimizer: Optimizer) -> None:
                 )
 
 
-def refuse_second(
+def refuse_twice(
     optimizer: Optimizer, stepped: Container[Optimizer], found: Container[Optimizer]
 ) -> None:
     """Gradients that are divided twice are too small, and no error would follow.

@@ -106,6 +106,8 @@ class Slice:
         copies.update({name: there[name] for name in copies})
         return y
 
+    # sidelit: depth A layer that writes to its own parameters.
+
     def refuse_writes(
         self, copies: dict[str, Tensor], versions: dict[str, int]
     ) -> None:
@@ -121,6 +123,75 @@ class Slice:
                     "forward pass, and such a write does not last in a streamed chain; "
                     "change parameters between steps"
                 )
+
+
+def cut(sizes: Sequence[int], slices: int | None) -> list[range]:
+    """Consecutive parts. No other parts have a smaller largest pair of neighbours, and of
+    those that have the same none have a smaller largest part.
+
+    >>> cut([1, 4, 1, 4], 3)
+    [range(0, 2), range(2, 3), range(3, 4)]
+    >>> cut([4, 0, 0, 1], None)
+    [range(0, 3), range(3, 4)]
+
+    :param sizes: the bytes of the layers
+    :param slices: how many parts there may be at most
+    """
+    if slices is None:
+        starts = [number for number, size in enumerate(sizes) if size or not number]
+        ends = [*starts, len(sizes)]
+    else:
+        limits, last = range(sum(sizes) + 1), len(sizes)
+        through = partial(fill, sizes, min(slices, last))
+        # With a larger limit the parts reach as far or farther, so bisection finds the
+        # smallest that is enough.
+        pair = bisect_left(limits, last, key=lambda limit: through(limit, limit)[-1])
+        one = bisect_left(limits, last, key=lambda limit: through(pair, limit)[-1])
+        ends = through(pair, one)
+        # The first number of parts that reaches the end will do.
+        ends = ends[: ends.index(last) + 1]
+        # A part that reaches as far as the next one gives it a layer.
+        for number in reversed(range(1, len(ends) - 1)):
+            ends[number] = min(ends[number], ends[number + 1] - 1)
+    return [range(*part) for part in pairwise(ends)]
+
+
+def fill(sizes: Sequence[int], parts: int, pair: int, one: int) -> list[int]:
+    """How many layers 0, 1, 2, ... parts can hold.
+
+    A part is limited by its own size, and by its size together with the part before. Of
+    all ways to reach a layer with some parts, the best to go on from is the one whose
+    last part begins last. This last part begins at the layer that the parts before it
+    can reach, or one layer earlier, so that it is never empty.
+
+    >>> fill([1, 4, 1, 4], 3, pair=6, one=5)
+    [0, 2, 3, 4]
+
+    :param pair: the bytes that two neighbours may have
+    :param one: the bytes that a part may have
+    """
+    totals, ends = [0, *accumulate(sizes)], [0]
+    for number in range(parts):
+        last = ends[-1]
+        before = max(0, min(ends[-2], last - 1)) if number > 1 else 0
+        limit = min(totals[before] + pair, totals[last] + one)
+        ends.append(bisect_right(totals, limit) - 1)
+    return ends
+
+
+def named_tensors(model: nn.Module, recurse: bool = True) -> dict[str, Tensor]:
+    """All parameters and buffers, those that stand in several places by several names."""
+    return {
+        **dict(model.named_parameters("", recurse, remove_duplicate=False)),
+        **dict(model.named_buffers("", recurse, remove_duplicate=False)),
+    }
+
+
+def bytes_of(layer: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in layer.parameters())
+
+
+# sidelit: depth Changes between the two runs or after the cut, and models that cannot be streamed.
 
 
 class Seen:
@@ -190,72 +261,6 @@ class Contents:
                     f"{name} was moved to {old.device} after stream(), which keeps the "
                     "model on the host; stream list(model.cpu()) anew"
                 )
-
-
-def cut(sizes: Sequence[int], slices: int | None) -> list[range]:
-    """Consecutive parts. No other parts have a smaller largest pair of neighbours, and of
-    those that have the same none have a smaller largest part.
-
-    >>> cut([1, 4, 1, 4], 3)
-    [range(0, 2), range(2, 3), range(3, 4)]
-    >>> cut([4, 0, 0, 1], None)
-    [range(0, 3), range(3, 4)]
-
-    :param sizes: the bytes of the layers
-    :param slices: how many parts there may be at most
-    """
-    if slices is None:
-        starts = [number for number, size in enumerate(sizes) if size or not number]
-        ends = [*starts, len(sizes)]
-    else:
-        limits, last = range(sum(sizes) + 1), len(sizes)
-        through = partial(fill, sizes, min(slices, last))
-        # With a larger limit the parts reach as far or farther, so bisection finds the
-        # smallest that is enough.
-        pair = bisect_left(limits, last, key=lambda limit: through(limit, limit)[-1])
-        one = bisect_left(limits, last, key=lambda limit: through(pair, limit)[-1])
-        ends = through(pair, one)
-        # The first number of parts that reaches the end will do.
-        ends = ends[: ends.index(last) + 1]
-        # A part that reaches as far as the next one gives it a layer.
-        for number in reversed(range(1, len(ends) - 1)):
-            ends[number] = min(ends[number], ends[number + 1] - 1)
-    return [range(*part) for part in pairwise(ends)]
-
-
-def fill(sizes: Sequence[int], parts: int, pair: int, one: int) -> list[int]:
-    """How many layers 0, 1, 2, ... parts can hold.
-
-    A part is limited by its own size, and by its size together with the part before. Of
-    all ways to reach a layer with some parts, the best to go on from is the one whose
-    last part begins last. This last part begins at the layer that the parts before it
-    can reach, or one layer earlier, so that it is never empty.
-
-    >>> fill([1, 4, 1, 4], 3, pair=6, one=5)
-    [0, 2, 3, 4]
-
-    :param pair: the bytes that two neighbours may have
-    :param one: the bytes that a part may have
-    """
-    totals, ends = [0, *accumulate(sizes)], [0]
-    for number in range(parts):
-        last = ends[-1]
-        before = max(0, min(ends[-2], last - 1)) if number > 1 else 0
-        limit = min(totals[before] + pair, totals[last] + one)
-        ends.append(bisect_right(totals, limit) - 1)
-    return ends
-
-
-def named_tensors(model: nn.Module, recurse: bool = True) -> dict[str, Tensor]:
-    """All parameters and buffers, those that stand in several places by several names."""
-    return {
-        **dict(model.named_parameters("", recurse, remove_duplicate=False)),
-        **dict(model.named_buffers("", recurse, remove_duplicate=False)),
-    }
-
-
-def bytes_of(layer: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in layer.parameters())
 
 
 def refuse_unfit(

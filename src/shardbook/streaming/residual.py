@@ -183,55 +183,6 @@ def take(saved: Untouched | Placed) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Untouched:
-    """A tensor that stays where it is.
-
-    Without hooks autograd compares versions itself. Where a hook is set it leaves that
-    to the hook. Without the check here a write to the tensor would lead to wrong
-    gradients and to no error.
-    """
-
-    values: Tensor
-    version: int
-
-    def tensor(self) -> Tensor:
-        if writes_to(self.values) != self.version:
-            refuse_write(self.values.shape)
-        return self.values
-
-
-class Writes:
-    """Counts the writes to a tensor from now on, and does not keep its memory.
-
-    On a GPU a copy to the host is queued, and the thread goes on. A write to the tensor
-    could then come before the copy has read it, and the copy would hold the new values.
-    Without hooks autograd raises in this case. So this library does, too, whichever
-    came first.
-    """
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.shape = tensor.shape
-        self.version = writes_to(tensor)
-        # An alias has the count of its tensor, and keeps it without the memory.
-        self.alias = tensor.detach()
-        self.alias.data = tensor.detach().new_empty(0)
-
-    def refuse(self) -> None:
-        """
-        :raises RuntimeError: if there was a write
-        """
-        if writes_to(self.alias) != self.version:
-            refuse_write(self.shape)
-
-
-def refuse_write(shape: torch.Size) -> NoReturn:
-    raise RuntimeError(
-        f"a tensor of shape {tuple(shape)} was changed in place after autograd had saved "
-        "it for the backward pass; change a copy of it instead"
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Placed:
     """One way to see a vector that is kept: `x` and `x.t()` are two forms of one."""
 
@@ -279,43 +230,6 @@ class KeptValues:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How a tensor lies over its vector: kernels may sum in another order where the
-    strides are others, so the strides come back, too.
-    """
-
-    shape: torch.Size
-    rows: torch.Size
-    places: list[int]
-
-    def of(self, vector: Tensor) -> Tensor:
-        return vector.view(self.rows).permute(self.places).expand(self.shape)
-
-
-def lie_flat(tensor: Tensor) -> tuple[Tensor, Form]:
-    """The same elements in the order in which they lie in memory, each of them once.
-
-    >>> rows, form = lie_flat(torch.arange(6).view(2, 3).t().expand(4, 3, 2))
-    >>> rows.flatten().tolist(), form.of(rows.flatten()).stride()
-    ([0, 1, 2, 3, 4, 5], (0, 1, 3))
-    """
-    shape = tensor.shape
-    for dim, stride in enumerate(tensor.stride()):
-        # What `expand` repeats is stored once.
-        tensor = tensor.narrow(dim, 0, 1) if stride == 0 else tensor
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    rows, places = tensor.permute(order), [order.index(dim) for dim in sorted(order)]
-    return rows, Form(shape, rows.shape, places)
-
-
-def place_of(rows: Tensor) -> tuple[Any, ...]:
-    """What tells two views of one storage apart, if they show different values."""
-    steps = zip(rows.shape, rows.stride(), strict=True)
-    walk = tuple((size, stride) for size, stride in steps if size > 1)
-    return rows.storage_offset(), walk, rows.dtype, rows.is_conj(), rows.is_neg()
-
-
-@dataclass(frozen=True, slots=True)
 class Sharing:
     """The ranks that hold the same values, and what each keeps of them.
 
@@ -352,6 +266,8 @@ class Sharing:
         all_gather(full, piece, group=self.group).wait()
         return full[:numel]
 
+    # sidelit: depth Ranks that hold different values.
+
     def compare(self, vector: Tensor) -> None:
         """Raise on every rank if one of them holds other values than the first.
 
@@ -379,3 +295,96 @@ def piece_numel(numel: int, world_size: int) -> int:
     [19327352832, 2415919104]
     """
     return -(-numel // world_size)
+
+
+# sidelit: depth Transposed and expanded tensors, and views that share one memory.
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a tensor lies over its vector: kernels may sum in another order where the
+    strides are others, so the strides come back, too.
+    """
+
+    shape: torch.Size
+    rows: torch.Size
+    places: list[int]
+
+    def of(self, vector: Tensor) -> Tensor:
+        return vector.view(self.rows).permute(self.places).expand(self.shape)
+
+
+def lie_flat(tensor: Tensor) -> tuple[Tensor, Form]:
+    """The same elements in the order in which they lie in memory, each of them once.
+
+    >>> rows, form = lie_flat(torch.arange(6).view(2, 3).t().expand(4, 3, 2))
+    >>> rows.flatten().tolist(), form.of(rows.flatten()).stride()
+    ([0, 1, 2, 3, 4, 5], (0, 1, 3))
+    """
+    shape = tensor.shape
+    for dim, stride in enumerate(tensor.stride()):
+        # What `expand` repeats is stored once.
+        tensor = tensor.narrow(dim, 0, 1) if stride == 0 else tensor
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    rows, places = tensor.permute(order), [order.index(dim) for dim in sorted(order)]
+    return rows, Form(shape, rows.shape, places)
+
+
+def place_of(rows: Tensor) -> tuple[Any, ...]:
+    """What tells two views of one storage apart, if they show different values."""
+    steps = zip(rows.shape, rows.stride(), strict=True)
+    walk = tuple((size, stride) for size, stride in steps if size > 1)
+    return rows.storage_offset(), walk, rows.dtype, rows.is_conj(), rows.is_neg()
+
+
+# sidelit: core
+# sidelit: depth Writes to a tensor between its two uses.
+
+
+@dataclass(frozen=True, slots=True)
+class Untouched:
+    """A tensor that stays where it is.
+
+    Without hooks autograd compares versions itself. Where a hook is set it leaves that
+    to the hook. Without the check here a write to the tensor would lead to wrong
+    gradients and to no error.
+    """
+
+    values: Tensor
+    version: int
+
+    def tensor(self) -> Tensor:
+        if writes_to(self.values) != self.version:
+            refuse_write(self.values.shape)
+        return self.values
+
+
+class Writes:
+    """Counts the writes to a tensor from now on, and does not keep its memory.
+
+    On a GPU a copy to the host is queued, and the thread goes on. A write to the tensor
+    could then come before the copy has read it, and the copy would hold the new values.
+    Without hooks autograd raises in this case. So this library does, too, whichever
+    came first.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape = tensor.shape
+        self.version = writes_to(tensor)
+        # An alias has the count of its tensor, and keeps it without the memory.
+        self.alias = tensor.detach()
+        self.alias.data = tensor.detach().new_empty(0)
+
+    def refuse(self) -> None:
+        """
+        :raises RuntimeError: if there was a write
+        """
+        if writes_to(self.alias) != self.version:
+            refuse_write(self.shape)
+
+
+def refuse_write(shape: torch.Size) -> NoReturn:
+    raise RuntimeError(
+        f"a tensor of shape {tuple(shape)} was changed in place after autograd had saved "
+        "it for the backward pass; change a copy of it instead"
+    )

@@ -226,13 +226,7 @@ class Call:
         return self.first(x) if self.seen is None else self.again(x, self.seen)
 
     def first(self, x: Tensor) -> Any:
-        """The forward pass, with the next slice on its way.
-
-        Layers such as batch normalisation write to their buffers on the device, and the
-        host's buffers get the new values. Some kernels write without raising the
-        version, so the values are compared. The second run has to read what the first
-        run read, so the old values are kept for it.
-        """
+        """The forward pass, with the next slice on its way."""
         self.seen = seen = Seen(self.slice)
         streamer, backward = self.streamer, torch.is_grad_enabled()
         brought = streamer.bring(self.number)
@@ -241,11 +235,7 @@ class Call:
         copies = self.copies_of(self.slice.buffers)
         before = {name: copy.clone() for name, copy in copies.items()}
         y = self.run(brought, copies, x)
-        for name, buffer in self.slice.buffers.items():
-            if not torch.equal(copies[name], before[name]):
-                if backward:
-                    seen.buffers[name] = buffer.clone()
-                buffer.copy_(to_host(copies[name], "buffers").arrive())
+        self.take_over(copies, before, seen if backward else None)
         seen.note_buffers()
         return y
 
@@ -288,11 +278,33 @@ class Call:
         self.slice.refuse_writes({name: tensors[name] for name in versions}, versions)
         return y
 
+    # sidelit: depth Buffers that a layer writes to, such as running statistics.
+
     def copies_of(self, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         return {
             name: to_device(buffer, self.streamer.device, "buffers").wait()
             for name, buffer in buffers.items()
         }
+
+    def take_over(
+        self,
+        copies: dict[str, Tensor],
+        before: dict[str, Tensor],
+        seen: Seen | None,
+    ) -> None:
+        """Layers such as batch normalisation write to their buffers on the device, and the
+        host's buffers get the new values. Some kernels write without raising the
+        version, so the values are compared. The second run has to read what the first
+        run read, so the old values are kept for it.
+
+        :param before: the values of the copies before the run
+        :param seen: what the second run will read, if there is one
+        """
+        for name, buffer in self.slice.buffers.items():
+            if not torch.equal(copies[name], before[name]):
+                if seen is not None:
+                    seen.buffers[name] = buffer.clone()
+                buffer.copy_(to_host(copies[name], "buffers").arrive())
 
 
 class Brought(torch.autograd.Function):
@@ -313,6 +325,9 @@ class Brought(torch.autograd.Function):
         ctx.call.gradients[ctx.name] = crossing
         ctx.call.streamer.leaving.append(crossing.done)
         return torch.zeros((), device="cpu"), None, None, None
+
+
+# sidelit: depth Copies, which would compute with the parameters of the original.
 
 
 def refuse_copy(protocol: Any) -> NoReturn:

@@ -214,6 +214,9 @@ def readers(
     )
 
 
+# sidelit: depth Models that the library refuses.
+
+
 @contextmanager
 def mistakes() -> Iterator[None]:
     """The library's own refusals, turned into sentences for the command line."""

@@ -28,28 +28,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     :raises Mistake: if an option is unknown, or its value makes no sense
     """
     options = parser().parse_args(arguments)
-    for name in ("batch", "accumulate"):
-        if getattr(options, name) < 1:
-            raise Mistake(
-                f"--{name} is {getattr(options, name)}, but it must be at least 1"
-            )
-    if options.steps < 2:
-        raise Mistake(
-            f"--steps is {options.steps}, but it must be at least 2: the first makes the optimizer's state, "
-            "and the last is measured"
-        )
-    if not 0 < options.lr < float("inf"):
-        raise Mistake(f"--lr is {options.lr}, but it must be a positive number")
-    if not 0 <= options.seed < 2**63:
-        raise Mistake(f"--seed is {options.seed}, but it must be from 0 to 2**63 - 1")
-    # Rank 0 writes the file, and the folder need not exist on other machines.
-    if options.json is not None and os.environ.get("RANK", "0") == "0":
-        if options.json.is_dir():
-            raise Mistake(f"--json {options.json} is a folder; name a file")
-        if not options.json.parent.is_dir():
-            raise Mistake(
-                f"--json {options.json}: there is no folder {options.json.parent}; make it first"
-            )
+    refuse_senseless(options)
     try:
         options.config = Config(
             layers=options.layers,
@@ -158,3 +137,35 @@ def parser() -> argparse.ArgumentParser:
         help="also write the table's figures to this file",
     )
     return result
+
+
+# sidelit: depth Values that make no sense, and files that could not be written.
+
+
+def refuse_senseless(options: argparse.Namespace) -> None:
+    """Refuse options that would fail only in the middle of a run.
+
+    :raises Mistake: naming the option
+    """
+    for name in ("batch", "accumulate"):
+        if getattr(options, name) < 1:
+            raise Mistake(
+                f"--{name} is {getattr(options, name)}, but it must be at least 1"
+            )
+    if options.steps < 2:
+        raise Mistake(
+            f"--steps is {options.steps}, but it must be at least 2: the first makes the optimizer's state, "
+            "and the last is measured"
+        )
+    if not 0 < options.lr < float("inf"):
+        raise Mistake(f"--lr is {options.lr}, but it must be a positive number")
+    if not 0 <= options.seed < 2**63:
+        raise Mistake(f"--seed is {options.seed}, but it must be from 0 to 2**63 - 1")
+    # Rank 0 writes the file, and the folder need not exist on other machines.
+    if options.json is not None and os.environ.get("RANK", "0") == "0":
+        if options.json.is_dir():
+            raise Mistake(f"--json {options.json} is a folder; name a file")
+        if not options.json.parent.is_dir():
+            raise Mistake(
+                f"--json {options.json}: there is no folder {options.json.parent}; make it first"
+            )

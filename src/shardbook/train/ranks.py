@@ -62,16 +62,29 @@ def environment() -> tuple[int, int]:
     """This process's rank and the world size, as `torchrun` has set them."""
     world_size = number("WORLD_SIZE", least=1)
     rank = number("RANK", least=0)
-    if rank >= world_size:
-        raise OwnMistake(
-            f"RANK is {rank}, but WORLD_SIZE is {world_size}, so the last rank is {world_size - 1}"
-        )
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if name not in os.environ:
-            raise OwnMistake(
-                f"{name} is not set, so the ranks cannot meet; start them with {LAUNCH}"
-            )
+    refuse_impossible(rank, world_size)
     return rank, world_size
+
+
+def choose_device(options: argparse.Namespace) -> tuple[torch.device, str]:
+    """The device of this rank and the backend that connects such devices."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    here = number("LOCAL_WORLD_SIZE", least=1, default="1")
+    kind = options.device
+    if kind == "auto":
+        kind = "cuda" if gpus >= here else "cpu"
+    backend = options.backend
+    if backend == "auto":
+        backend = "nccl" if kind == "cuda" else "gloo"
+    refuse_missing(kind, backend, gpus, here)
+    if kind == "cpu":
+        return torch.device("cpu"), backend
+    return torch.device(
+        "cuda", number("LOCAL_RANK", least=0, default="0") % gpus
+    ), backend
+
+
+# sidelit: depth Surroundings in which no rank can start.
 
 
 def number(name: str, *, least: int, default: str | None = None) -> int:
@@ -87,31 +100,40 @@ def number(name: str, *, least: int, default: str | None = None) -> int:
     return int(value)
 
 
-def choose_device(options: argparse.Namespace) -> tuple[torch.device, str]:
-    """The device of this rank and the backend that connects such devices."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    here = number("LOCAL_WORLD_SIZE", least=1, default="1")
-    kind = options.device
-    if kind == "auto":
-        kind = "cuda" if gpus >= here else "cpu"
-    backend = options.backend
-    if backend == "auto":
-        backend = "nccl" if kind == "cuda" else "gloo"
+def refuse_impossible(rank: int, world_size: int) -> None:
+    """Refuse an environment in which the ranks cannot meet.
+
+    :raises OwnMistake: naming the variable
+    """
+    if rank >= world_size:
+        raise OwnMistake(
+            f"RANK is {rank}, but WORLD_SIZE is {world_size}, so the last rank is {world_size - 1}"
+        )
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise OwnMistake(
+                f"{name} is not set, so the ranks cannot meet; start them with {LAUNCH}"
+            )
+
+
+def refuse_missing(kind: str, backend: str, gpus: int, here: int) -> None:
+    """Refuse a device that is not there, or that the backend does not connect.
+
+    :param gpus: how many this machine has
+    :param here: how many ranks run on it
+    :raises Mistake: naming the option or the number
+    """
     if kind == "cpu":
         if backend == "nccl":
             raise Mistake(
                 "--backend nccl connects GPUs only; use --backend gloo on the CPU"
             )
-        return torch.device("cpu"), backend
-    if gpus == 0:
+    elif gpus == 0:
         raise OwnMistake(
             "--device cuda: torch sees no CUDA device here; use --device cpu"
         )
-    if backend == "nccl" and gpus < here:
+    elif backend == "nccl" and gpus < here:
         raise OwnMistake(
             f"{here} ranks were started on this machine, but it has {gpus} GPUs and nccl wants one for each; "
             "start fewer ranks, or let them share with --backend gloo"
         )
-    return torch.device(
-        "cuda", number("LOCAL_RANK", least=0, default="0") % gpus
-    ), backend

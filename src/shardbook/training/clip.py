@@ -134,7 +134,7 @@ def gradients(model: nn.Module, *, once: bool = False) -> Iterator[Tensor]:
         gradient.
     """
     units = conductor_of(model).drivers
-    refuse_unfit(model)
+    refuse_unclippable(model)
     for unit in units:
         for flat in unit.trainable:
             refuse_waiting(flat)
@@ -145,7 +145,7 @@ def gradients(model: nn.Module, *, once: bool = False) -> Iterator[Tensor]:
                     yield parameter.grad
 
 
-# sidelit: depth Limits for single elements, gradients of several dtypes, and models that cannot be clipped.
+# sidelit: depth Limits for single elements, mixed dtypes, and models that cannot be clipped.
 
 
 @torch.no_grad()
@@ -172,7 +172,7 @@ def dtype_of_all(model: nn.Module) -> torch.dtype:
     return reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
 
-def refuse_unfit(model: nn.Module) -> None:
+def refuse_unclippable(model: nn.Module) -> None:
     """Refuse a model whose gradients are used up already, or are not all means.
 
     :raises RuntimeError: if the model steps in its backward pass

@@ -124,7 +124,7 @@ class Stepper:
 _STEPS_WITH = "_shardbook_steps_with"
 
 
-# sidelit: depth A second optimizer, and a loss scale that nobody could divide out.
+# sidelit: depth A second optimizer after the backward pass, and losses that are scaled.
 
 
 @cache

@@ -208,7 +208,7 @@ class Read(Pair):
         super().open()
 
 
-# sidelit: depth A block inside of a unit's own passes, and tensors that belong to no unit.
+# sidelit: depth A block inside of a forward or backward pass, and tensors that belong to no unit.
 
 
 def in_use(driver: Hooks) -> bool:
