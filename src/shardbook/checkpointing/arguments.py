@@ -91,14 +91,13 @@ class Arguments:
     # sidelit: depth Arguments that were changed in place before the backward pass.
 
     def refuse_changed(self, error: RuntimeError) -> None:
-        """Name the arguments that were changed, if that is why autograd has raised.
-
-        Inside of another checkpoint a look at the saved tensors recomputes the outer
-        function. Its errors pass through.
+        """Refuse to go on, if arguments were changed and autograd has raised for that.
 
         :raises CheckpointError: naming the arguments
         """
         changed = self.changed()
+        # Inside of another checkpoint the saved tensors recompute the outer function.
+        # Its errors pass through.
         if changed and not isinstance(error, CheckpointError):
             raise CheckpointError(
                 f"{', '.join(changed)} of a checkpointed function changed in place before "

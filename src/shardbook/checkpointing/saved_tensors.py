@@ -276,12 +276,11 @@ class Region:
     # sidelit: depth Tensors that the backward pass does not take, and errors that a block swallows.
 
     def empty_in_the_end(self) -> None:
-        """Drop what this backward pass does not take. It would stay until the next one,
-        and the weights may have changed by then.
-        """
+        """Drop what was not taken when the backward pass has ended."""
         if self.group is None and in_backward():
-            # The engine holds its callbacks until it has finished, so the callback must
-            # not hold the region.
+            # What this backward pass does not take would stay until the next one, and
+            # the weights may have changed by then. The engine holds its callbacks until
+            # it has finished, so the callback must not hold the region.
             left = partial(empty, weakref.ref(self))
             at_end_of_backward(left)
 
@@ -294,11 +293,12 @@ class Region:
                     placeholder.value = None
 
     def refuse_unfinished(self) -> None:
-        """A block such as `contextlib.suppress` ends without an error, and without a
-        result.
+        """Refuse to return from a forward pass that has not reached its end.
 
-        :raises RuntimeError: if the forward pass has not reached its end
+        :raises RuntimeError: naming the block that has hidden the error
         """
+        # A block such as `contextlib.suppress` ends without an error, and without a
+        # result.
         if not self.complete:
             raise RuntimeError(
                 "the block that context_fn gave for the forward pass has swallowed an "

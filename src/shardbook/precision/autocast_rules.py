@@ -89,11 +89,6 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def table(**names: Iterable[str]) -> dict[str, Rule]:
-    """Rules by operation, from operations by rule."""
-    return {name: Rule[rule] for rule, listed in names.items() for name in listed}
-
-
 # In 16 bits on every device: products, convolutions, attention, which is two products,
 # and with them PyTorch's choice of `prelu`.
 PRODUCTS = words("""
@@ -189,6 +184,11 @@ SYNONYMS = {
 
 
 # sidelit: core
+
+
+def table(**names: Iterable[str]) -> dict[str, Rule]:
+    """Rules by operation, from operations by rule."""
+    return {name: Rule[rule] for rule, listed in names.items() for name in listed}
 
 
 CPU = table(

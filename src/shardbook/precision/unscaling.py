@@ -125,11 +125,9 @@ def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -
 
 
 def added_up(parameter: Any) -> Tensor:
-    """The values of a sparse gradient, one for each element.
-
-    Several values can stand for one element, and their sum can be infinite although
-    each of them is finite. So they are added before the check.
-    """
+    """The values of a sparse gradient, one for each element."""
+    # Several values can stand for one element, and their sum can be infinite although
+    # each of them is finite. So they are added before the check.
     parameter.grad = parameter.grad.coalesce()
     values: Tensor = parameter.grad.values()
     return values
