@@ -166,11 +166,9 @@ def compare(
 def tied_otherwise(
     expected: Sequence[Description], found: Sequence[Description]
 ) -> str | None:
-    """The first parameter that is tied on only one of two ranks, or `None`.
-
-    A tie can move a parameter into another unit, and then the lists no longer match
-    item by item. So ties are looked at first, by name.
-    """
+    """The first parameter that is tied on only one of two ranks, or `None`."""
+    # A tie can move a parameter into another unit, and then the lists no longer match
+    # item by item. So ties are looked at first, by name.
     ties = {theirs.name: theirs.tied_to for theirs in expected}
     for ours in found:
         wanted = ties.get(ours.name, ours.tied_to)

@@ -395,9 +395,9 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _refuse_misfit(full: Tensor, shard: Tensor, world_size: int) -> None:
-    """Sizes are compared before anything moves, and the error says what does not fit. A rank that stopped
-    later would leave the others waiting for its piece.
-    """
+    """Refuse pieces that do not fill the vector."""
+    # Sizes are compared before anything moves, and the error says what does not fit. A
+    # rank that stopped later would leave the others waiting for its piece.
     fits = full.shape == (world_size * shard.numel(),) and full.dtype == shard.dtype
     if not (fits and full.is_contiguous()):
         raise ValueError(

@@ -208,11 +208,7 @@ def all_reduce_mean(
 
 
 def refuse_unfit_mesh(mesh: Any) -> None:
-    """Refuse what stands for no groups of ranks.
-
-    PyTorch sorts the ranks of each group. In a mesh that is not sorted, the ranks of
-    one column would hold different parts and average them with each other.
-    """
+    """Refuse what stands for no groups of ranks."""
     if not isinstance(mesh, DeviceMesh | dist.ProcessGroup | None):
         raise TypeError(
             f"mesh={mesh!r} is neither a DeviceMesh nor a process group; "
@@ -225,6 +221,8 @@ def refuse_unfit_mesh(mesh: Any) -> None:
             f"a mesh of {mesh.ndim} dimensions is not supported; "
             "pass the two of them that replicate and shard the model"
         )
+    # PyTorch sorts the ranks of each group. In a mesh that is not sorted, the ranks of
+    # one column would hold different parts and average them with each other.
     ranks = mesh.mesh
     if any((ranks.diff(dim=dim) < 0).any() for dim in (0, 1)):
         raise ValueError(

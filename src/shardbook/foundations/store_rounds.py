@@ -212,9 +212,9 @@ class Meeting:
     # sidelit: depth An interrupt, ranks that do not come, more than 32 ranks, and looks from another thread.
 
     def withdraw(self, mine: Wish, error: BaseException) -> None:
-        """This rank was interrupted and may have been counted. If it came to the same round
-        again, the others would take it for two ranks.
-        """
+        """Take part in no other round after an interrupt, and let the others know."""
+        # This rank was interrupted and may have been counted. If it came to the same
+        # round again, the others would take it for two ranks.
         name = type(error).__name__
         self.verdict = (
             f"{mine}, but did not wait for the other ranks ({name}); "

@@ -42,7 +42,7 @@ class Computed:
     @classmethod
     def of(cls, unit: Any) -> Computed:
         """What [a unit](unit.py) computes with now."""
-        return cls(unit.version, computes_in(unit))
+        return cls(unit.version, unit.computes_in)
 
     def refuse_others(self, unit: Any) -> None:
         """Refuse a backward pass if the parameters or their format changed since, because
@@ -58,7 +58,7 @@ class Computed:
                 f"{unit.name}: backward(create_graph=True) cannot pass a sharded "
                 "unit; compute second derivatives before sharding"
             )
-        if self.dtypes != computes_in(unit):
+        if self.dtypes != unit.computes_in:
             side = "outside" if unit.precise else "inside"
             raise RuntimeError(
                 f"{unit.name}: its forward pass was {side} of full_precision(); "
@@ -69,8 +69,3 @@ class Computed:
                 f"{unit.name}: parameters were changed between this unit's forward "
                 "pass and its backward pass; call backward before the optimizer steps"
             )
-
-
-def computes_in(unit: Any) -> tuple[torch.dtype, ...]:
-    """The dtype that each flat vector has while it is whole."""
-    return tuple(flat.full.dtype for flat in unit.flats)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -34,8 +35,9 @@ from torch.optim import Optimizer
 
 from shardbook.foundations.torch_private import is_initialised, own_parameters
 from shardbook.parameters.flat import flat_of, is_sharded
+from shardbook.parameters.flat_checks import refuse_replaced
 
-__all__ = ["refuse_unowned_in", "refuse_unowned_of"]
+__all__ = ["refuse_replaced_in", "refuse_unowned_in", "refuse_unowned_of"]
 # sidelit: show
 
 
@@ -68,6 +70,17 @@ def refuse_unowned_in(model: nn.Module) -> None:
         for parameter in own_parameters(module).values()
         if parameter is not None and flat_of(parameter) is None
     )
+
+
+def refuse_replaced_in(unit: Any) -> None:
+    """Refuse to gather [a unit](unit.py) whose parameters were replaced or converted.
+
+    :raises RuntimeError: naming the parameter
+    """
+    for site in unit.sites:
+        site.check(unit.name)
+    for flat in unit.flats:
+        refuse_replaced(flat, unit.name)
 
 
 def refuse(unowned: Iterable[Tensor]) -> None:

@@ -136,7 +136,7 @@ class Guarded:
 class Slice(Guarded, nn.Parameter):
     """One of the model's own parameters, while it is only this rank's slice."""
 
-    # sidelit: depth Copies, as a copy of an optimizer needs them.
+    # sidelit: depth Copies of a slice, such as a copy of an optimizer makes.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A copy belongs to no unit. So it is a plain parameter with the slice's values,

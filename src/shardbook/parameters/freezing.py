@@ -48,6 +48,7 @@ from zlib import crc32
 from torch import Tensor
 
 __all__ = ["carry_over", "changed_since_sharding", "trainable"]
+# sidelit: show
 
 
 def carry_over(
@@ -72,9 +73,6 @@ def carry_over(
 
 
 _BEGAN = "_shardbook_requires_grad"
-
-
-# sidelit: show
 
 
 @contextmanager

@@ -117,7 +117,7 @@ class FlatWithMasters(Flat):
         """A mean gradient, where the masters are."""
         return move_out(mean) if self.offloaded else mean
 
-    # sidelit: depth Blocks in which the masters themselves are computed with.
+    # sidelit: depth Blocks of `full_precision`, which compute with the masters themselves.
 
     @property
     def precise(self) -> bool:

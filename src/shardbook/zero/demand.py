@@ -256,7 +256,7 @@ def owner_of_top() -> Any:
     return None if top is None else getattr(top[0], "__self__", None)
 
 
-# sidelit: depth Forward passes that were interrupted, and a stack of pairs in disorder.
+# sidelit: depth Interrupted forward passes, after which a block takes the wrong pair away.
 
 
 def take_interrupted_away() -> None:

@@ -132,7 +132,7 @@ def rank0_only(model: nn.Module) -> Iterator[None]:
 spared: set[Unit] = set()
 
 
-# sidelit: depth Blocks of `whole(model)`, parts of a unit, and values that were not copied.
+# sidelit: depth Blocks of `whole(model)`, parts of a unit, and loading with `assign=True`.
 
 
 def refuse_in_block(unit: Unit) -> None:
@@ -144,10 +144,9 @@ def refuse_in_block(unit: Unit) -> None:
         )
 
 
+# A part of the unit has no shard of its own, so it cannot gather by itself. Asked
+# directly, it would save slices.
 def refuse_part(unit: Unit, part: nn.Module, *_: Any) -> None:
-    """A part of the unit has no shard of its own, so it cannot gather by itself. Asked
-    directly, it would save slices.
-    """
     refuse_in_block(unit)
     if unit.state is not State.WHOLE:
         raise RuntimeError(

@@ -74,9 +74,9 @@ from shardbook.foundations.labels import label
 from shardbook.foundations.layout import plan, shares_storage
 from shardbook.foundations.streams import compute_stream, give_back, streams
 from shardbook.guards.optimizer_guard import register_guard
+from shardbook.guards.unowned import refuse_replaced_in
 from shardbook.parameters.access import guard_again, guard_slices
 from shardbook.parameters.flat import Flat
-from shardbook.parameters.flat_checks import refuse_replaced
 from shardbook.parameters.gradients import FlatWithGradients
 from shardbook.parameters.masters import dtypes_of
 from shardbook.parameters.parameter_sites import Site
@@ -229,7 +229,9 @@ class Unit(ABC):
         """
         if self.state is not State.SHARDED:
             return
-        self.check_parameters()
+        for flat in self.flats:
+            guard_again(flat)
+        refuse_replaced_in(self)
         with label("gather", self.name):
             self.fetch()
         self.state = State.GATHERING
@@ -347,22 +349,17 @@ class Unit(ABC):
             act(self)
         return False
 
-    # sidelit: depth Replaced or changed parameters, full precision, unused parameters, and freed views.
-
-    def check_parameters(self) -> None:
-        """Refuse to gather parameters that a program has replaced, and [guard the slices
-        again](access.py#guard_again) if a step has raised.
-        """
-        for site in self.sites:
-            site.check(self.name)
-        for flat in self.flats:
-            guard_again(flat)
-            refuse_replaced(flat, self.name)
+    # sidelit: depth Parameters changed between two passes, full precision, unused parameters, freed views.
 
     @property
     def version(self) -> int:
         """A number that grows whenever the model's own parameters are changed."""
         return sum(flat.version for flat in self.flats)
+
+    @property
+    def computes_in(self) -> tuple[torch.dtype, ...]:
+        """The dtype that each flat vector has while it is whole."""
+        return tuple(flat.full.dtype for flat in self.flats)
 
     def switch(self, precise: bool) -> None:
         """Let the next gather fill `full` in the masters' format, or in the usual one."""
