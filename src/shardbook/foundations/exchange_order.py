@@ -196,10 +196,16 @@ class Order:
                 waits_in(meeting, self.issued)
             if not failed:
                 return False
-            self.raise_failure(work, meeting)
+            # It raises that error again, unless the exchange was completed in between.
+            try:
+                work.wait()
+            except RuntimeError as error:
+                with suppress(RuntimeError):
+                    name_the_absent(meeting, self.issued, error)
+                raise
         return True
 
-    # sidelit: depth Ranks that have disagreed already, and an exchange that fails while a rank waits.
+    # sidelit: depth Ranks that have disagreed already, or find out together that they do.
 
     def check(self) -> None:
         """Raise again what the ranks have disagreed about, if they have.
@@ -217,15 +223,3 @@ class Order:
         if self.meeting is not None:
             self.meeting.verdict = sentence
         raise Disagreement(sentence)
-
-    def raise_failure(self, work: Work, meeting: Meeting) -> None:
-        """Raise the error of an exchange that has failed, or the sentence about the ranks
-        that have not come to it.
-        """
-        # It raises that error again, unless the exchange was completed in between.
-        try:
-            work.wait()
-        except RuntimeError as error:
-            with suppress(RuntimeError):
-                name_the_absent(meeting, self.issued, error)
-            raise
