@@ -198,11 +198,11 @@ def scriptless(windows: Windows, path: str) -> Iterator[Page]:
 def looks(shared: Page, path: str) -> Looks:
     """What the page at `path` looks like.
 
-    In a translation that stands for no others axe looks in one way, in each language in another: it has
-    looked at the same boxes and colours in English.
+    Axe looks at the longest pages of each template in both ways, and at all others in one: at a page in the
+    ways of its languages in turn, and at the pages of a language in turn, too.
     """
-    place = LANGUAGES.index(language_of(path))
-    asked = WAYS if path in LOOKED_AT else [WAYS[(place - 1) % len(WAYS)]]
+    place = PAGES.index(path) // len(LANGUAGES) + LANGUAGES.index(language_of(path))
+    asked = WAYS if path in LONG else [WAYS[place % len(WAYS)]]
     # The page before may have been left narrow: to begin like that saves laying out this one once more.
     narrow_first = shared.viewport_size != {"width": WIDE, "height": HEIGHT}
     seen, pale = {}, []
