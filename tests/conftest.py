@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 # No time limits and no luck: an example is as slow as its machine, and a red run must be red again.
@@ -32,6 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
         if worker["workercount"] >= len(cores):
             number = int(worker["workerid"].removeprefix("gw"))
             os.sched_setaffinity(0, {cores[number % len(cores)]})
+            # Several threads on one core would wait for each other, and spin meanwhile.
+            os.environ["OMP_NUM_THREADS"] = "1"
+            torch.set_num_threads(1)
 
 
 @pytest.hookimpl(trylast=True)
