@@ -18,9 +18,9 @@ from filelock import FileLock
 from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
 
 import chromium
-from browser.looks import COLOURS, WAYS, Looks, look, violations
+from browser.looks import WAYS, Looks, look
 from browser.serving import serve
-from built import HEIGHT, LANGUAGES, LONG, LOOKED_AT, NARROW, PAGES, ROOT, WIDE, Open, language_of, show
+from built import HEIGHT, LOOKED_AT, PAGES, ROOT, WIDE, Open, show
 
 FLAGS = [
     "--no-sandbox",
@@ -195,19 +195,9 @@ def scriptless(windows: Windows, path: str) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="session")
-def looks(shared: Page, path: str) -> Looks:
-    """What the page at `path` looks like.
-
-    Axe looks at the longest pages of each template in both ways, and at all others in one: at a page in the
-    ways of its languages in turn, and at the pages of a language in turn, too.
-    """
-    place = PAGES.index(path) // len(LANGUAGES) + LANGUAGES.index(language_of(path))
-    asked = WAYS if path in LONG else [WAYS[place % len(WAYS)]]
+def looks(shared: Page) -> Looks:
+    """What the page at `path` looks like; what axe finds is another question, and takes as long again."""
     # The page before may have been left narrow: to begin like that saves laying out this one once more.
     narrow_first = shared.viewport_size != {"width": WIDE, "height": HEIGHT}
-    seen, pale = {}, []
-    for way in reversed(WAYS) if narrow_first else WAYS:
-        seen[way] = look(shared, way, way in asked)
-        if way[0] == NARROW and path in LONG:
-            pale = violations(show(shared, NARROW, "light"), COLOURS)
-    return Looks(*(seen[way] for way in WAYS), pale=pale)
+    seen = {way: look(shared, way, axe=False) for way in (reversed(WAYS) if narrow_first else WAYS)}
+    return Looks(*(seen[way] for way in WAYS))

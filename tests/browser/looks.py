@@ -144,14 +144,10 @@ class Look:
 
 @dataclass
 class Looks:
-    """A page, wide and light, and narrow and dark; and the colours that axe finds too close in the light.
-
-    On a narrow page, that is: the text of a wide chapter is on a gradient, and there axe judges no colour.
-    """
+    """A page, wide and light, and narrow and dark."""
 
     wide: Look
     narrow: Look
-    pale: list[str]
 
     def __iter__(self) -> Iterator[Look]:
         return iter((self.wide, self.narrow))

@@ -543,5 +543,6 @@ def compiled() -> None:
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
+@pytest.mark.full
 def test_units_are_compiled_with_the_rule() -> None:
     ranks.run(2, compiled, timeout=200)

@@ -12,6 +12,7 @@ from torch import nn
 
 import ranks
 from book.toys import assert_equal, batch, chain, error, optimizer_for, reference_step
+from matrix import rows
 from shardbook.training.accumulate import no_sync
 from shardbook.training.step_in_backward import step_in_backward, steps_in_backward
 from shardbook.zero.conductor import conductor_of
@@ -51,7 +52,9 @@ def equals_a_step_afterwards(kind: str, stage: int) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize(("kind", "world_size"), [("sgd", 2), ("adamw", 2), ("adamw", 3)])
+@pytest.mark.parametrize(
+    ("kind", "world_size"), rows([("sgd", 2), ("adamw", 2), ("adamw", 3)], now=[("adamw", 2)])
+)
 def test_it_equals_a_step_after_the_backward_pass(kind: str, world_size: int, stage: int) -> None:
     ranks.run(world_size, equals_a_step_afterwards, kind, stage)
 

@@ -720,7 +720,7 @@ def run_checkpoints(stage: int, prefetch: int, reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize(("stage", "prefetch"), rows([WAYS[0], WAYS[2], *WAYS[3:]], now=[(2, 1), (3, 3)]))
+@pytest.mark.parametrize(("stage", "prefetch"), rows([WAYS[0], WAYS[2], *WAYS[3:]], now=[(3, 3)]))
 def test_what_is_computed_again_gives_the_same(stage: int, prefetch: int, reentrant: bool) -> None:
     ranks.run(2, run_checkpoints, stage, prefetch, reentrant, timeout=300)
 
@@ -1306,7 +1306,7 @@ def disagree(stage: int, culprit: int, how: str, before: int) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["skips", "turns", "fails", "evaluates", "accumulates"])
-@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("before", rows([0, 2], now=[2]))
 def test_ranks_that_disagree_all_say_so_and_none_steps(how: str, before: int) -> None:
     said = ranks.run(3, disagree, 3, 1, how, before)
     sentence = said[1][0]

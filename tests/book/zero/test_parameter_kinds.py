@@ -83,14 +83,17 @@ def a_mesh_of_a_part_of_the_world() -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [
-        two_pairs,
-        a_mesh_of_one_dimension,
-        a_row_of_a_mesh,
-        two_rows_and_two_columns,
-        a_column_beside_a_row,
-        a_mesh_of_a_part_of_the_world,
-    ],
+    rows(
+        [
+            two_pairs,
+            a_mesh_of_one_dimension,
+            a_row_of_a_mesh,
+            two_rows_and_two_columns,
+            a_column_beside_a_row,
+            a_mesh_of_a_part_of_the_world,
+        ],
+        now=[two_rows_and_two_columns, a_mesh_of_a_part_of_the_world],
+    ),
     ids=lambda case: case.__name__,
 )
 def test_training_on(case: Callable[[], None]) -> None:
