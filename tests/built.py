@@ -81,6 +81,6 @@ LONG_PROSE = [
     for name in longest([prose.output for prose in CONFIG.prose if template_of(prose) == template], 1)
 ]
 LONG = {path_of(name, language) for name in [LONG_CHAPTERS[-1], *LONG_PROSE] for language in LANGUAGES}
-# Where boxes and colours are looked at: on all pages in English, and in a translation on those that stand for
-# the others.
-LOOKED_AT = LONG | {path for path in PAGES if language_of(path) == LANGUAGES[0]}
+# Where boxes and colours are looked at: on every third page in English, and in a translation on those that
+# stand for the others.
+LOOKED_AT = LONG | set([path for path in PAGES if language_of(path) == LANGUAGES[0]][::3])

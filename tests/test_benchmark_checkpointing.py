@@ -21,6 +21,7 @@ SMALL = Size(layers=3, width=20, heads=2, context=10, vocabulary=30, batch=2, st
 CHECKPOINT = 4 * SMALL.batch * SMALL.context * SMALL.width
 
 
+@pytest.mark.full
 def test_it_explains_its_options() -> None:
     command = [sys.executable, "-m", "benchmarks.checkpointing", "--help"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

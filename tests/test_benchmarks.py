@@ -120,6 +120,7 @@ def test_every_byte_between_two_steps_has_a_name(name: str, world_size: int) -> 
     assert sum(each["padding"] for each in found) > 0
 
 
+@pytest.mark.full
 def test_every_guard_is_timed() -> None:
     found = measure(SMALL)
     assert list(found["guards"]) == list(GUARDS)

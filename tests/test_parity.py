@@ -89,6 +89,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.full
 def test_the_command_explains_itself() -> None:
     run = command("--help")
     assert run.returncode == 0, run.stderr

@@ -33,9 +33,10 @@ OTHER_LOOKS: list[tuple[int, str, dict[str, Any]]] = [
     (NARROW, "light", ALL),
 ]
 ENGLISH = [path for path in PAGES if language_of(path) == LANGUAGES[0]]
+LONG_IN_ENGLISH = LONG.intersection(ENGLISH)
 
 
-@pytest.mark.pages(now=LONG)
+@pytest.mark.pages(now=LONG_IN_ENGLISH)
 def test_axe_finds_nothing(shared: Page, path: str) -> None:
     """Axe looks at the longest pages of each template in both ways, and at all others in one: at a page in
     the ways of its languages in turn, and at the pages of a language in turn, too.
@@ -57,12 +58,12 @@ def test_dark_is_dark(looks: Looks) -> None:
     assert [said for seen in looks for said in theme(seen)] == []
 
 
-@pytest.mark.pages(now=LONG)
+@pytest.mark.pages(now=LONG_IN_ENGLISH)
 def test_a_page_is_whole_without_scripts(shared: Page, scriptless: Page) -> None:
     assert list(without_scripts(scriptless, show(shared))) == []
 
 
-@pytest.mark.pages(now=LONG)
+@pytest.mark.pages(now=LONG_IN_ENGLISH)
 def test_print_has_all_of_the_text_and_no_menu(shared: Page) -> None:
     assert list(in_print(shared)) == []
 

@@ -287,15 +287,11 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-# What is most unusual: experts, an encoder, batch norm, a state space, adapters, parametrized weights.
+# What is most unusual: experts, a state space, an encoder, adapters.
 NOW = (
-    "gpt2, a tied head",
     "mixtral, idle experts",
     "mamba2, a state space",
     "bart, an encoder with a decoder",
-    "clip, two towers",
-    "resnet, batch norm",
-    "wav2vec2, parametrized weights",
     "peft, adapters by magnitude and direction",
 )
 

@@ -153,6 +153,7 @@ def compile_sharded_blocks() -> None:
         assert_all_equal(results[-1], results[0])
 
 
+@pytest.mark.full
 def test_checkpointed_units_are_compiled() -> None:
     ranks.run(2, compile_sharded_blocks)
 

@@ -484,6 +484,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", rows(CASES, now=CASES[::2]), ids=lambda case: case.__name__)
 def test_in_every_stage(case: Callable[[], None]) -> None:
     ranks.run(2, case)

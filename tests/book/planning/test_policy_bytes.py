@@ -118,6 +118,7 @@ def count_at_scale(stage: int, options: dict[str, Any]) -> dict[str, int]:
         return counted(BILLIONS, stage, options, fake=True)
 
 
+@pytest.mark.full
 def test_at_scale_a_rank_stores_what_the_formula_says() -> None:
     options = {**POLICIES["all in bf16"], "reduce_dtype": FP32}
     (found,) = ranks.run(1, count_at_scale, 3, options, timeout=240)

@@ -96,9 +96,10 @@ def test_below_stage_3_only_the_peak_has_no_forecast(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (
+        pytest.param(
             "--precision fp16 --checkpoint reentrant --stage 2",
             "stage 2, fp16, reentrant checkpoints, 30 steps",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             "--precision bf16 --checkpoint non-reentrant --offload",

@@ -188,6 +188,7 @@ def test_units_are_compiled_at_every_stage() -> None:
     ranks.run(2, trains_as_uncompiled, (compile_blocks,), (0, 1, 2), options, timeout=400)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", rows(["eager", "aot_eager"], now=["eager"]))
 def test_a_model_that_is_compiled_as_a_whole_runs_its_hooks_as_they_are(backend: str) -> None:
     ranks.run(2, trains_as_uncompiled, MODEL, (3,), {"backend": backend}, timeout=400)
@@ -215,6 +216,7 @@ def what_compiled_units_keep() -> tuple[list[bool], list[int]]:
     return kept, [flat.full.untyped_storage().nbytes() for unit in units for flat in unit.flats]
 
 
+@pytest.mark.full
 def test_a_compiled_unit_keeps_no_weights_for_its_backward_pass() -> None:
     for kept, stored in ranks.run(2, what_compiled_units_keep):
         assert kept == [True] * 6

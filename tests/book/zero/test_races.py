@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import ranks
 import shardbook
 from book.races import Recorder, Stream, Trace, Wait, device, races, recording
+from matrix import rows
 from shardbook import (
     Policy,
     ShardedGradScaler,
@@ -468,28 +469,41 @@ RUNS: dict[str, Callable[[], None]] = {
 }
 
 
-def record() -> dict[str, Trace]:
-    """What this rank asks of its device in each run."""
+# What `make test` runs.
+NOW = [name for name in RUNS if name.startswith("3-")]
+
+
+def record(names: list[str]) -> dict[str, Trace]:
+    """What this rank asks of its device in some of the runs."""
     traces = {}
-    for name, run in RUNS.items():
+    for name in names:
         with Recorder() as recorder:
-            run()
+            RUNS[name]()
         traces[name] = recorder.trace
     return traces
 
 
 @pytest.fixture(scope="module")
-def recordings() -> dict[str, Trace]:
-    """What rank 0 of 2 asked of its device."""
-    traces: dict[str, Trace] = ranks.run(2, record, timeout=240)[0]
+def recordings(request: pytest.FixtureRequest) -> dict[str, Trace]:
+    """What rank 0 of 2 asked of its device, in the runs that are asked for."""
+    wanted = {item.callspec.params["run"] for item in request.session.items if is_run(item)}
+    everything = any(item.name == test_each_wait_prevents_a_race.__name__ for item in request.session.items)
+    names = [name for name in RUNS if everything or name in wanted]
+    traces: dict[str, Trace] = ranks.run(2, record, names, timeout=240)[0]
     return traces
 
 
-@pytest.mark.parametrize("run", RUNS)
+def is_run(item: Any) -> bool:
+    """Whether a test that was collected is about one of the runs."""
+    return "run" in getattr(getattr(item, "callspec", None), "params", ()) and item.path == Path(__file__)
+
+
+@pytest.mark.parametrize("run", rows(RUNS, now=NOW))
 def test_nothing_races(recordings: dict[str, Trace], run: str) -> None:
     assert not [str(race) for race in races(recordings[run])]
 
 
+@pytest.mark.full
 def test_each_wait_prevents_a_race(recordings: dict[str, Trace]) -> None:
     """A wait whose absence nobody notices is either superfluous or has no test."""
     idle = [

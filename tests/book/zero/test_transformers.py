@@ -435,6 +435,7 @@ def with_dropout() -> dict[tuple[int, bool | None], list[list[str]]]:
     return found
 
 
+@pytest.mark.full
 def test_dropout_drops_what_it_drops_under_ddp() -> None:
     for found in ranks.run(2, with_dropout, timeout=200):
         assert len(found) == len(STAGES) * len(CHECKPOINTS)
