@@ -72,6 +72,7 @@ __all__ = [
     "in_transform",
     "is_initialised",
     "keystr",
+    "lasting_buffers",
     "next_number",
     "no_modes",
     "number_of",
@@ -283,6 +284,13 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """[The same](#own_parameters) for buffers."""
     return module._buffers
+
+
+def lasting_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Those of a module's own buffers that a `state_dict` holds."""
+    fleeting = module._non_persistent_buffers_set
+    held = module._buffers.items()
+    return {name: t for name, t in held if t is not None and name not in fleeting}
 
 
 def own_children(module: nn.Module) -> dict[str, nn.Module | None]:

@@ -131,6 +131,11 @@ class Slice:
         """Its place in the flat vector."""
         return self.flat.layout.slots[self.index]
 
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The model's own parameter."""
+        return self.flat.parameters[self.index]
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -1,0 +1,279 @@
+r"""# A folder of checkpoints
+
+> A checkpoint appears when it is whole, and one that is damaged is told from one that is not.
+
+```python
+checkpoints = Checkpoints(Path("run"), keep=2)
+step = checkpoints.load(model, optimizer, schedule=schedule) or 0
+while step < steps:
+    ...
+    step += 1
+    if step % 100 == 0:
+        checkpoints.save(step, model, optimizer, schedule=schedule)
+```
+
+A program can be killed at any moment, also while it saves. So a checkpoint is written
+under a name that nobody looks for, and gets its own when all ranks are done:
+
+| | in the folder | after a crash |
+|---|---|---|
+| ranks write | `.step-00000200.partial` | is removed by the next save |
+| the first rank writes what there is: the size and a checksum of each file | `whole.json` in it | the same |
+| the first rank renames it | `step-00000200` | is the newest one |
+| the first rank removes older ones | | they are removed by the next save |
+
+A rename is done or not done, whatever happens. What comes before it has reached the
+disk, because each file is flushed. Later a disk may still lose a file, or somebody may
+copy half of one. So before anything is loaded the ranks share the files among them, and
+compare sizes and checksums.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.optim import Optimizer
+
+from shardbook.foundations.collectives import world
+from shardbook.state.index import Damaged
+from shardbook.state.run_state import Stateful, load_run, save_run
+
+__all__ = ["Checkpoints", "Damaged"]
+# sidelit: show
+
+T = TypeVar("T")
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    :param folder: made if it is not there; on a disk that all ranks see
+    :param keep: how many checkpoints stay
+    """
+
+    def __init__(self, folder: Path | str, *, keep: int = 2) -> None:
+        if type(keep) is not int or keep < 1:
+            raise ValueError(
+                f"keep={keep!r} is no number of checkpoints; choose 1 or more"
+            )
+        self.folder, self.keep = Path(folder), keep
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        **others: Stateful,
+    ) -> None:
+        """Save [the state of the run](run_state.py). Collective.
+
+        :param step: how many steps the optimizer has taken
+        :param others: what else has a state, the same on every rank
+        :raises OSError: on every rank, if one of them cannot write; nothing stays behind
+        """
+        name = f"step-{step:08d}"
+        partial = self.folder / f".{name}.partial"
+        on_first(lambda: self.make_room(partial))
+        try:
+            with told_alike():
+                save_run(partial, model, optimizer, **others)
+            sums = gathered(checksums(own_files(partial)))
+            on_first(lambda: self.publish(partial, name, step, sums))
+        except BaseException:
+            if world(None)[0] == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    def load(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        **others: Stateful,
+    ) -> int | None:
+        """Go on from the newest checkpoint. Collective.
+
+        :returns: its step, or `None` if there is no checkpoint yet
+        :raises Damaged: on every rank, if it is damaged; the message names the one before
+        """
+        names = on_first(lambda: [path.name for path in self.all()])
+        if not names:
+            return None
+        newest = self.folder / names[0]
+        step = self.check(newest, before=names[1:])
+        with told_alike():
+            load_run(newest, model, optimizer, **others)
+        return step
+
+    def all(self) -> list[Path]:
+        """The whole checkpoints, the newest first."""
+        found = self.folder.glob("step-*") if self.folder.is_dir() else ()
+        return sorted(
+            (path for path in found if NAME.fullmatch(path.name)), reverse=True
+        )
+
+    def make_room(self, partial: Path) -> None:
+        """Remove what a save that was killed has left behind."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for left in self.folder.glob(".step-*.partial"):
+            shutil.rmtree(left)
+        partial.mkdir()
+
+    def publish(
+        self, partial: Path, name: str, step: int, sums: list[dict[str, Any]]
+    ) -> None:
+        """Give a checkpoint its name, and remove those that are too old."""
+        files = {file: said for each in sums for file, said in each.items()}
+        files |= checksums([partial / ".metadata"])
+        said = {"format": FORMAT, "step": step, "files": files}
+        with (partial / WHOLE).open("w") as file:
+            json.dump(said, file, indent=1)
+            flush(file.fileno())
+        final = self.folder / name
+        if final.exists():
+            shutil.rmtree(final)
+        partial.rename(final)
+        flush_folder(self.folder)
+        for old in self.all()[self.keep :]:
+            shutil.rmtree(old)
+
+    def check(self, folder: Path, before: list[str]) -> int:
+        """Compare the files of a checkpoint with what was written. Collective.
+
+        :returns: the step that it was saved after
+        :raises Damaged: on every rank, with what is wrong
+        """
+        said = on_first(lambda: contents(folder))
+        rank, ranks = world(None)
+        mine = sorted(said["files"].items())[rank::ranks]
+        complaints = [
+            complaint
+            for each in gathered(list(differences(folder, dict(mine))))
+            for complaint in each
+        ]
+        if complaints:
+            offer = f"; the one before is {before[0]}" if before else ""
+            raise Damaged(f"{folder} is damaged: {complaints[0]}{offer}")
+        step: int = said["step"]
+        return step
+
+
+NAME = re.compile(r"step-\d{8,}")
+WHOLE = "whole.json"
+FORMAT = 1
+
+
+def own_files(folder: Path) -> list[Path]:
+    """The files that this rank has written."""
+    return sorted(folder.glob(f"__{world(None)[0]}_*.distcp"))
+
+
+def checksums(files: list[Path]) -> dict[str, Any]:
+    """The size and the CRC-32 of each file."""
+    return {path.name: [path.stat().st_size, checksum(path)] for path in files}
+
+
+def checksum(path: Path) -> int:
+    """The CRC-32 of a file."""
+    total = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            total = zlib.crc32(block, total)
+    return total
+
+
+def flush(number: int) -> None:
+    """Let an open file reach its disk."""
+    os.fsync(number)
+
+
+def flush_folder(folder: Path) -> None:
+    """Let the names in a folder reach their disk."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        flush(number)
+    finally:
+        os.close(number)
+
+
+# sidelit: depth Damaged files, and errors that one rank has and all have to tell.
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says that it holds.
+
+    :raises Damaged: if it does not, or was written by a later version
+    """
+    try:
+        said = json.loads((folder / WHOLE).read_text("utf-8"))
+        known = {"format", "step", "files"} <= said.keys()
+    except (OSError, ValueError, AttributeError) as error:
+        raise Damaged(
+            f"{folder} is damaged: {WHOLE} cannot be read: {error}"
+        ) from error
+    if known and said["format"] > FORMAT:
+        raise Damaged(
+            f"{folder} has format {said['format']}, and this version reads up to "
+            f"{FORMAT}; install the version that has written it"
+        )
+    if not known:
+        raise Damaged(f"{folder} is damaged: {WHOLE} does not say what there is")
+    found: dict[str, Any] = said
+    return found
+
+
+def differences(folder: Path, said: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with files, in words."""
+    for name, (size, total) in said.items():
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is missing"
+        elif path.stat().st_size != size:
+            yield f"{name} has {path.stat().st_size} bytes of {size}"
+        elif checksum(path) != total:
+            yield f"{name} is not what was written"
+
+
+def gathered(value: T) -> list[T]:
+    """The values of all ranks, on all ranks."""
+    found: list[Any] = [None] * world(None)[1]
+    dist.all_gather_object(found, value)
+    return found
+
+
+def on_first(act: Callable[[], T]) -> T:
+    """Let the first rank act for all, which get its result or its error."""
+    said: list[Any] = [None, None]
+    if world(None)[0] == 0:
+        try:
+            said[0] = act()
+        except (OSError, ValueError) as error:
+            said[1] = error
+    dist.broadcast_object_list(said)
+    if said[1] is not None:
+        raise said[1]
+    result: T = said[0]
+    return result
+
+
+@contextmanager
+def told_alike() -> Iterator[None]:
+    """In this block an error of one rank is raised on all of them, in its own words."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items())
+        if isinstance(cause, OSError | ValueError):
+            raise type(cause)(f"rank {rank}: {cause}") from error
+        raise

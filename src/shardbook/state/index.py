@@ -1,0 +1,107 @@
+r"""# The index of a checkpoint
+
+> PyTorch writes it as a pickle, and a pickle can run any program. Here it is read without running one.
+
+The file `.metadata` says which box of which tensor lies in which file. A pickle is a
+small program: it names classes and functions, and what to call them with. So to open a
+stranger's checkpoint could be to run a stranger's code. An index needs a dozen names,
+all of them PyTorch's own descriptions of tensors. Any other is refused before anything
+is called. The files with the numbers are read with `weights_only=True`, for the same
+reason.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
+__all__ = ["Damaged", "Reader", "index_of"]
+# sidelit: show
+
+
+class Damaged(ValueError):
+    """A folder that is no whole checkpoint. The message is for the user."""
+
+
+class Reader(FileSystemReader):
+    """Reads the files that the index names."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.folder = folder
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The index, on one rank; the others are sent it."""
+        index = index_of(self.folder)
+        index.storage_meta = StorageMeta(load_id=self.load_id)
+        return index
+
+
+def index_of(folder: Path) -> Metadata:
+    """The index of a checkpoint that PyTorch or this book has written.
+
+    :raises Damaged: if there is none, or it is no index
+    """
+    path = folder / ".metadata"
+    try:
+        with path.open("rb") as file:
+            index = Names(file).load()
+    except FileNotFoundError:
+        raise Damaged(f"{folder} is no checkpoint: it has no file .metadata") from None
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        ImportError,
+    ) as error:
+        raise Damaged(f"{path} is no index of a checkpoint: {error}") from error
+    if not isinstance(index, Metadata):
+        raise Damaged(
+            f"{path} is no index of a checkpoint: it holds a {type(index).__name__}"
+        )
+    return index
+
+
+DESCRIPTIONS = "torch.distributed.checkpoint.metadata"
+ALLOWED = {
+    (DESCRIPTIONS, "BytesStorageMetadata"),
+    (DESCRIPTIONS, "ChunkStorageMetadata"),
+    (DESCRIPTIONS, "Metadata"),
+    (DESCRIPTIONS, "MetadataIndex"),
+    (DESCRIPTIONS, "StorageMeta"),
+    (DESCRIPTIONS, "TensorProperties"),
+    (DESCRIPTIONS, "TensorStorageMetadata"),
+    (DESCRIPTIONS, "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),
+}
+
+
+class Names(pickle.Unpickler):
+    """Knows the names that an index needs, and the dtypes, and no others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What a name stands for.
+
+        :raises pickle.UnpicklingError: if an index has no use for it
+        """
+        if (module, name) in ALLOWED:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(
+            found := getattr(torch, name, None), torch.dtype
+        ):
+            return found
+        raise pickle.UnpicklingError(f"it names {module}.{name}")

@@ -1,0 +1,98 @@
+r"""# What belongs to one rank
+
+> Buffers and random numbers differ from rank to rank, so a checkpoint holds them by rank.
+
+After some steps the running mean of a batch norm is that of a rank's own data, and its
+generators have drawn numbers of their own. A run goes on bit for bit only if each rank
+has its own back. A program that knows nothing of ranks finds the first rank's buffers
+under their usual names:
+
+| name in the checkpoint | holds |
+|---|---|
+| `model.norm.running_mean` | the buffer of the first rank |
+| `shardbook.rank.1.buffer.norm.running_mean` | that of the second rank |
+| `shardbook.rank.1.generator.cpu` | the state of its generator |
+| `shardbook.rank.1.generator.python` | that of Python's `random` |
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardbook.foundations.collectives import world
+from shardbook.foundations.rng import capture
+from shardbook.foundations.rng import write as set_generator
+from shardbook.foundations.torch_private import lasting_buffers
+from shardbook.state.plain_data import plain, restored
+from shardbook.state.stored import MODEL, Stretch
+
+__all__ = ["blob", "buffers", "generators", "go_on", "own"]
+# sidelit: show
+
+
+def own(kind: str, name: str) -> str:
+    """The name of something that belongs to this rank."""
+    return f"shardbook.rank.{world(None)[0]}.{kind}.{name}"
+
+
+def buffers(model: nn.Module, *, mine: bool) -> Iterator[tuple[Tensor, Stretch]]:
+    """The buffers that a `state_dict` has, each with a copy of it to write or to read into.
+
+    :param mine: whether this rank has its own, or takes those of the first one
+    """
+    first = not mine or world(None)[0] == 0
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for key, buffer in lasting_buffers(module).items():
+            name = f"{prefix}.{key}" if prefix else key
+            stored = f"{MODEL}.{name}" if first else own("buffer", name)
+            copy = buffer.detach().clone(memory_format=torch.contiguous_format)
+            yield buffer, blob(stored, copy)
+
+
+def blob(name: str, values: Tensor) -> Stretch:
+    """A tensor that this rank writes, or reads, whole."""
+    return Stretch((name,), tuple(values.shape), 0, values.view(-1))
+
+
+def generators(model: nn.Module) -> Iterator[Stretch]:
+    """The states of this rank's generators: the CPU's, Python's, and those of the model's devices."""
+    for source, state in capture(model).states.items():
+        yield blob(own("generator", called(source)), state)
+    text = json.dumps(plain(random.getstate(), "random"))
+    yield blob(own("generator", "python"), as_bytes(text))
+
+
+def go_on(model: nn.Module, found: dict[str, Tensor]) -> None:
+    """Let this rank's generators go on.
+
+    :param found: the states, by the names that they are stored under
+    """
+    for source in capture(model).states:
+        state = found.get(own("generator", called(source)))
+        if state is not None:
+            set_generator(source, state)
+    python = found.get(own("generator", "python"))
+    if python is not None:
+        random.setstate(restored(json.loads(as_text(python))))
+
+
+def called(source: Any) -> str:
+    """The name of a generator: that of its device."""
+    return str(source.device if isinstance(source, torch.Generator) else source)
+
+
+def as_bytes(text: str) -> Tensor:
+    """A text as a tensor of `uint8`."""
+    return torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
+
+
+def as_text(values: Tensor) -> str:
+    """The text again."""
+    return bytes(values.tolist()).decode("utf-8")

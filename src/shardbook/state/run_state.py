@@ -1,0 +1,210 @@
+r"""# The state of a run
+
+> All that the next step depends on: parameters, optimizer, random numbers, and what else the program counts.
+
+A run that is to go on as if it had never stopped needs more than its parameters:
+
+| what | lies on | stored as |
+|---|---|---|
+| parameters, optimizer state | each rank a part | tensors of the plain model, [cut anyhow](sharded.py) |
+| buffers, such as a running mean | each rank its own | that of the first rank, and the others' beside it |
+| the generators of random numbers | each rank its own | bytes, by rank |
+| learning rate, loss scale, place in the data | the same on all | [text](plain_data.py) |
+
+The first row fits any number of ranks. The second and third belong to the number that
+has written them: on another one, each rank takes the first rank's buffers, and goes on
+with the random numbers it has.
+
+Objects with `state_dict` and `load_state_dict`, such as a schedule or [a
+scaler](sharded_scaler.py), are passed by name.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.optim import Optimizer
+
+from shardbook.foundations.collectives import world
+from shardbook.foundations.torch_private import as_plain
+from shardbook.state import rank_state
+from shardbook.state.index import Damaged, index_of
+from shardbook.state.optimizer_entries import (
+    groups_from,
+    groups_of,
+    settings_of,
+    wanted_state,
+)
+from shardbook.state.plain_data import plain, restored
+from shardbook.state.sharded import read, write
+from shardbook.state.stored import Stretch, stretches, stretches_of_state
+from shardbook.zero.conductor import conductor_of
+from shardbook.zero.state_dict import refuse_in_block
+
+__all__ = ["load_run", "save_run"]
+# sidelit: show
+
+
+class Stateful(Protocol):
+    """What can say where it stands, and go on from there."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Go on from there."""
+
+
+def save_run(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    **others: Stateful,
+) -> None:
+    """Write everything that the next step depends on. Collective.
+
+    :param folder: holds nothing yet
+    :param model: a model that was sharded
+    :param optimizer: of the model's parameters
+    :param others: what else has a state, the same on every rank
+    :raises ValueError: if a state is more than [data](plain_data.py)
+    :raises RuntimeError: if gradients wait for their exchange, since they would be lost
+    """
+    refuse_waiting(model)
+    stored = [*stretches(model), *rank_state.generators(model)]
+    stored += [copy for _, copy in rank_state.buffers(model, mine=True)]
+    text: dict[str, Any] = {"ranks": world(None)[1], "optimizer": None, "others": {}}
+    settings: dict[str, Any] = {}
+    if optimizer is not None:
+        stored += [each for _, _, each in stretches_of_state(model, optimizer)]
+        text["optimizer"] = plain(groups_of(model, optimizer), "the optimizer")
+        settings = settings_of(model, optimizer)
+    for name, other in others.items():
+        text["others"][name] = plain(other.state_dict(), name)
+    if world(None)[0] == 0:
+        stored.append(rank_state.blob(TEXT, rank_state.as_bytes(json.dumps(text))))
+    write(folder, stored, settings)
+
+
+@torch.no_grad()
+def load_run(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    **others: Stateful,
+) -> None:
+    """Go on from what was saved. Collective. The model was sharded and the optimizer
+    made before, as at the start of the run.
+
+    :raises Damaged: if the folder is no whole checkpoint
+    :raises ValueError: if it holds other tensors than the model, or nothing for one of
+        the `others`
+    """
+    refuse_waiting(model)
+    index = index_of(folder)
+    text = text_in(folder, index)
+    refuse_missing(folder, text, optimizer, others)
+    again = text["ranks"] == world(None)[1]
+    copies = list(rank_state.buffers(model, mine=again))
+    states = list(states_in(index)) if again else []
+    state = list(wanted_state(index, model, optimizer)) if optimizer else []
+    take_apart(model)
+    stored = [*stretches(model), *(copy for _, copy in copies), *states]
+    read(folder, [*stored, *(each for *_, each in state)])
+    note_changes(model)
+    for buffer, copy in copies:
+        buffer.copy_(copy.whole)
+    if optimizer is not None:
+        entries: dict[int, dict[str, Tensor]] = {}
+        for number, key, value, _ in state:
+            entries.setdefault(number, {})[key] = value
+        groups = groups_from(restored(text["optimizer"]), model, optimizer)
+        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    for name, other in others.items():
+        other.load_state_dict(restored(text["others"][name]))
+    rank_state.go_on(model, {each.name: each.whole for each in states})
+
+
+def take_apart(model: nn.Module) -> None:
+    """Free what is whole, since it is about to be old."""
+    for unit in conductor_of(model).drivers:
+        refuse_in_block(unit)
+        unit.free()
+
+
+def note_changes(model: nn.Module) -> None:
+    """Let the next pass gather what was loaded."""
+    for unit in conductor_of(model).drivers:
+        unit.expire()
+        for flat in unit.flats:
+            flat.changes += 1
+
+
+TEXT = "shardbook.text"
+
+
+def text_in(folder: Path, index: Metadata) -> dict[str, Any]:
+    """What the first rank has written as text."""
+    there = index.state_dict_metadata.get(TEXT)
+    if not isinstance(there, TensorStorageMetadata):
+        raise Damaged(
+            f"{folder} holds tensors only; it was not written by save_run, so no run "
+            "can go on from it"
+        )
+    text = rank_state.blob(TEXT, torch.empty(there.size, dtype=torch.uint8))
+    read(folder, [text])
+    found: dict[str, Any] = json.loads(rank_state.as_text(text.whole))
+    return found
+
+
+def states_in(index: Metadata) -> Iterator[Stretch]:
+    """Room for the states of this rank's generators."""
+    prefix = rank_state.own("generator", "")
+    for name, there in index.state_dict_metadata.items():
+        if name.startswith(prefix) and isinstance(there, TensorStorageMetadata):
+            yield rank_state.blob(name, torch.empty(there.size, dtype=torch.uint8))
+
+
+# sidelit: depth Gradients that wait, and a checkpoint without what is to be loaded.
+
+
+def refuse_waiting(model: nn.Module) -> None:
+    """Refuse to save or load between micro-batches.
+
+    :raises RuntimeError: naming a parameter whose gradient is not averaged yet
+    """
+    for unit in conductor_of(model).drivers:
+        for flat in unit.flats:
+            with as_plain():
+                waits = flat.waits
+            if waits:
+                name = flat.layout.slots[0].names[0]
+                raise RuntimeError(
+                    f"gradients of {unit.name} (parameter {name}) wait for their "
+                    "exchange and are no part of a checkpoint; save and load after the "
+                    "optimizer's step"
+                )
+
+
+def refuse_missing(
+    folder: Path,
+    text: dict[str, Any],
+    optimizer: Optimizer | None,
+    others: dict[str, Stateful],
+) -> None:
+    """Refuse a checkpoint that says nothing of what is to go on.
+
+    :raises ValueError: naming it
+    """
+    missing = [name for name in others if name not in text["others"]]
+    if optimizer is not None and text["optimizer"] is None:
+        missing.append("optimizer")
+    if missing:
+        raise ValueError(f"{folder} holds no state of {', '.join(missing)}")

@@ -1,0 +1,154 @@
+"""A run that is saved, and goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import ranks
+from matrix import rows
+from shardbook import Policy, ShardedGradScaler, no_sync, shard
+from shardbook.state.run_state import load_run, save_run
+
+
+class Noisy(nn.Module):
+    """Draws random numbers, keeps running means, and has a weight with two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 6)
+        self.tied = nn.Linear(6, 9, bias=False)
+        self.tied.weight = self.first.weight
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x).float())
+        x = self.second(self.drop(x))
+        y: Tensor = self.tied(x).float()
+        return y * random.random()
+
+
+class Run:
+    def __init__(self, stage: int, seed: int, policy: Policy | None = None) -> None:
+        torch.manual_seed(seed)
+        self.model = shard(Noisy(), units=nn.Linear, stage=stage, policy=policy)
+        decayed = [p for name, p in self.model.named_parameters() if "bias" not in name]
+        others = [p for name, p in self.model.named_parameters() if "bias" in name]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-2
+        )
+        self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 5], gamma=0.5)
+        self.scaler = ShardedGradScaler("cpu", init_scale=8.0, growth_interval=2)
+        # Each rank has random numbers of its own.
+        torch.manual_seed(seed + dist.get_rank())
+        random.seed(seed + dist.get_rank())
+
+    def train(self, steps: int) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            loss = self.model(torch.randn(4, 6)).square().mean()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
+            self.schedule.step()
+            losses.append(loss.item())
+        return losses
+
+    def save(self, folder: Path) -> None:
+        save_run(folder, self.model, self.optimizer, schedule=self.schedule, scaler=self.scaler)
+
+    def load(self, folder: Path) -> None:
+        load_run(folder, self.model, self.optimizer, schedule=self.schedule, scaler=self.scaler)
+
+
+FORMATS = [None, Policy(param_dtype=torch.bfloat16, output_dtype=torch.float32)]
+
+
+def goes_on(folder: Path, stage: int, policy: Policy | None) -> tuple[bool, bool]:
+    first = Run(stage, 1, policy)
+    first.train(3)
+    first.save(folder)
+    expected = first.train(4)
+    second = Run(stage, 2, policy)
+    second.train(1)
+    second.load(folder)
+    again = second.train(4)
+    one, other = first.model.state_dict(), second.model.state_dict()
+    return again == expected, all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[1, 3]))
+@pytest.mark.parametrize("policy", FORMATS, ids=["fp32", "bf16"])
+def test_a_run_goes_on_bit_for_bit(tmp_path: Path, stage: int, policy: Policy | None) -> None:
+    assert ranks.run(3, goes_on, tmp_path / "saved", stage, policy) == [(True, True)] * 3
+
+
+def saved(folder: Path, stage: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    from shardbook import optimizer_state_dict
+
+    run = Run(stage, 1)
+    run.train(3)
+    run.save(folder)
+    return run.model.state_dict(), optimizer_state_dict(run.model, run.optimizer)
+
+
+def loaded(folder: Path, stage: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    from shardbook import optimizer_state_dict
+
+    run = Run(stage, 2)
+    run.load(folder)
+    return run.model.state_dict(), optimizer_state_dict(run.model, run.optimizer)
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)
+
+
+def test_another_number_of_ranks_in_another_stage_has_the_same_parameters_and_state(tmp_path: Path) -> None:
+    before, state = ranks.run(3, saved, tmp_path / "saved", 3)[0]
+    for count, stage in ((1, 0), (2, 3), (4, 2)):
+        for after, state_after in ranks.run(count, loaded, tmp_path / "saved", stage):
+            assert equal(before, after)
+            assert equal(state, state_after)
+
+
+def between_micro_batches(folder: Path) -> None:
+    run = Run(3, 1)
+    with no_sync(run.model):
+        run.model(torch.randn(4, 6)).sum().backward()
+    with pytest.raises(RuntimeError, match="wait for their exchange and are no part of a checkpoint"):
+        run.save(folder)
+
+
+def test_gradients_that_wait_are_not_lost_in_silence(tmp_path: Path) -> None:
+    ranks.run(2, between_micro_batches, tmp_path / "saved")
+
+
+def test_the_checkpoint_of_a_stranger_runs_nothing(tmp_path: Path) -> None:
+    import pickle
+
+    from shardbook.state.index import Damaged, index_of
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(Damaged, match=r"is no index of a checkpoint: it names pathlib"):
+        index_of(tmp_path)
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(Damaged, match=r"is no checkpoint: it has no file \.metadata"):
+        index_of(tmp_path / "elsewhere")
