@@ -1,0 +1,165 @@
+"""A folder in which each checkpoint is whole or not there, and a damaged one is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ranks
+from shardbook import shard
+from shardbook.state.checkpoints import Checkpoints
+from shardbook.state.index import Damaged
+
+
+def job(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = shard(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), units=nn.Linear)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        model(torch.ones(2, 8)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def save_three(folder: Path) -> list[str]:
+    model, optimizer = job(1)
+    checkpoints = Checkpoints(folder, keep=2)
+    for step in (1, 2, 30):
+        train(model, optimizer, 1)
+        checkpoints.save(step, model, optimizer)
+    return names(folder)
+
+
+def load(folder: Path) -> int | str | None:
+    try:
+        return Checkpoints(folder).load(*job(2))
+    except (Damaged, OSError) as error:
+        return str(error)
+
+
+def test_the_newest_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
+    found = ranks.run(2, save_three, tmp_path / "run")
+    assert found == [["step-00000002", "step-00000030"]] * 2
+    assert ranks.run(3, load, tmp_path / "run") == [30] * 3
+
+
+def test_where_nothing_was_saved_a_run_begins(tmp_path: Path) -> None:
+    assert ranks.run(2, load, tmp_path / "nothing") == [None, None]
+
+
+def shorten(folder: Path) -> None:
+    file = next(folder.glob("__1_*.distcp"))
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+def flip(folder: Path) -> None:
+    file = next(folder.glob("__0_*.distcp"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def lose(folder: Path) -> None:
+    next(folder.glob("__1_*.distcp")).unlink()
+
+
+def spoil_the_list(folder: Path) -> None:
+    (folder / "whole.json").write_text("{")
+
+
+def come_from_the_future(folder: Path) -> None:
+    file = folder / "whole.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            shorten,
+            r"step-00000030 is damaged: __1_0\.distcp has \d+ bytes of \d+; the one before is step-00000002$",
+        ),
+        (flip, r"is damaged: __0_0\.distcp is not what was written; the one before is step-00000002$"),
+        (lose, r"is damaged: __1_0\.distcp is missing; the one before is step-00000002$"),
+        (spoil_the_list, r"is damaged: whole\.json cannot be read: "),
+        (come_from_the_future, r"has format 99, and this version reads up to 1; install the version"),
+    ],
+)
+def test_what_is_damaged_is_refused_on_every_rank(tmp_path: Path, spoil: Any, said: str) -> None:
+    ranks.run(2, save_three, tmp_path / "run")
+    spoil(tmp_path / "run" / "step-00000030")
+    found = ranks.run(2, load, tmp_path / "run")
+    assert found[0] == found[1]
+    assert re.search(said, found[0])
+
+
+def die_while_writing(folder: Path, victim: int) -> None:
+    from shardbook.state import sharded
+
+    def die(*_: Any, **__: Any) -> None:
+        if dist.get_rank() == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sharded.Writer.write_data = die  # type: ignore[method-assign]
+    model, optimizer = job(1)
+    Checkpoints(folder).save(31, model, optimizer)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path: Path, victim: int) -> None:
+    ranks.run(2, save_three, tmp_path / "run")
+    with pytest.raises(ranks.RanksFailed, match=f"rank {victim}: died"):
+        ranks.run(2, die_while_writing, tmp_path / "run", victim)
+    assert ranks.run(2, load, tmp_path / "run") == [30, 30]
+    assert ranks.run(2, save_three, tmp_path / "run")[0] == ["step-00000002", "step-00000030"]
+
+
+def save_on_a_full_disk(folder: Path) -> tuple[str, list[str]]:
+    model, optimizer = job(1)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    try:
+        Checkpoints(folder).save(1, model, optimizer)
+    except OSError as error:
+        dist.barrier()
+        return str(error), names(folder)
+    return "", []
+
+
+def test_a_disk_that_is_full_is_told_on_every_rank_and_nothing_stays_behind(tmp_path: Path) -> None:
+    found = ranks.run(2, save_on_a_full_disk, tmp_path / "run")
+    assert found[0] == found[1]
+    assert re.search(r"rank 1: .*File too large", found[0][0])
+    assert found[0][1] == []
+
+
+def save_in_a_file(folder: Path) -> str:
+    try:
+        Checkpoints(folder).save(1, *job(1))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def test_a_folder_that_cannot_be_made_is_told_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = ranks.run(2, save_in_a_file, tmp_path / "file" / "run")
+    assert found[0] == found[1]
+    assert "Not a directory" in found[0]
