@@ -45,7 +45,11 @@ weights](masters.py), [its norms and losses](norms.py).
 **Running it**: [a model](gpt.py), [a loss in chunks](chunked_loss.py), [a
 text](corpus.py), [the options](options.py), [the ranks](ranks.py), [the
 training](loop.py), [its report](report.py), [what is stored](measure.py), [what a step
-will cost](forecast.py).
+will cost](forecast.py), [checkpoints of a run](checkpoints.py): [what a rank
+stores](stored.py), [slices as boxes](boxes.py), [files that any ranks
+read](sharded.py), [an index without a program](checkpoint_index.py), [the state of a
+run](run_state.py) with [what is each rank's own](rank_state.py), [the
+optimizer's](optimizer_entries.py), and [plain data](plain_data.py).
 """
 
 # The press and its site live in the same distribution and need no torch. So torch is
@@ -73,6 +77,7 @@ from shardbook.parameters.policy import Policy
 from shardbook.precision.autocast import autocast
 from shardbook.precision.loss_scaling import GradScaler
 from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.state.checkpoints import Checkpoints
 from shardbook.streaming.residual import offload, partition
 from shardbook.streaming.streaming import stream
 from shardbook.training.accumulate import no_sync
@@ -92,6 +97,7 @@ from shardbook.zero.state_dict import rank0_only
 __all__ = [
     "ATTENTION",
     "CheckpointError",
+    "Checkpoints",
     "ChunkedGPT",
     "Disagreement",
     "GradScaler",

@@ -19,7 +19,8 @@ With $d$ dimensions the first and the last row are cut in the same way once more
 there are at most $2d - 1$. In the order of the boxes their elements lie one after
 another, as in the stretch. So each box is a view of it, and nothing is copied.
 
-[PyTorch's distributed checkpoints](bib:pytorch-dcp) hold boxes, too: a file says at
+[PyTorch's distributed checkpoints](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html)
+hold boxes, too: a file says at
 which row and column a box begins and how large it is. Whoever loads asks for other
 boxes, and reads where they overlap. That is why a checkpoint can be read on another
 number of ranks, in another stage, and by another library.

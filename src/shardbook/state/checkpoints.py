@@ -47,7 +47,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from shardbook.foundations.collectives import world
-from shardbook.state.index import Damaged
+from shardbook.state.checkpoint_index import Damaged
 from shardbook.state.run_state import Stateful, load_run, save_run
 
 __all__ = ["Checkpoints", "Damaged"]

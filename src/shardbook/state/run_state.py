@@ -35,7 +35,7 @@ from torch.optim import Optimizer
 from shardbook.foundations.collectives import world
 from shardbook.foundations.torch_private import as_plain
 from shardbook.state import rank_state
-from shardbook.state.index import Damaged, index_of
+from shardbook.state.checkpoint_index import Damaged, index_of
 from shardbook.state.optimizer_entries import (
     groups_from,
     groups_of,

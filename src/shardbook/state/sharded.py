@@ -57,7 +57,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from shardbook.state.boxes import Box
-from shardbook.state.index import Reader
+from shardbook.state.checkpoint_index import Reader
 from shardbook.state.stored import Stretch
 
 __all__ = ["read", "write"]

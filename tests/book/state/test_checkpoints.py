@@ -17,8 +17,8 @@ from torch import nn
 
 import ranks
 from shardbook import shard
+from shardbook.state.checkpoint_index import Damaged
 from shardbook.state.checkpoints import Checkpoints
-from shardbook.state.index import Damaged
 
 
 def job(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
