@@ -45,6 +45,7 @@ __all__ = [
     "ATTENTION_KERNELS",
     "ATTENTION_ON_CPU",
     "GLOBAL_OPTIMIZER_HOOKS",
+    "INDEX_NAMES",
     "LIST_OPERATIONS",
     "MODULE_CALL",
     "OPTIMIZER_HOOKS",
@@ -289,8 +290,17 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 def lasting_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Those of a module's own buffers that a `state_dict` holds."""
     fleeting = module._non_persistent_buffers_set
-    held = module._buffers.items()
+    held = own_buffers(module).items()
     return {name: t for name, t in held if t is not None and name not in fleeting}
+
+
+# **Checkpoints.** What the index of a distributed checkpoint names beside public
+# classes: how a tensor lies in memory, and where in a file its bytes are.
+INDEX_NAMES = {
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+}
 
 
 def own_children(module: nn.Module) -> dict[str, nn.Module | None]:

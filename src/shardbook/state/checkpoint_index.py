@@ -21,6 +21,8 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
+from shardbook.foundations.torch_private import INDEX_NAMES
+
 __all__ = ["Damaged", "Reader", "index_of"]
 # sidelit: show
 
@@ -81,12 +83,11 @@ ALLOWED = {
     (DESCRIPTIONS, "StorageMeta"),
     (DESCRIPTIONS, "TensorProperties"),
     (DESCRIPTIONS, "TensorStorageMetadata"),
-    (DESCRIPTIONS, "_MEM_FORMAT_ENCODING"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
     ("pathlib", "PosixPath"),
-    ("pathlib._local", "PosixPath"),
+    # Where this version of Python has that class.
+    (type(Path()).__module__, "PosixPath"),
+    *INDEX_NAMES,
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import pickle
 import subprocess
 import sys
 import warnings
@@ -543,6 +544,33 @@ def test_own_buffers() -> None:
     norm = nn.BatchNorm1d(2)
     assert list(private.own_buffers(norm)) == ["running_mean", "running_var", "num_batches_tracked"]
     assert private.own_buffers(norm)["running_mean"] is norm.running_mean
+
+
+def test_lasting_buffers() -> None:
+    norm = nn.BatchNorm1d(2)
+    norm.register_buffer("fleeting", torch.ones(1), persistent=False)
+    norm.register_buffer("nothing", None)
+    assert list(private.lasting_buffers(norm)) == ["running_mean", "running_var", "num_batches_tracked"]
+    assert private.lasting_buffers(norm).keys() == norm.state_dict().keys() - {"weight", "bias"}
+
+
+def test_INDEX_NAMES(tmp_path: Path) -> None:
+    """An index names no other private classes, and each of these."""
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it saves in one process
+        dcp.save({"a": torch.ones(2, 3), "b": [1]}, checkpoint_id=tmp_path)
+    found = []
+
+    class Names(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            found.append((module, name))
+            return super().find_class(module, name)
+
+    with (tmp_path / ".metadata").open("rb") as file:
+        Names(file).load()
+    assert {each for each in found if each[1].startswith("_")} == private.INDEX_NAMES
 
 
 def test_own_children() -> None:

@@ -28,7 +28,7 @@ class Noisy(nn.Module):
         self.drop = nn.Dropout(0.3)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.first(x).float())
+        x = self.norm(self.first(x))
         x = self.second(self.drop(x))
         y: Tensor = self.tied(x).float()
         return y * random.random()

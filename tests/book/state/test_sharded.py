@@ -40,22 +40,26 @@ class Tied(nn.Module):
         return result
 
 
-def built(seed: int) -> Tied:
+def built(seed: int, *, scalar: bool = True) -> Tied:
     torch.manual_seed(seed)
-    return Tied()
+    model = Tied()
+    if not scalar:
+        # `fully_shard` takes no parameter without dimensions.
+        model.alone = nn.Parameter(model.alone.detach().view(1))
+    return model
 
 
-def sharded(seed: int, stage: int, mesh: Any = None) -> nn.Module:
-    return shard(built(seed), units=nn.Linear, stage=stage, mesh=mesh)
+def sharded(seed: int, stage: int, mesh: Any = None, scalar: bool = True) -> nn.Module:
+    return shard(built(seed, scalar=scalar), units=nn.Linear, stage=stage, mesh=mesh)
 
 
-def save(folder: Path, stage: int, rows: int) -> None:
+def save(folder: Path, stage: int, rows: int, scalar: bool = True) -> None:
     mesh = init_device_mesh("cpu", (rows, dist.get_world_size() // rows)) if rows else None
-    write(folder, stretches(sharded(1, stage, mesh)), {})
+    write(folder, stretches(sharded(1, stage, mesh, scalar)), {})
 
 
-def load(folder: Path, stage: int) -> dict[str, Tensor]:
-    model = sharded(2, stage)
+def load(folder: Path, stage: int, scalar: bool = True) -> dict[str, Tensor]:
+    model = sharded(2, stage, scalar=scalar)
     read(folder, stretches(model))
     return model.state_dict()
 
@@ -95,7 +99,7 @@ def plain_reads(folder: Path) -> bool:
 
 
 def fsdp2_reads(folder: Path) -> bool:
-    model = built(3)
+    model = built(3, scalar=False)
     for linear in (model.first, model.second):
         fully_shard(linear)
     fully_shard(model)
@@ -103,11 +107,11 @@ def fsdp2_reads(folder: Path) -> bool:
     dcp.load(state, checkpoint_id=folder)
     model.load_state_dict(state["model"])
     whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
-    return same(whole, dict(built(1).state_dict()))
+    return same(whole, dict(built(1, scalar=False).state_dict()))
 
 
 def fsdp2_writes(folder: Path) -> None:
-    model = built(1)
+    model = built(1, scalar=False)
     for linear in (model.first, model.second):
         fully_shard(linear)
     fully_shard(model)
@@ -120,11 +124,11 @@ def test_plain_torch_reads_what_is_written_here(tmp_path: Path) -> None:
 
 
 def test_fully_shard_reads_what_is_written_here(tmp_path: Path) -> None:
-    ranks.run(3, save, tmp_path / "saved", 3, 0)
+    ranks.run(3, save, tmp_path / "saved", 3, 0, False)
     assert ranks.run(2, fsdp2_reads, tmp_path / "saved") == [True, True]
 
 
 def test_what_fully_shard_writes_is_read_here(tmp_path: Path) -> None:
     ranks.run(2, fsdp2_writes, tmp_path / "saved")
-    for found in ranks.run(3, load, tmp_path / "saved", 3):
-        assert same(found, dict(built(1).state_dict()))
+    for found in ranks.run(3, load, tmp_path / "saved", 3, False):
+        assert same(found, dict(built(1, scalar=False).state_dict()))
