@@ -43,13 +43,18 @@ training](rounding.py), [autocast](autocast.py), [loss scaling](loss_scaling.py)
 weights](masters.py), [its norms and losses](norms.py).
 
 **Running it**: [a model](gpt.py), [a loss in chunks](chunked_loss.py), [a
-text](corpus.py), [the options](options.py), [the ranks](ranks.py), [the
-training](loop.py), [its report](report.py), [what is stored](measure.py), [what a step
-will cost](forecast.py), [checkpoints of a run](checkpoints.py): [what a rank
-stores](stored.py), [slices as boxes](boxes.py), [files that any ranks
-read](sharded.py), [an index without a program](checkpoint_index.py), [the state of a
-run](run_state.py) with [what is each rank's own](rank_state.py), [the
-optimizer's](optimizer_entries.py), and [plain data](plain_data.py).
+text](corpus.py), [the options](options.py), [what they are](option_groups.py), also [in
+a file](option_file.py), [the ranks](ranks.py), [whether a run fits](plan.py), [what it
+reads](text.py), from [files](mapped_text.py) and in [tokens](tokens.py), and [where it
+is in them](position.py), [the learning rate](schedule.py), [what a run is made
+of](assemble.py), [the training](loop.py), [its evaluations](evaluation.py), [its
+figures](tracking.py), [a trace](trace.py), [its peak](memory_snapshot.py), [its
+report](report.py), [what is stored](measure.py), [what a step will cost](forecast.py),
+[checkpoints of a run](checkpoints.py): [what a rank stores](stored.py), [slices as
+boxes](boxes.py), [files that any ranks read](sharded.py), [an index without a
+program](checkpoint_index.py), [the state of a run](run_state.py) with [what is each
+rank's own](rank_state.py), [the optimizer's](optimizer_entries.py), and [plain
+data](plain_data.py).
 """
 
 # The press and its site live in the same distribution and need no torch. So torch is

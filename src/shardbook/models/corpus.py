@@ -22,12 +22,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["Reader", "read", "split"]
+__all__ = ["Reader", "Text", "read", "split"]
 # sidelit: show
+
+
+class Text(Protocol):
+    """A row of tokens, of which a slice is a 1-D tensor: a tensor itself, or [files](mapped_text.py)."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, where: slice, /) -> Tensor: ...
 
 
 class Reader:
@@ -36,24 +45,26 @@ class Reader:
     Batches are numbered from 0 and can be asked for in any order. A run that resumes in
     the middle needs only the number of the batch where it stopped.
 
-    :param text: the bytes to read, 1-D and of type `uint8`
+    :param text: the tokens to read, such as a 1-D tensor of bytes
     :param context: $T$, the tokens of a window
     :param batch: $B$, the windows of one batch on one rank
     :param rank: this rank
     :param world_size: $N_d$, the ranks that share the text
     :param seed: decides the order; it has to be the same on every rank
+    :param device: where the batches are wanted; `None` leaves them where the text is
     :raises ValueError: if the text is too short for one batch on every rank
     """
 
     def __init__(
         self,
-        text: Tensor,
+        text: Text,
         *,
         context: int,
         batch: int,
         rank: int = 0,
         world_size: int = 1,
         seed: int = 0,
+        device: torch.device | None = None,
     ) -> None:
         self.text = text
         self.context = context
@@ -61,13 +72,14 @@ class Reader:
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
+        self.device = device
         # One byte more than the windows cover, because the last one needs a target.
         self.windows = max(0, len(text) - 1) // context
         self.batches = self.windows // (batch * world_size)
         if self.batches == 0:
             raise ValueError(
                 f"a batch of {batch} on each of {world_size} ranks takes {batch * world_size} windows, "
-                f"but a text of {len(text)} bytes has {self.windows} windows of {context}; "
+                f"but a text of {len(text)} tokens has {self.windows} windows of {context}; "
                 "lower batch or context"
             )
         self._shuffled: tuple[int, list[int]] | None = None
@@ -75,9 +87,13 @@ class Reader:
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
         """The batch with this number: what the model reads, and the byte that follows each position."""
         epoch, number = divmod(number, self.batches)
+        return self.at(epoch, number * self.world_size * self.batch_size)
+
+    def at(self, epoch: int, window: int) -> tuple[Tensor, Tensor]:
+        """The batch that begins with this window of the common order."""
         # The $N_d$ parts of a batch lie side by side in the common order, so they
         # cannot overlap.
-        first = (number * self.world_size + self.rank) * self.batch_size
+        first = window + self.rank * self.batch_size
         windows = self.order(epoch)[first : first + self.batch_size]
         return self.cut(windows, 0), self.cut(windows, 1)
 
@@ -96,9 +112,10 @@ class Reader:
     def cut(self, windows: Sequence[int], shift: int) -> Tensor:
         """The windows' bytes as tokens, a `(B, T)` tensor of integers, starting `shift` bytes late."""
         starts = [window * self.context + shift for window in windows]
-        return torch.stack(
+        batch = torch.stack(
             [self.text[start : start + self.context] for start in starts]
-        ).long()
+        )
+        return batch.long().to(self.device or batch.device)
 
 
 def read() -> Tensor:

@@ -72,6 +72,8 @@ class Setup:
     :param policy: in which dtypes the model computes and its gradients travel, and
         whether the model is stored on the host
     :param checkpointed: whether the blocks recompute their activations
+    :param clipped: whether the gradient's norm is limited before each step
+    :param compiled: whether the blocks are compiled
     """
 
     config: Config
@@ -83,6 +85,8 @@ class Setup:
     stage: int = 3
     policy: Policy = AS_IT_IS
     checkpointed: bool = False
+    clipped: bool = False
+    compiled: bool = False
 
     @property
     def scaled(self) -> bool:
@@ -127,15 +131,19 @@ def forecast(setup: Setup, rank: int) -> Forecast:
     kinds = total(layouts, setup.stage, policy)
     steady = steady_terms(setup, layouts, rank)
     plain = policy.param_dtype is None and not policy.offload
-    known = setup.stage == 3 and plain and not setup.checkpointed
+    changed = setup.checkpointed or setup.compiled
+    known = setup.stage == 3 and plain and not changed
     extra = extra_moments(setup, layouts, rank) if known else {}
     moments = {name: sum(steady.values()) + more for name, more in extra.items()}
     # What the optimizer stores stands where the masters stand.
     state = sum(steady.get(name, 0) for name in ("moments", "step counters"))
     # The ranks compare one flag before each step of the optimizer.
     flag = all_reduce_bytes(rank, setup.world_size, FLOAT, FLOAT) if setup.scaled else 0
+    # To clip, each rank gathers a number of 8 bytes from every other. In stage 0 it
+    # has the whole gradient.
+    norms = (setup.world_size - 1) * 8 if setup.clipped and setup.stage else 0
     return Forecast(
-        sent=setup.accumulate * kinds.sent + flag,
+        sent=setup.accumulate * kinds.sent + flag + norms,
         steady=steady,
         moments=moments,
         host=kinds.masters_on_host + state if policy.offload else 0,

@@ -41,6 +41,16 @@ class Counted:
     steady: int = 0
     peak: int = 0
 
+    def add(self, loss: float, seconds: float, sent: dict[str, int]) -> None:
+        """Count a step.
+
+        :param sent: the bytes that it sent, for each collective
+        """
+        self.losses.append(loss)
+        self.seconds.append(seconds)
+        for collective, nbytes in sent.items():
+            self.sent[collective] = self.sent.get(collective, 0) + nbytes
+
 
 def report(setup: Setup, counted: Counted, options: argparse.Namespace) -> None:
     """Bring the ranks' figures to rank 0, print the table there, and write the file if one was asked for."""
@@ -84,6 +94,8 @@ def summary(
             *[options.precision] * (options.precision != "fp32"),
             *[f"{options.checkpoint} checkpoints"] * (options.checkpoint != "none"),
             *["offload"] * options.offload,
+            *[f"compiled by {options.compile}"] * (options.compile != "none"),
+            *[f"clipped to {options.clip}"] * setup.clipped,
         ],
         "steps": steps,
         "parameters": parameters(setup.config),
@@ -169,12 +181,16 @@ class Progress:
 
     The loss it shows is this rank's own. A mean over ranks would cost an exchange in
     each step.
+
+    :param steps: the number of the last step, counted from 1
+    :param first: how many steps were taken before, in a run that goes on
+    :param enabled: whether this rank shows anything
     """
 
-    def __init__(self, steps: int, *, enabled: bool) -> None:
-        self.steps = steps
+    def __init__(self, steps: int, *, first: int = 0, enabled: bool) -> None:
+        self.steps, self.first = steps, first
         self.enabled = enabled
-        self.live = sys.stderr.isatty()
+        self.bar = terminal_bar(steps, first) if enabled else None
         self.started = time.perf_counter()
 
     def __enter__(self) -> Progress:
@@ -186,26 +202,40 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.enabled and self.live:
-            print(file=sys.stderr)
+        if self.bar is not None:
+            self.bar.close()
 
     def show(self, number: int, loss: float) -> None:
         """Tell that step `number` is done."""
         done = number + 1
-        if not self.enabled or not (
-            self.live or done * 10 // self.steps > number * 10 // self.steps
-        ):
-            return
-        left = (time.perf_counter() - self.started) / done * (self.steps - done)
-        filled = 24 * done // self.steps
-        bar = "━" * filled + "╌" * (24 - filled)
-        line = f"{bar}  step {done:>{len(str(self.steps))}}/{self.steps}  loss {loss:.3f}  {left:.0f} s left"
-        print(
-            f"\r{line:<78}" if self.live else line,
-            end="" if self.live else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+            self.bar.update()
+        elif self.enabled and done * 10 // self.steps > number * 10 // self.steps:
+            seconds = (time.perf_counter() - self.started) / (done - self.first)
+            left = seconds * (self.steps - done)
+            self.say(f"step {done}/{self.steps}  loss {loss:.3f}  {left:.0f} s left")
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        if self.bar is not None:
+            self.bar.write(line, file=sys.stderr)
+        elif self.enabled:
+            print(line, file=sys.stderr, flush=True)
+
+
+def terminal_bar(steps: int, first: int) -> Any:
+    """The line of [tqdm](https://tqdm.github.io) on a terminal.
+
+    `None` in a pipe, where nothing can be redrawn, and where tqdm is not installed.
+    """
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:
+        return None
+    return tqdm(total=steps, initial=first, unit="step", dynamic_ncols=True)
 
 
 # sidelit: depth A run that ends while its file is written.

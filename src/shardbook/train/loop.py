@@ -18,6 +18,12 @@ bits](policy.py), `--checkpoint non-reentrant` [recomputes
 activations](checkpointing.py), and `--offload` [stores parameters, gradients and
 optimizer state on the host](offload.py).
 
+A run can do more, and each part of that has its own chapter: options [in a
+file](option_file.py), [text](text.py) of your own, [a schedule](schedule.py), clipping,
+[an evaluation](evaluation.py) every so often, [tracking](tracking.py), [a trace of one
+step](trace.py), [a picture of the peak](memory_snapshot.py). With `--plan` the program
+only says [whether the run fits](plan.py).
+
 Without `torchrun` the same program trains on one rank. World size 1 is no special case
 in this book: the same lines run, and the collectives send nothing.
 """
@@ -26,28 +32,34 @@ in this book: the same lines run, and the collectives send nothing.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from shardbook.checkpointing.checkpointing import checkpoint_module
 from shardbook.command import Mistake, complain
-from shardbook.foundations.collectives import ledger
-from shardbook.models import corpus, gpt
-from shardbook.parameters.policy import Policy
-from shardbook.planning.forecast import Setup
+from shardbook.foundations.labels import label
+from shardbook.foundations.ledger import ledger
+from shardbook.models import gpt
 from shardbook.planning.measure import Meter
-from shardbook.planning.report import Counted, Progress, report
-from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.planning.report import Counted, Progress, report, write
+from shardbook.train.assemble import Run, assemble, make_optimizer, mistakes, setup_of
+from shardbook.train.evaluation import evaluate, mean_over_ranks, sample
+from shardbook.train.memory_snapshot import MemorySnapshot
 from shardbook.train.options import parse
+from shardbook.train.plan import plan, plan_figures, table
 from shardbook.train.ranks import start
-from shardbook.zero.model import shard
+from shardbook.train.text import prepare, readers, stored
+from shardbook.train.trace import traced
+from shardbook.train.tracking import labml_shows, refuse_missing_tracker, tracking
+from shardbook.training.clip import clip_grad_norm_
 
-__all__ = ["main", "train"]
+__all__ = ["main", "make_optimizer", "step", "train"]
 # sidelit: show
 
 
@@ -55,10 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the command line says.
 
     :param arguments: the options, `sys.argv` if left out
-    :returns: the exit code, 1 after a mistake of the user
+    :returns: the exit code, 1 after a mistake of the user, and for a plan that does not
+        fit
     """
     try:
         options = parse(arguments)
+        if options.plan:
+            return show_plan(options)
+        refuse_missing_tracker(options)
+        prepare(options)
         with start(options) as device:
             train(options, device)
     # A mistake in the options is told in one sentence. Any other error is ours, and
@@ -70,67 +87,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def train(options: argparse.Namespace, device: torch.device) -> None:
     """Train on this rank together with all others; the process group is already there."""
-    config = options.config
-    # The same seed on every rank gives the same model on every rank. `shard` would copy
-    # rank 0's values anyway.
-    torch.manual_seed(options.seed)
     with mistakes():
         training, unseen = readers(options, device)
-        # Here the model has shapes and no memory. It [gets its values](construct.py)
-        # unit by unit, so no rank ever holds all of it, unless the stage wants that.
-        with torch.device("meta"):
-            model = gpt.GPT(config)
-        if options.checkpoint != "none":
-            reentrant = options.checkpoint == "reentrant"
-            checkpoint_module(model, units=gpt.Block, use_reentrant=reentrant)
-        policy = policy_of(options)
-        shard(model, stage=options.stage, policy=policy, device=device)
-    optimizer = make_optimizer(options, model)
-    scaler = ShardedGradScaler(enabled=options.precision == "fp16")
+        run = assemble(options, training, device)
     counted = Counted()
-    with (
-        ledger() as book,
-        Progress(options.steps, enabled=dist.get_rank() == 0) as progress,
-    ):
-        for number in range(options.steps):
-            # The last step runs under the meter. It takes longer than the others, and
-            # its time is left out.
-            meter = Meter() if number + 1 == options.steps else None
-            started = time.perf_counter()
-            with meter or nullcontext():
-                loss = step(
-                    number, options.accumulate, model, optimizer, scaler, training
-                )
-            counted.losses.append(loss)
-            counted.seconds.append(time.perf_counter() - started)
-            progress.show(number, loss)
-    assert meter is not None
-    counted.sent = dict(book.sent)
-    counted.peak = meter.peak
-    counted.steady = meter.now()
-    counted.unseen = evaluate(model, unseen)
-    setup = Setup(
-        config=config,
-        world_size=dist.get_world_size(),
-        batch=options.batch,
-        accumulate=options.accumulate,
-        optimizer=options.optimizer,
-        text=len(training.text) + len(unseen.text),
-        stage=options.stage,
-        policy=policy,
-        checkpointed=options.checkpoint != "none",
-    )
-    report(setup, counted, options)
+    # A run that goes on from a checkpoint gets its state here.
+    steps = range(run.number, options.steps)
+    with tracking(options) as track, progress_of(options, run) as progress:
+        for number in steps:
+            figures = watched_step(options, run, steps, counted)
+            if evaluation_is_due(options, number):
+                counted.unseen = evaluate(run.model, unseen, options.evaluate_batches)
+                figures["unseen"] = mean_over_ranks(counted.unseen, device)
+                progress.say(f"step {number + 1}  unseen text {figures['unseen']:.3f}")
+            # A run that saves itself does so here: `run` holds all that decides the next
+            # step, and no exchange is under way.
+            track(number, figures)
+            progress.show(number, figures["loss"])
+    held = stored(training.text, unseen.text)
+    report(setup_of(options, dist.get_world_size(), held), counted, options)
+    show_sample(options, run, device)
 
 
-def step(
-    number: int,
-    accumulate: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: ShardedGradScaler,
-    training: corpus.Reader,
-) -> float:
+def step(run: Run) -> Taken:
     """One step of the optimizer, from one or several micro-batches; returns the mean loss of this rank.
 
     With [a scaler for one process](loss_scaling.py) these lines would train an
@@ -140,87 +119,119 @@ def step(
     would be sent once and be whole meanwhile.
     """
     total = 0.0
-    for micro in range(accumulate):
-        inputs_BT, targets_BT = training[number * accumulate + micro]
-        loss = gpt.loss(model(inputs_BT), targets_BT) / accumulate
+    rate = run.schedule.apply(run.optimizer, run.number)
+    for micro in range(run.accumulate):
+        inputs_BT, targets_BT = next(run.batches)
+        with label("forward", f"micro-batch {micro}"):
+            loss = gpt.loss(run.model(inputs_BT), targets_BT) / run.accumulate
         # In FP32 and BF16 the scaler is turned off. Then these are `loss.backward()`
         # and `optimizer.step()`.
-        scaler.scale(loss).backward()
+        with label("backward", f"micro-batch {micro}"):
+            run.scaler.scale(loss).backward()
         total += loss.item()
-    scaler.step(optimizer)
-    scaler.update()
+    norm = clipped(run)
+    with label("step", "optimizer"):
+        run.scaler.step(run.optimizer)
+        run.scaler.update()
     # `zero_grad` sets the gradients to `None`, and their memory is free until the next
     # backward pass.
-    optimizer.zero_grad()
-    return total
+    run.optimizer.zero_grad()
+    run.number += 1
+    scale = run.scaler.get_scale() if run.scaler.is_enabled() else None
+    return Taken(total, rate, norm, scale)
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, unseen: corpus.Reader) -> float:
-    """The mean loss of this rank's share of the text that the model was not trained on.
+def clipped(run: Run) -> float | None:
+    """Limit the norm of the gradient, if the run has a limit, and return what it was before."""
+    if run.clip is None:
+        return None
+    # The limit is for the gradient itself, and not for its multiple by the loss scale.
+    run.scaler.unscale_(run.optimizer)
+    return clip_grad_norm_(run.model, run.clip).item()
 
-    An evaluation gathers the units, too, and a gather needs all ranks. So every rank
-    has to run the model equally often, or [training stops](exchange_order.py) with a
-    sentence that says so. The reader gives each rank the same number of batches.
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What is known of a step once it was taken. What a run does not have is `None`."""
+
+    loss: float
+    learning_rate: float
+    norm: float | None
+    loss_scale: float | None
+
+    def figures(self) -> dict[str, float]:
+        """What there is, [by name](tracking.py)."""
+        pairs = [
+            ("loss", self.loss),
+            ("learning_rate", self.learning_rate),
+            ("norm", self.norm),
+            ("loss_scale", self.loss_scale),
+        ]
+        return {name: value for name, value in pairs if value is not None}
+
+
+def watched_step(
+    options: argparse.Namespace, run: Run, steps: range, counted: Counted
+) -> dict[str, float]:
+    """Take a step, and count what it sends, how long it takes, and in the last step what it stores.
+
+    :returns: the figures of the step, [by name](tracking.py)
     """
-    losses = [
-        gpt.loss(model(inputs), targets).item()
-        for inputs, targets in map(unseen.__getitem__, range(unseen.batches))
-    ]
-    return sum(losses) / len(losses)
+    number = run.number
+    # The last step runs under the meter. It takes longer than the others, and its time
+    # is left out.
+    meter = make_meter(options, run) if number + 1 == options.steps else None
+    with traced(options.profile, number, steps), ledger() as book:
+        started = time.perf_counter()
+        with meter or nullcontext():
+            taken = step(run)
+        seconds = time.perf_counter() - started
+    counted.add(taken.loss, seconds, book.sent)
+    if meter is not None:
+        counted.peak, counted.steady = meter.peak, meter.now()
+    if isinstance(meter, MemorySnapshot):
+        meter.save(options.memory_snapshot)
+    return taken.figures() | {"sent": book.total, "seconds": seconds}
 
 
-def policy_of(options: argparse.Namespace) -> Policy:
-    """The formats of a run. The model returns FP32, since the loss is computed outside of it."""
-    if options.precision == "fp32":
-        return Policy(offload=options.offload)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[options.precision]
-    return Policy(
-        param_dtype=dtype, output_dtype=torch.float32, offload=options.offload
-    )
+def evaluation_is_due(options: argparse.Namespace, number: int) -> bool:
+    """Whether the loss on the unseen text is wanted after this step. After the last it always is."""
+    every: int = options.evaluate_every or options.steps
+    last: int = options.steps
+    return (number + 1) % every == 0 or number + 1 == last
 
 
-def make_optimizer(
-    options: argparse.Namespace, model: nn.Module
-) -> torch.optim.Optimizer:
-    """An ordinary optimizer over the model's own parameters.
-
-    Unless the stage is 0, each parameter is a 1-D slice of a shard by now, often an
-    empty one. To an elementwise optimizer that makes no difference. `foreach=False`
-    treats one slice after the other and so needs temporaries for a single one.
-    """
-    if options.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=options.lr, foreach=False)
-    return torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=False)
+# sidelit: depth What is printed or written instead of a run, beside it and after it.
 
 
-def readers(
-    options: argparse.Namespace, device: torch.device
-) -> tuple[corpus.Reader, corpus.Reader]:
-    """This rank's share of the training text and of the unseen text."""
-    ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    context = options.config.context
-    training, unseen = (part.to(device) for part in corpus.split(corpus.read()))
-    # The unseen text is short. With many ranks there may be less than a whole batch of
-    # it for each.
-    share = min(
-        options.batch, max(1, (len(unseen) - 1) // context // ranks["world_size"])
-    )
-    return (
-        corpus.Reader(
-            training, context=context, batch=options.batch, seed=options.seed, **ranks
-        ),
-        corpus.Reader(unseen, context=context, batch=share, seed=options.seed, **ranks),
-    )
+def progress_of(options: argparse.Namespace, run: Run) -> Progress:
+    """Rank 0's line of progress, unless labml draws one there."""
+    shows = dist.get_rank() == 0 and not labml_shows(options)
+    return Progress(options.steps, first=run.number, enabled=shows)
 
 
-# sidelit: depth Models that the library refuses.
+def make_meter(options: argparse.Namespace, run: Run) -> Meter:
+    """The meter of the last step, which also remembers its peak if that is wanted."""
+    if options.memory_snapshot is None:
+        return Meter()
+    texts = [run.batches.reader.text]
+    return MemorySnapshot(run.model, run.optimizer, texts)
 
 
-@contextmanager
-def mistakes() -> Iterator[None]:
-    """The library's own refusals, turned into sentences for the command line."""
-    try:
-        yield
-    except ValueError as refusal:
-        raise Mistake(str(refusal)) from refusal
+def show_plan(options: argparse.Namespace) -> int:
+    """Print the plan, on one rank, and write it if a file was named."""
+    made, setup = plan(options)
+    if os.environ.get("RANK", "0") == "0":
+        print(table(options, made, setup))
+        if options.json is not None:
+            text = json.dumps(plan_figures(options, made, setup), indent=1)
+            write(options.json, text + "\n")
+    return 1 if made.fits is False else 0
+
+
+def show_sample(options: argparse.Namespace, run: Run, device: torch.device) -> None:
+    """Print what the model writes. All ranks compute it, and one prints it."""
+    if options.sample:
+        written = sample(options, run.model, device)
+        if dist.get_rank() == 0:
+            print(f"\n{written}")

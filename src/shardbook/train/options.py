@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from shardbook.command import Mistake, Parser
 from shardbook.models.gpt import Config
+from shardbook.train.option_file import arguments_in
+from shardbook.train.option_groups import add_groups
 from shardbook.train.ranks import LAUNCH
+from shardbook.train.tokens import load
 
 __all__ = ["parse", "parser"]
 # sidelit: show
@@ -27,119 +31,60 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
     :raises Mistake: if an option is unknown, or its value makes no sense
     """
-    options = parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser().parse_args(given)
+    if options.file is not None:
+        # The words of the file come first, so that the command line has the last one.
+        options = parser().parse_args([*arguments_in(options.file, parser()), *given])
     refuse_senseless(options)
+    refuse_unwritable(options)
+    shape = {name: getattr(options, name) for name in SHAPE}
+    if options.tokenizer is not None:
+        shape["vocabulary"] = load(options.tokenizer).get_vocab_size()
     try:
-        options.config = Config(
-            layers=options.layers,
-            width=options.width,
-            heads=options.heads,
-            context=options.context,
-        )
+        options.config = Config(**shape)
     except ValueError as refusal:
         raise Mistake(str(refusal)) from refusal
     return options
+
+
+SHAPE = ("layers", "width", "heads", "context")
 
 
 def parser() -> argparse.ArgumentParser:
     """Every option with its default."""
     result = Parser(
         prog="shardbook.train",
-        description="Train a small GPT on the bytes of a book, its parameters, gradients and optimizer state "
-        "sharded over all ranks as the stage of ZeRO says, and compare what was sent and stored with the "
-        "formulas.",
+        description="Train a small GPT on the bytes of a book, or on text of your own, its parameters, "
+        "gradients and optimizer state sharded over all ranks as the stage of ZeRO says, and compare what "
+        "was sent and stored with the formulas.",
         epilog=f"Start it with: {LAUNCH} --steps 200",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        # A shortened option would be another one as soon as a new one begins alike.
+        allow_abbrev=False,
     )
-    add = result.add_argument
-    add("--steps", type=int, default=200, help="steps of the optimizer, at least 2")
-    add("--layers", type=int, default=4, help="blocks of the GPT")
-    add(
-        "--width",
-        type=int,
-        default=128,
-        help="values for each position, a multiple of --heads",
-    )
-    add("--heads", type=int, default=4, help="attention heads in a block")
-    add("--context", type=int, default=128, help="bytes that the model sees at once")
-    add(
-        "--batch",
-        type=int,
-        default=8,
-        help="windows of text for one rank in one micro-batch",
-    )
-    add(
-        "--accumulate",
-        type=int,
-        default=1,
-        help="micro-batches whose gradients add up to one step",
-    )
-    add(
-        "--lr",
-        type=float,
-        default=1e-3,
-        help="learning rate; sgd wants a larger one, such as 0.5",
-    )
-    add(
-        "--optimizer",
-        choices=["adamw", "sgd"],
-        default="adamw",
-        help="sgd is plain, without momentum",
-    )
-    add(
-        "--stage",
-        type=int,
-        choices=[0, 1, 2, 3],
-        default=3,
-        help="what is split over the ranks: 0 nothing, 1 the optimizer's state, 2 the gradients too, "
-        "3 the parameters too",
-    )
-    add(
-        "--precision",
-        choices=["fp32", "bf16", "fp16"],
-        default="fp32",
-        help="the format that modules compute with; the optimizer's stays fp32, and fp16 scales the loss",
-    )
-    add(
-        "--checkpoint",
-        choices=["none", "reentrant", "non-reentrant"],
-        default="none",
-        help="how the blocks' activations are computed again in the backward pass",
-    )
-    add(
-        "--offload",
-        action="store_true",
-        help="keep parameters, gradients and the optimizer's state in the host's memory",
-    )
-    add(
-        "--seed",
-        type=int,
-        default=0,
-        help="decides the first weights and the order of the text",
-    )
-    add(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        default="auto",
-        help="auto: a GPU for each rank, else the CPU",
-    )
-    add(
-        "--backend",
-        choices=["auto", "gloo", "nccl"],
-        default="auto",
-        help="gloo lets ranks share one GPU",
-    )
-    add(
-        "--json",
+    result.add_argument(
+        "--config",
         type=Path,
         metavar="FILE",
-        default=None,
-        help="also write the table's figures to this file",
+        dest="file",
+        help="read options from this TOML or YAML file; the command line wins",
     )
+    add_groups(result)
     return result
 
 
 # sidelit: depth Values that make no sense, and files that could not be written.
+
+LEAST = {
+    "batch": 1,
+    "accumulate": 1,
+    "warmup": 0,
+    "evaluate_every": 1,
+    "evaluate_batches": 1,
+    "sample": 0,
+    "ranks": 1,
+}
 
 
 def refuse_senseless(options: argparse.Namespace) -> None:
@@ -147,25 +92,59 @@ def refuse_senseless(options: argparse.Namespace) -> None:
 
     :raises Mistake: naming the option
     """
-    for name in ("batch", "accumulate"):
-        if getattr(options, name) < 1:
-            raise Mistake(
-                f"--{name} is {getattr(options, name)}, but it must be at least 1"
-            )
+    for name, least in LEAST.items():
+        value = getattr(options, name)
+        if value is not None and value < least:
+            flag = name.replace("_", "-")
+            raise Mistake(f"--{flag} is {value}, but it must be at least {least}")
     if options.steps < 2:
         raise Mistake(
             f"--steps is {options.steps}, but it must be at least 2: the first makes the optimizer's state, "
             "and the last is measured"
         )
-    if not 0 < options.lr < float("inf"):
-        raise Mistake(f"--lr is {options.lr}, but it must be a positive number")
+    for name in ("lr", "clip", "memory"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise Mistake(f"--{name} is {value}, but it must be a positive number")
+    if not 0 <= options.lr_end <= 1:
+        raise Mistake(f"--lr-end is {options.lr_end}, but it must be from 0 to 1")
+    if not 0 < options.held_out < 1:
+        raise Mistake(
+            f"--held-out is {options.held_out}, but it must be between 0 and 1"
+        )
+    if options.warmup >= options.steps:
+        raise Mistake(
+            f"--warmup is {options.warmup}, but the run has only {options.steps} steps"
+        )
     if not 0 <= options.seed < 2**63:
         raise Mistake(f"--seed is {options.seed}, but it must be from 0 to 2**63 - 1")
-    # Rank 0 writes the file, and the folder need not exist on other machines.
-    if options.json is not None and os.environ.get("RANK", "0") == "0":
-        if options.json.is_dir():
-            raise Mistake(f"--json {options.json} is a folder; name a file")
-        if not options.json.parent.is_dir():
+    if options.sample and not options.prompt:
+        raise Mistake("--prompt is empty, but a text has to go on from something")
+    for name in ("ranks", "memory"):
+        if getattr(options, name) is not None and not options.plan:
+            raise Mistake(f"--{name} is for a plan; add --plan")
+
+
+def refuse_unwritable(options: argparse.Namespace) -> None:
+    """Refuse files and folders that a run could not write at its end.
+
+    :raises Mistake: naming the option
+    """
+    # Rank 0 writes the files, and a folder need not exist on other machines.
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for name in ("json", "jsonl"):
+        file = getattr(options, name)
+        if file is None:
+            continue
+        if file.is_dir():
+            raise Mistake(f"--{name} {file} is a folder; name a file")
+        if not file.parent.is_dir():
             raise Mistake(
-                f"--json {options.json}: there is no folder {options.json.parent}; make it first"
+                f"--{name} {file}: there is no folder {file.parent}; make it first"
             )
+    for name in ("profile", "memory_snapshot"):
+        folder = getattr(options, name)
+        if folder is not None and folder.exists() and not folder.is_dir():
+            flag = name.replace("_", "-")
+            raise Mistake(f"--{flag} {folder} is a file; name a folder")

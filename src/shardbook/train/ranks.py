@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from shardbook.command import Mistake, OwnMistake
 
-__all__ = ["LAUNCH", "start"]
+__all__ = ["LAUNCH", "machine", "start"]
 # sidelit: show
 
 LAUNCH = "torchrun --standalone --nproc-per-node 2 -m shardbook.train"
@@ -82,6 +83,39 @@ def choose_device(options: argparse.Namespace) -> tuple[torch.device, str]:
     return torch.device(
         "cuda", number("LOCAL_RANK", least=0, default="0") % gpus
     ), backend
+
+
+def machine(add: Callable[..., Any]) -> None:
+    """Where the run takes place, and whether it would fit there."""
+    add(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="auto: a GPU for each rank, else the CPU",
+    )
+    add(
+        "--backend",
+        choices=["auto", "gloo", "nccl"],
+        default="auto",
+        help="gloo lets ranks share one GPU",
+    )
+    add(
+        "--plan",
+        action="store_true",
+        help="only say what a rank would store and send, and whether it fits",
+    )
+    add(
+        "--ranks",
+        type=int,
+        metavar="NUMBER",
+        help="with --plan: the number of ranks; left out: those that were started",
+    )
+    add(
+        "--memory",
+        type=float,
+        metavar="GB",
+        help="with --plan: what one rank may take; left out: its share of this machine",
+    )
 
 
 # sidelit: depth Surroundings in which no rank can start.

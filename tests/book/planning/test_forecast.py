@@ -19,8 +19,11 @@ from shardbook.models.gpt import GPT, Config
 from shardbook.planning.forecast import Forecast, Setup, forecast
 from shardbook.planning.measure import Meter
 from shardbook.precision.sharded_scaler import ShardedGradScaler
-from shardbook.train.loop import make_optimizer, step
+from shardbook.train.assemble import Run, make_optimizer
+from shardbook.train.loop import step
 from shardbook.train.options import parse
+from shardbook.train.position import Batches
+from shardbook.train.schedule import Schedule
 from shardbook.zero.model import shard
 
 
@@ -68,10 +71,10 @@ def test_each_epoch_has_its_own_order_and_each_seed_its_own_orders() -> None:
 
 def test_a_text_shorter_than_one_batch_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="a batch of 3 on each of 2 ranks takes 6 windows, but a text of 200 bytes"
+        ValueError, match="a batch of 3 on each of 2 ranks takes 6 windows, but a text of 200 tokens"
     ):
         Reader(numbers(), context=60, batch=3, world_size=2)
-    with pytest.raises(ValueError, match="a text of 0 bytes has 0 windows"):
+    with pytest.raises(ValueError, match="a text of 0 tokens has 0 windows"):
         Reader(numbers()[:0], context=60, batch=3)
 
 
@@ -148,6 +151,11 @@ SETUPS = [
 ]
 
 
+def run_of(model: GPT, kind: str, accumulate: int, reader: Reader) -> Run:
+    optimizer, scaler = make_optimizer(parse(["--optimizer", kind]), model), ShardedGradScaler(enabled=False)
+    return Run(model, optimizer, scaler, Batches(reader), Schedule(1e-3, steps=2), accumulate)
+
+
 def count_and_predict() -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
     text, found = read(), []
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -155,15 +163,15 @@ def count_and_predict() -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
         gc.collect()
         reader = Reader(text, context=config.context, batch=batch, rank=rank, world_size=world_size)
         model = shard(GPT(config))
-        optimizer = make_optimizer(parse(["--optimizer", kind]), model)
+        run = run_of(model, kind, accumulate, reader)
         # The first step makes the optimizer's state.
-        step(0, accumulate, model, optimizer, ShardedGradScaler(enabled=False), reader)
+        step(run)
         with Meter() as meter:
-            step(1, accumulate, model, optimizer, ShardedGradScaler(enabled=False), reader)
+            step(run)
         predicted = forecast(Setup(config, world_size, batch, accumulate, kind, len(text)), rank)
         steady = sum(predicted.steady.values())
         found.append((predicted.peak_moment, (meter.now(), steady), (meter.peak, predicted.peak)))
-        del model, optimizer
+        del model, run
     return found
 
 
@@ -213,15 +221,15 @@ def count_at_other_stages() -> list[tuple[str, int, int]]:
             reader = Reader(text, context=config.context, batch=batch, rank=rank, world_size=world_size)
             with torch.device("meta"):
                 model = GPT(config)
-            optimizer = make_optimizer(parse(["--optimizer", kind]), shard(model, stage=stage))
-            step(0, accumulate, model, optimizer, ShardedGradScaler(enabled=False), reader)
+            run = run_of(shard(model, stage=stage), kind, accumulate, reader)
+            step(run)
             with ledger() as book, Meter() as meter:
-                step(1, accumulate, model, optimizer, ShardedGradScaler(enabled=False), reader)
+                step(run)
             one = forecast(Setup(config, world_size, batch, accumulate, kind, len(text), stage), rank)
             assert one.peak is None
             found.append((f"sent in stage {stage}, {kind}", book.total, one.sent))
             found.append((f"steady in stage {stage}, {kind}", meter.now(), sum(one.steady.values())))
-            del model, optimizer
+            del model, run
     return found
 
 

@@ -1,0 +1,161 @@
+r"""# What a run is made of
+
+> The model, the optimizer, the scaler and the text, put together as the options say.
+
+A [step](loop.py#step) needs six things, and what it leaves behind is in them as well. A
+program that saves the state of all six, and restores it later, takes the same next
+step:
+
+| part of the run | what it remembers |
+|---|---|
+| `model` | the parameters |
+| `optimizer` | its moments and step counters |
+| `scaler` | the loss scale |
+| `batches` | [the position](position.py) in the text |
+| `schedule` | nothing, since [the rate](schedule.py) follows from the step's number |
+| `number` | the steps that were done |
+
+The GPT draws no random numbers while it trains. A model with dropout has one thing
+more to remember, its rank's generators.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from shardbook.checkpointing.checkpointing import checkpoint_module
+from shardbook.command import Mistake
+from shardbook.models import corpus, gpt
+from shardbook.parameters.policy import Policy
+from shardbook.planning.forecast import Setup
+from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.train.position import Batches
+from shardbook.train.schedule import Schedule
+from shardbook.zero.model import shard
+
+__all__ = ["Run", "assemble", "make_optimizer", "mistakes", "policy_of", "setup_of"]
+# sidelit: show
+
+
+@dataclass(slots=True)
+class Run:
+    """All that decides the next step of a run.
+
+    :param accumulate: the micro-batches of a step
+    :param clip: the largest norm of the gradient; `None` for any
+    :param number: how many steps were done
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: ShardedGradScaler
+    batches: Batches
+    schedule: Schedule
+    accumulate: int = 1
+    clip: float | None = None
+    number: int = 0
+
+
+def assemble(
+    options: argparse.Namespace, training: corpus.Reader, device: torch.device
+) -> Run:
+    """A run before its first step."""
+    model = sharded_model(options, device)
+    return Run(
+        model,
+        make_optimizer(options, model),
+        ShardedGradScaler(enabled=options.precision == "fp16"),
+        Batches(training),
+        Schedule(
+            options.lr,
+            options.steps,
+            options.warmup,
+            options.schedule,
+            options.lr_end,
+        ),
+        options.accumulate,
+        options.clip,
+    )
+
+
+def sharded_model(options: argparse.Namespace, device: torch.device) -> gpt.GPT:
+    """The GPT with the techniques that were asked for, each applied from outside."""
+    # The same seed on every rank gives the same model on every rank. `shard` would copy
+    # rank 0's values anyway.
+    torch.manual_seed(options.seed)
+    # Here the model has shapes and no memory. It [gets its values](construct.py) unit
+    # by unit, so no rank ever holds all of it, unless the stage wants that.
+    with torch.device("meta"):
+        model = gpt.GPT(options.config)
+    if options.checkpoint != "none":
+        reentrant = options.checkpoint == "reentrant"
+        checkpoint_module(model, units=gpt.Block, use_reentrant=reentrant)
+    shard(model, stage=options.stage, policy=policy_of(options), device=device)
+    if options.compile != "none":
+        # What a block computes is compiled, and not the hooks that gather it.
+        for block in model.blocks:
+            block.compile(backend=options.compile)
+    return model
+
+
+def policy_of(options: argparse.Namespace) -> Policy:
+    """The formats of a run. The model returns FP32, since the loss is computed outside of it."""
+    if options.precision == "fp32":
+        return Policy(offload=options.offload)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[options.precision]
+    return Policy(
+        param_dtype=dtype, output_dtype=torch.float32, offload=options.offload
+    )
+
+
+def make_optimizer(
+    options: argparse.Namespace, model: nn.Module
+) -> torch.optim.Optimizer:
+    """An ordinary optimizer over the model's own parameters.
+
+    Unless the stage is 0, each parameter is a 1-D slice of a shard by now, often an
+    empty one. To an elementwise optimizer that makes no difference. `foreach=False`
+    treats one slice after the other and so needs temporaries for a single one.
+    """
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=options.lr, foreach=False)
+    return torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=False)
+
+
+def setup_of(options: argparse.Namespace, world_size: int, text: int) -> Setup:
+    """What [the forecast](forecast.py) has to know of a run.
+
+    :param text: the bytes of text that a rank holds
+    """
+    return Setup(
+        config=options.config,
+        world_size=world_size,
+        batch=options.batch,
+        accumulate=options.accumulate,
+        optimizer=options.optimizer,
+        text=text,
+        stage=options.stage,
+        policy=policy_of(options),
+        checkpointed=options.checkpoint != "none",
+        clipped=options.clip is not None,
+        compiled=options.compile != "none",
+    )
+
+
+# sidelit: depth Models that the library refuses.
+
+
+@contextmanager
+def mistakes() -> Iterator[None]:
+    """The library's own refusals, turned into sentences for the command line."""
+    try:
+        yield
+    except ValueError as refusal:
+        raise Mistake(str(refusal)) from refusal

@@ -1,0 +1,157 @@
+r"""# What the memory holds at the peak
+
+> The moment in which a rank stores the most, storage by storage, in the words of this book.
+
+A peak is one number. To lower it, you need to know what it is made of. `--memory-snapshot
+FOLDER` lets [the meter](measure.py) of the last step remember its peak: every storage
+that was alive then, how large it was, and what it was. `memory-rank0.json` begins with
+the sums:
+
+```json
+"kinds": {
+ "activations and temporaries": 23363680,
+ "optimizer state": 3441248,
+ "shard": 1720320,
+ "full": 1586176,
+```
+
+| kind | what it is |
+|---|---|
+| `shard` | [what a rank keeps](flat.py#Flat) of a unit's parameters |
+| `full` | [the whole vector](unit.py) of a unit that is in use or on its way |
+| `grad_full` | [the vector](gradients.py) that collects the gradients of a unit |
+| `sending` | such a vector on its way to the other ranks |
+| `gradients` | mean gradients that wait for the optimizer |
+| `optimizer state` | its moments and counters |
+| `text` | the text that is trained on, if it is not mapped |
+| `activations and temporaries` | the rest: what the forward pass saved, what operations make, what arrives |
+
+`storages` lists them one by one, the largest first, each with its unit. `operation` is the
+operation that reached the peak, and `whole` names the units that were whole then, so it
+is plain where in the step this was.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardbook.foundations.torch_private import as_plain, storage_id
+from shardbook.models.corpus import Text
+from shardbook.planning.measure import Meter
+from shardbook.planning.report import write
+from shardbook.zero.conductor import conductor_of
+
+__all__ = ["MemorySnapshot"]
+
+Named = dict[int, tuple[str, str]]
+OTHER = "activations and temporaries"
+# sidelit: show
+
+
+class MemorySnapshot(Meter):
+    """A meter that remembers what the peak was made of.
+
+    :param model: a sharded model; it names the units
+    :param optimizer: what trains it
+    :param texts: what is read
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        texts: Sequence[Text] = (),
+    ) -> None:
+        super().__init__()
+        self.units = list(conductor_of(model).drivers)
+        self.optimizer, self.texts = optimizer, texts
+        self.at_peak: list[tuple[int, str, str]] = []
+        self.operation, self.whole = "", list[str]()
+
+    def __torch_dispatch__(
+        self,
+        operation: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        before = self.peak
+        result = super().__torch_dispatch__(operation, types, args, kwargs)
+        if self.peak > before or not self.at_peak:
+            self.remember(str(operation))
+        return result
+
+    def remember(self, operation: str) -> None:
+        """Write down what is stored now."""
+        named = self.named()
+        self.operation = operation
+        self.whole = [
+            unit.name
+            for unit in self.units
+            if all(flat.full.untyped_storage().nbytes() for flat in unit.flats)
+        ]
+        self.at_peak = [
+            (storage.nbytes(), *named.get(key, (OTHER, "")))
+            for key, storage in self.storages.items()
+            if storage.nbytes()
+        ]
+
+    def named(self) -> Named:
+        """The storages that have a name: their kind and their unit."""
+        with as_plain():
+            found = [
+                *((tensor, "optimizer state", "") for tensor in self.moments()),
+                *((text, "text", "") for text in self.texts),
+                *self.of_units(),
+            ]
+        return {
+            storage_id(tensor.untyped_storage()): (kind, unit)
+            for tensor, kind, unit in found
+            if isinstance(tensor, Tensor)
+        }
+
+    def of_units(self) -> Iterator[tuple[Tensor | None, str, str]]:
+        """What the units hold. Where a vector has two names, the later one counts: below stage 3 `shard` is a
+        part of `full`.
+        """
+        for unit in self.units:
+            for flat in unit.flats:
+                yield flat.full, "full", unit.name
+                yield flat.shard, "shard", unit.name
+                yield flat.grad_full, "grad_full", unit.name
+                yield flat.sending, "sending", unit.name
+                for parameter in flat.parameters:
+                    yield parameter.grad, "gradients", unit.name
+
+    def moments(self) -> Iterator[Any]:
+        """What the optimizer keeps for each parameter."""
+        for state in self.optimizer.state.values():
+            yield from state.values()
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's file."""
+        kinds: dict[str, int] = {}
+        for nbytes, kind, _ in self.at_peak:
+            kinds[kind] = kinds.get(kind, 0) + nbytes
+        ordered = sorted(self.at_peak, key=lambda one: -one[0])
+        figures = {
+            "peak": self.peak,
+            "operation": self.operation,
+            "whole": self.whole,
+            "kinds": dict(sorted(kinds.items(), key=lambda pair: -pair[1])),
+            "storages": [
+                {"bytes": nbytes, "kind": kind, "unit": unit}
+                for nbytes, kind, unit in ordered
+            ],
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"memory-rank{dist.get_rank()}.json"
+        write(file, json.dumps(figures, indent=1) + "\n")

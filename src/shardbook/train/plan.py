@@ -1,0 +1,240 @@
+r"""# Whether it fits
+
+> What a rank will store and send, and whether there is room for it, before anything starts.
+
+```sh
+python -m shardbook.train --plan --ranks 8 --layers 24 --width 1024 --heads 16 --context 1024
+```
+
+The options are those of the run. [The forecast](forecast.py) says what is stored
+between steps and what is sent, to the byte. [The planner](planner.py) says how much more
+a step takes at most, since its kinds do not all reach their largest size at the same
+moment. For two cases that the planner leaves open this chapter has a bound:
+
+- In 16 bits activations are smaller than in FP32. The plan counts them as FP32.
+- With several micro-batches the mean of those before waits while a backward pass
+  collects the next gradients. In stages 0 and 1 both are there when the pass ends.
+
+Then the sum is compared with the memory that a rank may take. On a GPU that is what is
+free on it. On a CPU it is what the system can still give away, shared by the ranks of
+this machine. `--memory 80` plans for another machine, with 80 GB for each rank. With
+`--offload` on a GPU, what is on the host is compared with the host's memory.
+
+The program returns 0 if the run fits, and 1 if it does not. So a script can ask first:
+
+```sh
+python -m shardbook.train --config run.toml --plan --ranks 8 --memory 80 && sbatch run.sh
+```
+
+What the plan leaves out: Python and PyTorch themselves, about 220 MB for each
+process; temporaries inside one operation; buffers of the communication backend; what an
+allocator adds. On a GPU and with `--compile` the activations are an estimate, since
+other tensors are saved there.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardbook.models import corpus
+from shardbook.planning.forecast import Setup, forecast
+from shardbook.planning.planner import activations, layouts_of, own_bytes
+from shardbook.planning.policy_bytes import total
+from shardbook.train.assemble import setup_of
+from shardbook.train.ranks import choose_device, number
+
+__all__ = ["Plan", "plan", "plan_figures", "table"]
+# sidelit: show
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The bytes of the rank that stores or sends the most.
+
+    :param steady: what is stored between steps, by its terms
+    :param extra: what a step adds to that at most, by its kinds
+    :param sent: in one step
+    :param host: the part of all that is stored on the host, if not all of it is
+    :param room: what a rank may take; `None` if that is not known
+    :param host_room: the same on the host, where some of it is there
+    """
+
+    steady: dict[str, int]
+    extra: dict[str, int]
+    sent: int
+    host: int
+    room: int | None
+    host_room: int | None
+
+    @property
+    def most(self) -> int:
+        """What a step takes at most."""
+        return sum(self.steady.values()) + sum(self.extra.values())
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether there is room; `None` if it is not known how much there is."""
+        pairs = [(self.most - self.host, self.room), (self.host, self.host_room)]
+        known = [need <= room for need, room in pairs if room is not None]
+        return all(known) if known else None
+
+
+def plan(options: argparse.Namespace) -> tuple[Plan, Setup]:
+    """The plan of a run, made without starting it, and what it was made for."""
+    ranks = options.ranks or number("WORLD_SIZE", least=1, default="1")
+    setup = setup_of(options, ranks, text_bytes(options))
+    # Ranks differ in padding, and in what gloo sends for a single number.
+    forecasts = [forecast(setup, rank) for rank in {0, ranks - 1}]
+    layouts = layouts_of(setup.config, ranks, setup.policy)
+    own = own_bytes(
+        layouts,
+        setup.stage,
+        setup.optimizer,
+        activations(setup.config, setup.batch, setup.checkpointed),
+        setup.policy,
+    )
+    kinds = total(layouts, setup.stage, setup.policy)
+    # The mean of the micro-batches before. From stage 2 on it takes the place of the
+    # gradients that the planner counts.
+    waits = setup.accumulate > 1 and setup.stage < 2
+    mean = 4 * sum(each.shard_numel if setup.stage else each.padded for each in layouts)
+    gradients = kinds.gradients + kinds.gradients_on_host
+    most = max(forecasts, key=lambda one: sum(one.steady.values()))
+    room, host_room = rooms(options, ranks)
+    on_host = setup.policy.offload and device_kind(options) != "cpu"
+    made = Plan(
+        steady=most.steady,
+        extra={
+            "gradients": gradients + mean * waits,
+            "in flight": own.in_flight or 0,
+            "activations": own.activations or 0,
+        },
+        sent=max(one.sent for one in forecasts),
+        host=(most.host + kinds.gradients_on_host + mean * waits) * on_host,
+        room=room,
+        host_room=host_room,
+    )
+    return made, setup
+
+
+def text_bytes(options: argparse.Namespace) -> int:
+    """What a rank holds of the text: all of the book, and nothing of files."""
+    mapped = options.data is not None or options.tokenizer is not None
+    return 0 if mapped else len(corpus.read())
+
+
+def rooms(options: argparse.Namespace, ranks: int) -> tuple[int | None, int | None]:
+    """What one rank may take on its device, and on the host if that is something else."""
+    if options.memory is not None:
+        # That is another machine, and how much memory its host has was not said.
+        return round(options.memory * 1e9), None
+    here = number("LOCAL_WORLD_SIZE", least=1, default=str(ranks))
+    host = available()
+    share = None if host is None else host // here
+    if device_kind(options) == "cpu":
+        return share, None
+    free, _ = torch.cuda.mem_get_info()
+    # With more ranks than GPUs some of them share one.
+    return free // -(-here // torch.cuda.device_count()), share
+
+
+def device_kind(options: argparse.Namespace) -> str:
+    """Where the run would compute. On another machine that is a GPU, unless `--device` says otherwise."""
+    if options.memory is not None:
+        return "cpu" if options.device == "cpu" else "cuda"
+    return choose_device(options)[0].type
+
+
+def available() -> int | None:
+    """The bytes that this system can still give away, as Linux counts them; `None` elsewhere."""
+    file = Path("/proc/meminfo")
+    if not file.exists():
+        return None
+    lines = dict(line.split(":") for line in file.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    return min([free, *limits()])
+
+
+def table(options: argparse.Namespace, made: Plan, setup: Setup) -> str:
+    """The plan for a person to read."""
+    rows = [
+        *((name, value, "between steps") for name, value in made.steady.items()),
+        *((name, value, "in a step, at most") for name, value in made.extra.items()),
+        ("together, at most", made.most, ""),
+    ]
+    if made.host:
+        rows.append(("of it on the host", made.host, ""))
+    if made.room is not None:
+        rows.append(("room", made.room, "what one rank may take"))
+    if made.host_room is not None:
+        rows.append(("room on the host", made.host_room, "what one rank may take"))
+    rows += [
+        ("sent in a step", made.sent, ""),
+        (f"sent in {options.steps:,} steps", made.sent * options.steps, ""),
+    ]
+    config = setup.config
+    heading = (
+        f"GPT of {config.layers} x {config.width}, {setup.world_size} "
+        f"rank{'s' * (setup.world_size > 1)}, stage {setup.stage}: the bytes of one rank"
+    )
+    lines = [f"{name:<26}{value:>20,}  {note}".rstrip() for name, value, note in rows]
+    return "\n".join([heading, *lines, verdict(made)])
+
+
+def verdict(made: Plan) -> str:
+    """The last line: whether it fits, and what to do if not."""
+    if made.fits is None:
+        return "Whether it fits is not known here: say with --memory how much there is."
+    if made.fits:
+        return "It fits."
+    return (
+        "It does not fit: take more ranks, a higher stage, --checkpoint non-reentrant, "
+        "--offload or a smaller --batch."
+    )
+
+
+# sidelit: depth Limits that a container sets, and the figures as a file.
+
+
+def limits() -> list[int]:
+    """What a container leaves this process, by both versions of Linux's control groups."""
+    found = []
+    for most, used in CONTROL_GROUPS:
+        if most.exists() and used.exists():
+            limit = most.read_text().strip()
+            if limit != "max":
+                found.append(max(0, int(limit) - int(used.read_text())))
+    return found
+
+
+ROOT = Path("/sys/fs/cgroup")
+CONTROL_GROUPS = [
+    (ROOT / "memory.max", ROOT / "memory.current"),
+    (ROOT / "memory/memory.limit_in_bytes", ROOT / "memory/memory.usage_in_bytes"),
+]
+
+
+def plan_figures(
+    options: argparse.Namespace, made: Plan, setup: Setup
+) -> dict[str, Any]:
+    """The plan under flat names, for `--json`."""
+    return {
+        "ranks": setup.world_size,
+        "stage": setup.stage,
+        "steady": sum(made.steady.values()),
+        "steady_terms": made.steady,
+        "extra_terms": made.extra,
+        "step": made.most,
+        "host": made.host,
+        "sent": made.sent,
+        "steps": options.steps,
+        "room": made.room,
+        "host_room": made.host_room,
+        "fits": made.fits,
+    }

@@ -1,0 +1,70 @@
+r"""# The learning rate
+
+> It rises during the first steps, and may fall along a cosine to the last.
+
+At the beginning AdamW knows little of its gradients: its two averages rest on a few
+steps, and a full step may be far too long. So the learning rate starts small and grows
+by the same amount in each step until the warm-up ends. Towards the end of a run smaller
+steps find a lower loss. With `--schedule cosine` the rate falls slowly at first, fast
+in the middle and slowly again:
+
+$$\eta_t = \eta \cdot \frac{t + 1}{W} \quad (t < W), \qquad
+\eta_t = \eta \Bigl( f + (1 - f)\,\frac{1 + \cos \pi x}{2} \Bigr), \quad
+x = \frac{t - W}{T - 1 - W}$$
+
+The rate is a function of the step's number and of the options, and of nothing else. So
+a schedule has no state: a run that resumes at step 700 has the rate of step 700.
+
+:notation $\eta$: `peak`, the learning rate after the warm-up
+:notation $t$: `number`, the step, counted from 0
+:notation $W$: `warmup`, the number of steps in which the rate grows
+:notation $T$: `steps`, the number of steps in the run
+:notation $f$: `end`, the part of $\eta$ that the last step has
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Schedule"]
+# sidelit: show
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The learning rate of every step.
+
+    >>> schedule = Schedule(peak=1.0, steps=7, warmup=2, shape="cosine", end=0.1)
+    >>> [round(schedule.at(number), 3) for number in range(7)]
+    [0.5, 1.0, 1.0, 0.868, 0.55, 0.232, 0.1]
+
+    :param shape: `"cosine"`, or `"constant"`, which stays at the peak
+    """
+
+    peak: float
+    steps: int
+    warmup: int = 0
+    shape: str = "constant"
+    end: float = 0.1
+
+    def at(self, number: int) -> float:
+        """The learning rate of the step with this number."""
+        if number < self.warmup:
+            # Not `number`: the first step would have the rate 0, and train nothing.
+            return self.peak * (number + 1) / self.warmup
+        if self.shape == "constant":
+            return self.peak
+        done = (number - self.warmup) / max(1, self.steps - 1 - self.warmup)
+        fallen = self.end + (1 - self.end) * (1 + math.cos(math.pi * min(done, 1))) / 2
+        return self.peak * fallen
+
+    def apply(self, optimizer: torch.optim.Optimizer, number: int) -> float:
+        """Give an optimizer the rate of a step."""
+        rate = self.at(number)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        return rate
