@@ -4,15 +4,22 @@ r"""# What the memory holds at the peak
 
 A peak is one number. To lower it, you need to know what it is made of. `--memory-snapshot
 FOLDER` lets [the meter](measure.py) of the last step remember its peak: every storage
-that was alive then, how large it was, and what it was. `memory-rank0.json` begins with
-the sums:
+that was alive then, how large it was, and what it was. In the run of [the training
+chapter](loop.py), `memory-rank0.json` begins like this:
 
 ```json
-"kinds": {
- "activations and temporaries": 23363680,
- "optimizer state": 3441248,
- "shard": 1720320,
- "full": 1586176,
+{
+ "peak": 44301361,
+ "operation": "aten.gelu_backward.default",
+ "whole": [
+  "block2",
+  "block3"
+ ],
+ "kinds": {
+  "activations and temporaries": 36390408,
+  "optimizer state": 3501268,
+  "shard": 1750528,
+  "full": 1586176,
 ```
 
 | kind | what it is |

@@ -19,7 +19,7 @@ jumped, its figures are needed step by step. A step has these:
 written out at once, so whatever ends the run, the file is complete up to the last step.
 
 ```json
-{"step": 1, "loss": 5.539, "learning_rate": 0.001, "sent": 4900864, "seconds": 0.041}
+{"step": 1, "loss": 5.5694990158081055, "learning_rate": 0.001, "sent": 5251808, "seconds": 1.768}
 ```
 
 `--track labml` hands them to [labml](https://pypi.org/project/labml/). There all ranks
