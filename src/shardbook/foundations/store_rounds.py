@@ -45,6 +45,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from shardbook.foundations.agreement import Disagreement
+from shardbook.foundations.ended import ended, sign_in
 from shardbook.foundations.torch_private import default_store, time_limit
 
 __all__ = ["Meeting", "Step", "Wish"]
@@ -95,6 +96,7 @@ class Meeting:
         limit = limit_of(group, store.timeout)
         meeting = Meeting(keys, dist.get_rank(), len(ranks), limit)
         meeting.ranks = ranks
+        sign_in(keys, meeting.rank)
         return meeting
 
     def agree(self, issued: int, step: Step, known: Step | None) -> None:
@@ -168,7 +170,8 @@ class Meeting:
             # If the store is gone, this raises again.
             if self.store.check([key]):
                 return True
-            if clock() >= end:
+            # A rank that [has died](ended.py) will not come.
+            if clock() >= end or ended(self.store, self.missing()):
                 return False
 
     def look(self, issued: int) -> None:
@@ -223,14 +226,20 @@ class Meeting:
         with suppress(RuntimeError):
             self.publish(self.verdict)
 
-    def absent(self) -> str:
-        """The sentence about ranks that have not come in time."""
+    def missing(self) -> list[int]:
+        """The ranks that have not come to this round."""
         came = [self.store.add(f"{self.rounds}/{word}", 0) for word in self.words()]
-        missing = [
+        return [
             rank
             for place, rank in enumerate(self.ranks)
             if not came[place // WORD] >> place % WORD & 1
         ]
+
+    def absent(self) -> str:
+        """The sentence about ranks that have not come, or not in time."""
+        missing = self.missing()
+        if dead := ended(self.store, missing):
+            return f"rank {', '.join(map(str, dead))} has died; see its own output"
         return (
             f"rank {', '.join(map(str, missing))} has not come to agree within "
             f"{self.limit}, the time limit of the process group; if it is only late, as "

@@ -38,6 +38,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,8 +48,17 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from shardbook.foundations.collectives import world
+from shardbook.state.background import Background
 from shardbook.state.checkpoint_index import Damaged
-from shardbook.state.run_state import Stateful, load_run, save_run
+from shardbook.state.run_state import (
+    Stateful,
+    come_together,
+    copied,
+    load_run,
+    state_of,
+)
+from shardbook.state.sharded import write
+from shardbook.state.stored import Stretch
 
 __all__ = ["Checkpoints", "Damaged"]
 # sidelit: show
@@ -61,14 +71,18 @@ class Checkpoints:
 
     :param folder: made if it is not there; on a disk that all ranks see
     :param keep: how many checkpoints stay
+    :param background: whether [a thread](background.py) writes, while training goes on
     """
 
-    def __init__(self, folder: Path | str, *, keep: int = 2) -> None:
+    def __init__(
+        self, folder: Path | str, *, keep: int = 2, background: bool = False
+    ) -> None:
         if type(keep) is not int or keep < 1:
             raise ValueError(
                 f"keep={keep!r} is no number of checkpoints; choose 1 or more"
             )
         self.folder, self.keep = Path(folder), keep
+        self.background = Background() if background else None
 
     def save(
         self,
@@ -81,19 +95,44 @@ class Checkpoints:
 
         :param step: how many steps the optimizer has taken
         :param others: what else has a state, the same on every rank
-        :raises OSError: on every rank, if one of them cannot write; nothing stays behind
+        :raises OSError: on every rank, if one of them cannot write; nothing stays
+            behind. In the background the next call raises it.
         """
+        self.wait()
+        stored, settings = state_of(model, optimizer, **others)
+        if self.background is None:
+            self.write(step, stored, settings)
+        else:
+            copies, group = copied(stored), self.background.group
+            self.background.start(partial(self.write, step, copies, settings, group))
+
+    def wait(self) -> None:
+        """Wait until what was begun in the background has its name.
+
+        :raises OSError: as `save`
+        """
+        if self.background is not None:
+            self.background.wait()
+
+    def write(
+        self,
+        step: int,
+        stored: list[Stretch],
+        settings: dict[str, Any],
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Write a checkpoint, and give it its name. Collective."""
         name = f"step-{step:08d}"
-        partial = self.folder / f".{name}.partial"
-        on_first(lambda: self.make_room(partial))
+        draft = self.folder / f".{name}.partial"
+        on_first(lambda: self.make_room(draft), group)
         try:
             with told_alike():
-                save_run(partial, model, optimizer, **others)
-            sums = gathered(checksums(own_files(partial)))
-            on_first(lambda: self.publish(partial, name, step, sums))
+                write(draft, stored, settings, process_group=group)
+            sums = gathered(checksums(own_files(draft)), group)
+            on_first(lambda: self.publish(draft, name, step, sums), group)
         except BaseException:
             if world(None)[0] == 0:
-                shutil.rmtree(partial, ignore_errors=True)
+                shutil.rmtree(draft, ignore_errors=True)
             raise
 
     def load(
@@ -107,6 +146,8 @@ class Checkpoints:
         :returns: its step, or `None` if there is no checkpoint yet
         :raises Damaged: on every rank, if it is damaged; the message names the one before
         """
+        self.wait()
+        come_together(model, "load")
         names = on_first(lambda: [path.name for path in self.all()])
         if not names:
             return None
@@ -123,27 +164,27 @@ class Checkpoints:
             (path for path in found if NAME.fullmatch(path.name)), reverse=True
         )
 
-    def make_room(self, partial: Path) -> None:
+    def make_room(self, draft: Path) -> None:
         """Remove what a save that was killed has left behind."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(".step-*.partial"):
             shutil.rmtree(left)
-        partial.mkdir()
+        draft.mkdir()
 
     def publish(
-        self, partial: Path, name: str, step: int, sums: list[dict[str, Any]]
+        self, draft: Path, name: str, step: int, sums: list[dict[str, Any]]
     ) -> None:
         """Give a checkpoint its name, and remove those that are too old."""
         files = {file: said for each in sums for file, said in each.items()}
-        files |= checksums([partial / ".metadata"])
+        files |= checksums([draft / ".metadata"])
         said = {"format": FORMAT, "step": step, "files": files}
-        with (partial / WHOLE).open("w") as file:
+        with (draft / WHOLE).open("w") as file:
             json.dump(said, file, indent=1)
             flush(file.fileno())
         final = self.folder / name
         if final.exists():
             shutil.rmtree(final)
-        partial.rename(final)
+        draft.rename(final)
         flush_folder(self.folder)
         for old in self.all()[self.keep :]:
             shutil.rmtree(old)
@@ -163,7 +204,11 @@ class Checkpoints:
             for complaint in each
         ]
         if complaints:
-            offer = f"; the one before is {before[0]}" if before else ""
+            offer = (
+                f"; the one before is {before[0]}; remove this folder to go on from there"
+                if before
+                else ""
+            )
             raise Damaged(f"{folder} is damaged: {complaints[0]}{offer}")
         step: int = said["step"]
         return step
@@ -245,14 +290,14 @@ def differences(folder: Path, said: dict[str, Any]) -> Iterator[str]:
             yield f"{name} is not what was written"
 
 
-def gathered(value: T) -> list[T]:
+def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """The values of all ranks, on all ranks."""
     found: list[Any] = [None] * world(None)[1]
-    dist.all_gather_object(found, value)
+    dist.all_gather_object(found, value, group=group)
     return found
 
 
-def on_first(act: Callable[[], T]) -> T:
+def on_first(act: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Let the first rank act for all, which get its result or its error."""
     said: list[Any] = [None, None]
     if world(None)[0] == 0:
@@ -260,7 +305,7 @@ def on_first(act: Callable[[], T]) -> T:
             said[0] = act()
         except (OSError, ValueError) as error:
             said[1] = error
-    dist.broadcast_object_list(said)
+    dist.broadcast_object_list(said, group=group)
     if said[1] is not None:
         raise said[1]
     result: T = said[0]

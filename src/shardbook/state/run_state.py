@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,7 +49,14 @@ from shardbook.state.stored import Stretch, stretches, stretches_of_state
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.state_dict import refuse_in_block
 
-__all__ = ["load_run", "save_run"]
+__all__ = [
+    "Stateful",
+    "come_together",
+    "copied",
+    "load_run",
+    "save_run",
+    "state_of",
+]
 # sidelit: show
 
 
@@ -76,7 +84,20 @@ def save_run(
     :param others: what else has a state, the same on every rank
     :raises ValueError: if a state is more than [data](plain_data.py)
     :raises RuntimeError: if gradients wait for their exchange, since they would be lost
+    :raises Disagreement: if another rank does something else
     """
+    write(folder, *state_of(model, optimizer, **others))
+
+
+def state_of(
+    model: nn.Module, optimizer: Optimizer | None = None, **others: Stateful
+) -> tuple[list[Stretch], dict[str, Any]]:
+    """Everything that the next step depends on, where it lies: nothing is copied. Collective.
+
+    :returns: what lies on this rank, and settings that are no tensors
+    :raises: as `save_run`
+    """
+    come_together(model, "save")
     refuse_waiting(model)
     stored = [*stretches(model), *rank_state.generators(model)]
     stored += [copy for _, copy in rank_state.buffers(model, mine=True)]
@@ -90,7 +111,24 @@ def save_run(
         text["others"][name] = plain(other.state_dict(), name)
     if world(None)[0] == 0:
         stored.append(rank_state.blob(TEXT, rank_state.as_bytes(json.dumps(text))))
-    write(folder, stored, settings)
+    return stored, settings
+
+
+def copied(stored: list[Stretch]) -> list[Stretch]:
+    """What this rank writes, in memory of its own on the host, so that training can go on meanwhile."""
+    # A copy from a device returns when it is done: nobody waits for it later.
+    return [
+        replace(each, values=each.values.to("cpu", copy=True))
+        for each in (one.own for one in stored)
+    ]
+
+
+def come_together(model: nn.Module, action: str) -> None:
+    """Let [the order](exchange_order.py) see that all ranks have come to save, or to load."""
+    conductor = conductor_of(model)
+    conductor.order.begin(action)
+    first = next(iter(conductor.drivers)).sites[0].name
+    conductor.order.before(action, "the run", first)
 
 
 @torch.no_grad()
@@ -106,7 +144,9 @@ def load_run(
     :raises Damaged: if the folder is no whole checkpoint
     :raises ValueError: if it holds other tensors than the model, or nothing for one of
         the `others`
+    :raises Disagreement: if another rank does something else
     """
+    come_together(model, "load")
     refuse_waiting(model)
     index = index_of(folder)
     text = text_in(folder, index)

@@ -3,8 +3,8 @@ r"""# What a run is made of
 > The model, the optimizer, the scaler and the text, put together as the options say.
 
 A [step](loop.py#step) needs six things, and what it leaves behind is in them as well. A
-program that saves the state of all six, and restores it later, takes the same next
-step:
+run that [saves the state of all six](saving.py), and restores it later, takes the same
+next step:
 
 | part of the run | what it remembers |
 |---|---|

@@ -20,9 +20,10 @@ optimizer state on the host](offload.py).
 
 A run can do more, and each part of that has its own chapter: options [in a
 file](option_file.py), [text](text.py) of your own, [a schedule](schedule.py), clipping,
-[an evaluation](evaluation.py) every so often, [tracking](tracking.py), [a trace of one
-step](trace.py), [a picture of the peak](memory_snapshot.py). With `--plan` the program
-only says [whether the run fits](plan.py).
+[an evaluation](evaluation.py) every so often, [checkpoints](saving.py) to go on from,
+[tracking](tracking.py), [a trace of one step](trace.py), [a picture of the
+peak](memory_snapshot.py). With `--plan` the program only says [whether the run
+fits](plan.py).
 
 Without `torchrun` the same program trains on one rank. World size 1 is no special case
 in this book: the same lines run, and the collectives send nothing.
@@ -54,6 +55,7 @@ from shardbook.train.memory_snapshot import MemorySnapshot
 from shardbook.train.options import parse
 from shardbook.train.plan import plan, plan_figures, table
 from shardbook.train.ranks import start
+from shardbook.train.saving import LEFT, Saves
 from shardbook.train.text import prepare, readers, stored
 from shardbook.train.trace import traced
 from shardbook.train.tracking import labml_shows, refuse_missing_tracker, tracking
@@ -67,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the command line says.
 
     :param arguments: the options, `sys.argv` if left out
-    :returns: the exit code, 1 after a mistake of the user, and for a plan that does not
-        fit
+    :returns: the exit code: 1 after a mistake of the user, and for a plan that does not
+        fit; 143 if [`SIGTERM`](saving.py) has ended the run
     """
     try:
         options = parse(arguments)
@@ -77,36 +79,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
         refuse_missing_tracker(options)
         prepare(options)
         with start(options) as device:
-            train(options, device)
+            return train(options, device)
     # A mistake in the options is told in one sentence. Any other error is ours, and
     # keeps its traceback.
     except Mistake as mistake:
         return complain("shardbook.train", mistake)
-    return 0
 
 
-def train(options: argparse.Namespace, device: torch.device) -> None:
-    """Train on this rank together with all others; the process group is already there."""
+def train(options: argparse.Namespace, device: torch.device) -> int:
+    """Train on this rank together with all others; the process group is already there.
+
+    :returns: the exit code of the program
+    """
     with mistakes():
         training, unseen = readers(options, device)
         run = assemble(options, training, device)
     counted = Counted()
-    # A run that goes on from a checkpoint gets its state here.
+    # A run that was saved goes on from there.
+    saves = Saves(options, run)
     steps = range(run.number, options.steps)
-    with tracking(options) as track, progress_of(options, run) as progress:
+    if not steps:
+        say(f"all {run.number} steps were taken before; more --steps would go on")
+        return 0
+    with (
+        tracking(options, run.number) as track,
+        progress_of(options, run) as progress,
+        saves,
+    ):
+        if run.number:
+            progress.say(f"going on after step {run.number}")
         for number in steps:
             figures = watched_step(options, run, steps, counted)
             if evaluation_is_due(options, number):
                 counted.unseen = evaluate(run.model, unseen, options.evaluate_batches)
                 figures["unseen"] = mean_over_ranks(counted.unseen, device)
                 progress.say(f"step {number + 1}  unseen text {figures['unseen']:.3f}")
-            # A run that saves itself does so here: `run` holds all that decides the next
-            # step, and no exchange is under way.
             track(number, figures)
             progress.show(number, figures["loss"])
+            # No exchange is under way, and `run` holds all that decides the next step.
+            if saves.after_step():
+                progress.say(
+                    f"saved after step {run.number}, as SIGTERM wants this job to end"
+                )
+                return LEFT
     held = stored(training.text, unseen.text)
     report(setup_of(options, dist.get_world_size(), held), counted, options)
     show_sample(options, run, device)
+    return 0
 
 
 def step(run: Run) -> Taken:
@@ -227,6 +246,12 @@ def show_plan(options: argparse.Namespace) -> int:
             text = json.dumps(plan_figures(options, made, setup), indent=1)
             write(options.json, text + "\n")
     return 1 if made.fits is False else 0
+
+
+def say(sentence: str) -> None:
+    """Print a sentence, on one rank."""
+    if dist.get_rank() == 0:
+        print(sentence)
 
 
 def show_sample(options: argparse.Namespace, run: Run, device: torch.device) -> None:

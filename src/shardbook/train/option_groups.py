@@ -1,6 +1,6 @@
 r"""# What a run can be told
 
-> Six groups of options: the model, its text, the training, the techniques, the machine, and what is written.
+> Seven groups of options, from the shape of the model to what a run leaves behind.
 
 Each option has a default with which the run works, so that a first run needs none. The
 group *techniques* holds what the other parts of this book are about, one word each. The
@@ -28,7 +28,7 @@ Add = Callable[..., Any]
 
 def add_groups(parser: argparse.ArgumentParser) -> None:
     """Give a parser every option of a run."""
-    for add_options in (model, text, training, techniques, machine, writing):
+    for add_options in (model, text, training, techniques, machine, saving, writing):
         group = parser.add_argument_group(add_options.__name__)
         add_options(group.add_argument)
 
@@ -178,6 +178,30 @@ def techniques(add: Add) -> None:
         const="inductor",
         default="none",
         help="compile each block with this backend of torch.compile; without a word: inductor",
+    )
+
+
+def saving(add: Add) -> None:
+    """[A run that survives](saving.py)."""
+    add(
+        "--checkpoints",
+        type=Path,
+        metavar="FOLDER",
+        help="save the run into this folder, and go on from the newest checkpoint in it",
+    )
+    add("--save-every", type=int, metavar="STEPS", default=100, help="how often")
+    add(
+        "--keep",
+        type=int,
+        metavar="NUMBER",
+        default=2,
+        help="how many checkpoints stay, the newest ones",
+    )
+    add(
+        "--save-in-background",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="write checkpoints while training goes on; takes memory for a copy",
     )
 
 

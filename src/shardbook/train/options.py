@@ -82,6 +82,8 @@ LEAST = {
     "warmup": 0,
     "evaluate_every": 1,
     "evaluate_batches": 1,
+    "save_every": 1,
+    "keep": 1,
     "sample": 0,
     "ranks": 1,
 }
@@ -143,8 +145,13 @@ def refuse_unwritable(options: argparse.Namespace) -> None:
             raise Mistake(
                 f"--{name} {file}: there is no folder {file.parent}; make it first"
             )
-    for name in ("profile", "memory_snapshot"):
+    for name in ("profile", "memory_snapshot", "checkpoints"):
         folder = getattr(options, name)
-        if folder is not None and folder.exists() and not folder.is_dir():
-            flag = name.replace("_", "-")
+        if folder is None:
+            continue
+        flag = name.replace("_", "-")
+        if folder.exists() and not folder.is_dir():
             raise Mistake(f"--{flag} {folder} is a file; name a folder")
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        if not os.access(there, os.W_OK):
+            raise Mistake(f"--{flag} {folder}: {there} cannot be written to")

@@ -18,8 +18,8 @@ No window is read twice, and none is left out. With the same number of windows i
 the run reads exactly what it would have read without the break.
 
 ```python
-saved = batches.state()
-batches.restore(saved)
+saved = batches.state_dict()
+batches.load_state_dict(saved)
 ```
 
 :notation $B$: `batch_size`, the number of windows that one rank reads at a time
@@ -66,7 +66,7 @@ class Batches:
         self.window += share
         return batch
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The position, and what it is a position in: plain values, the same on every rank."""
         return {
             "epoch": self.epoch,
@@ -76,13 +76,13 @@ class Batches:
             "text": self.text,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a position that was saved, also by another number of ranks.
 
         :raises ValueError: if it is a position in another text, or in another order of
             it
         """
-        own = self.state()
+        own = self.state_dict()
         for name in ("text", "context", "seed"):
             if state[name] != own[name]:
                 raise ValueError(

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from shardbook.command import Mistake, OwnMistake
 
@@ -41,9 +42,8 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
     device, backend = choose_device(options)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # A process that was started alone meets nobody, so its meeting place is in its own
-    # memory.
-    store = None if launched else dist.HashStore()  # type: ignore[attr-defined]
+    limit = timedelta(minutes=5)
+    store = meeting_place(rank, world_size, limit) if launched else dist.HashStore()  # type: ignore[attr-defined]
     # If one rank fails, the others should not wait for it as long as the backend would
     # by default.
     dist.init_process_group(
@@ -51,12 +51,24 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
         rank=rank,
         world_size=world_size,
         store=store,
-        timeout=timedelta(minutes=5),
+        timeout=limit,
     )
     try:
         yield device
     finally:
         dist.destroy_process_group()
+
+
+def meeting_place(rank: int, world_size: int, limit: timedelta) -> Any:
+    """The store where the ranks tell each other their addresses.
+
+    `torchrun` may [start the ranks again](saving.py), and keeps the store meanwhile,
+    with the addresses of ranks that are gone. So each attempt has keys of its own. A
+    process that was started alone meets nobody, and has its store in its own memory.
+    """
+    store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=limit))  # type: ignore[attr-defined]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"attempt {attempt}", store)
 
 
 def environment() -> tuple[int, int]:

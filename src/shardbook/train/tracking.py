@@ -56,12 +56,15 @@ Track = Callable[[int, Mapping[str, float]], None]
 
 
 @contextmanager
-def tracking(options: argparse.Namespace) -> Iterator[Track]:
-    """A function that takes the number of a step and its figures, and writes them wherever that is wanted."""
+def tracking(options: argparse.Namespace, first: int = 0) -> Iterator[Track]:
+    """A function that takes the number of a step and its figures, and writes them wherever that is wanted.
+
+    :param first: how many steps were taken before, in a run that goes on
+    """
     with ExitStack() as stack:
         tracks: list[Track] = []
         if options.jsonl is not None and dist.get_rank() == 0:
-            tracks.append(stack.enter_context(json_lines(options.jsonl)))
+            tracks.append(stack.enter_context(json_lines(options.jsonl, first)))
         if options.track == "labml":
             tracks.append(stack.enter_context(labml_run(options)))
 
@@ -73,8 +76,13 @@ def tracking(options: argparse.Namespace) -> Iterator[Track]:
 
 
 @contextmanager
-def json_lines(path: Path) -> Iterator[Track]:
-    """Lines at the end of a file, which a run that resumes goes on with."""
+def json_lines(path: Path, first: int = 0) -> Iterator[Track]:
+    """Lines at the end of a file, which a run that goes on goes on with.
+
+    Steps that it will take once more are removed, so that each stands there once.
+    """
+    if first:
+        cut(path, first)
     with path.open("a", encoding="utf-8") as file:
 
         def track(number: int, figures: Mapping[str, float]) -> None:
@@ -86,6 +94,25 @@ def json_lines(path: Path) -> Iterator[Track]:
             print(json.dumps({"step": number + 1, **known}), file=file, flush=True)
 
         yield track
+
+
+def cut(path: Path, first: int) -> None:
+    """Keep the lines of a file up to a step."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text("utf-8").splitlines(keepends=True):
+        try:
+            said = json.loads(line)
+        # A machine without power leaves half a line.
+        except ValueError:
+            break
+        if said["step"] > first:
+            break
+        kept.append(line)
+    draft = path.with_name(f".{path.name}.partial")
+    draft.write_text("".join(kept), encoding="utf-8")
+    draft.replace(path)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 import ranks
-from shardbook import shard
+from book.toys import assert_equal
+from shardbook import Disagreement, shard
 from shardbook.state.checkpoint_index import Damaged
 from shardbook.state.checkpoints import Checkpoints
 
@@ -60,6 +62,78 @@ def test_the_newest_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
     assert ranks.run(3, load, tmp_path / "run") == [30] * 3
 
 
+def save_in_the_background(folder: Path) -> list[list[str]]:
+    """Train on while a thread writes, in the order that is hardest: it writes when training has gone on."""
+    model, optimizer = job(1)
+    train(model, optimizer, 1)
+    checkpoints = Checkpoints(folder, background=True)
+    assert checkpoints.background is not None
+    start, found = checkpoints.background.start, []
+
+    def later(work: Any) -> None:
+        train(model, optimizer, 2)
+        start(work)
+
+    checkpoints.background.start = later  # type: ignore[method-assign]
+    checkpoints.save(1, model, optimizer)
+    checkpoints.wait()
+    found.append(names(folder))
+    values = values_after(folder)
+    twin, other = job(1)
+    train(twin, other, 1)
+    assert_equal(values, twin.state_dict())
+    return found
+
+
+def values_after(folder: Path) -> dict[str, Any]:
+    model, optimizer = job(2)
+    Checkpoints(folder).load(model, optimizer)
+    return model.state_dict()
+
+
+def test_what_is_saved_in_the_background_is_what_was_there_then(tmp_path: Path) -> None:
+    assert ranks.run(2, save_in_the_background, tmp_path / "run") == [[["step-00000001"]]] * 2
+
+
+def fail_in_the_background(folder: Path) -> tuple[str, list[str]]:
+    model, optimizer = job(1)
+    checkpoints = Checkpoints(folder, background=True)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    checkpoints.save(1, model, optimizer)
+    with pytest.raises(OSError, match=r"rank 1: .*File too large") as caught:
+        checkpoints.save(2, model, optimizer)
+    dist.barrier()
+    return str(caught.value), names(folder)
+
+
+def test_what_goes_wrong_in_the_background_is_told_by_the_next_call(tmp_path: Path) -> None:
+    found = ranks.run(2, fail_in_the_background, tmp_path / "run")
+    assert found[0] == found[1]
+    assert found[0][1] == []
+
+
+def save_on_the_first_rank_alone(folder: Path) -> str:
+    # PyTorch warns that the hooks after a forward pass that raised have raised the same.
+    warnings.simplefilter("ignore")
+    model, optimizer = job(1)
+    train(model, optimizer, 2)
+    try:
+        if dist.get_rank() == 0:
+            Checkpoints(folder).save(2, model, optimizer)
+        train(model, optimizer, 1)
+    except Disagreement as error:
+        return str(error)
+    return ""
+
+
+def test_a_save_that_one_rank_makes_alone_is_refused_on_every_rank(tmp_path: Path) -> None:
+    found = ranks.run(2, save_on_the_first_rank_alone, tmp_path / "run")
+    assert found[0] == found[1]
+    assert "rank 0" in found[0]
+    assert "save" in found[0]
+
+
 def test_where_nothing_was_saved_a_run_begins(tmp_path: Path) -> None:
     assert ranks.run(2, load, tmp_path / "nothing") == [None, None]
 
@@ -89,15 +163,24 @@ def come_from_the_future(folder: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
 
 
+BEFORE = "; the one before is step-00000002; remove this folder to go on from there$"
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (
             shorten,
-            r"step-00000030 is damaged: __1_0\.distcp has \d+ bytes of \d+; the one before is step-00000002$",
+            r"step-00000030 is damaged: __1_0\.distcp has \d+ bytes of \d+" + BEFORE,
         ),
-        (flip, r"is damaged: __0_0\.distcp is not what was written; the one before is step-00000002$"),
-        (lose, r"is damaged: __1_0\.distcp is missing; the one before is step-00000002$"),
+        (
+            flip,
+            r"is damaged: __0_0\.distcp is not what was written" + BEFORE,
+        ),
+        (
+            lose,
+            r"is damaged: __1_0\.distcp is missing" + BEFORE,
+        ),
         (spoil_the_list, r"is damaged: whole\.json cannot be read: "),
         (come_from_the_future, r"has format 99, and this version reads up to 1; install the version"),
     ],

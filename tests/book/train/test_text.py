@@ -141,12 +141,12 @@ def test_other_ranks_go_on_where_the_first_ones_stopped(
     for rank in range(world_size):
         batches = alone(batch, world_size, rank)
         read += [next(batches)[0][:, 0].tolist() for _ in range(steps)]
-        saved.append(json.loads(json.dumps(batches.state())))
+        saved.append(json.loads(json.dumps(batches.state_dict())))
     assert all(each == saved[0] for each in saved)
     more = (49 - steps * batch * world_size) // (after[0] * after[1])
     for rank in range(after[1]):
         batches = alone(*after, rank)
-        batches.restore(saved[0])
+        batches.load_state_dict(saved[0])
         read += [next(batches)[0][:, 0].tolist() for _ in range(more)]
     starts = [start for part in read for start in part]
     assert len(set(starts)) == len(starts) == steps * batch * world_size + more * after[0] * after[1]
@@ -160,8 +160,8 @@ def test_a_run_that_goes_on_reads_what_it_would_have_read() -> None:
         next(first)
         next(undisturbed)
     second = alone(3, 1)
-    second.restore(first.state())
-    assert second.state()["epoch"] == 1
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict()["epoch"] == 1
     for _ in range(40):
         assert torch.equal(next(second)[0], next(undisturbed)[0])
 
@@ -172,7 +172,7 @@ def test_a_run_that_goes_on_reads_what_it_would_have_read() -> None:
 )
 def test_a_position_in_another_text_is_refused(other: dict[str, int], name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        alone(1, 1, **other).restore(alone(1, 1).state())
+        alone(1, 1, **other).load_state_dict(alone(1, 1).state_dict())
 
 
 def test_a_fingerprint_sees_length_and_content() -> None:
