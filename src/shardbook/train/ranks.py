@@ -43,7 +43,9 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     limit = timedelta(minutes=5)
-    store = meeting_place(rank, world_size, limit) if launched else dist.HashStore()  # type: ignore[attr-defined]
+    # A process that was started alone meets nobody, so its meeting place is in its own
+    # memory.
+    store = dist.HashStore() if not launched else meeting_place(rank, world_size, limit)  # type: ignore[attr-defined]
     # If one rank fails, the others should not wait for it as long as the backend would
     # by default.
     dist.init_process_group(
@@ -63,8 +65,7 @@ def meeting_place(rank: int, world_size: int, limit: timedelta) -> Any:
     """The store where the ranks tell each other their addresses.
 
     `torchrun` may [start the ranks again](saving.py), and keeps the store meanwhile,
-    with the addresses of ranks that are gone. So each attempt has keys of its own. A
-    process that was started alone meets nobody, and has its store in its own memory.
+    with the addresses of ranks that are gone. So each attempt has keys of its own.
     """
     store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=limit))  # type: ignore[attr-defined]
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
