@@ -31,11 +31,8 @@ compare sizes and checksums.
 # sidelit: hide
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -50,6 +47,13 @@ from torch.optim import Optimizer
 from shardbook.foundations.collectives import world
 from shardbook.state.background import Background
 from shardbook.state.checkpoint_index import Damaged
+from shardbook.state.file_list import (
+    checksums,
+    contents,
+    differences,
+    flush_folder,
+    write_list,
+)
 from shardbook.state.run_state import (
     Stateful,
     come_together,
@@ -177,10 +181,7 @@ class Checkpoints:
         """Give a checkpoint its name, and remove those that are too old."""
         files = {file: said for each in sums for file, said in each.items()}
         files |= checksums([draft / ".metadata"])
-        said = {"format": FORMAT, "step": step, "files": files}
-        with (draft / WHOLE).open("w") as file:
-            json.dump(said, file, indent=1)
-            flush(file.fileno())
+        write_list(draft, step, files)
         final = self.folder / name
         if final.exists():
             shutil.rmtree(final)
@@ -215,8 +216,6 @@ class Checkpoints:
 
 
 NAME = re.compile(r"step-\d{8,}")
-WHOLE = "whole.json"
-FORMAT = 1
 
 
 def own_files(folder: Path) -> list[Path]:
@@ -224,70 +223,7 @@ def own_files(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"__{world(None)[0]}_*.distcp"))
 
 
-def checksums(files: list[Path]) -> dict[str, Any]:
-    """The size and the CRC-32 of each file."""
-    return {path.name: [path.stat().st_size, checksum(path)] for path in files}
-
-
-def checksum(path: Path) -> int:
-    """The CRC-32 of a file."""
-    total = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            total = zlib.crc32(block, total)
-    return total
-
-
-def flush(number: int) -> None:
-    """Let an open file reach its disk."""
-    os.fsync(number)
-
-
-def flush_folder(folder: Path) -> None:
-    """Let the names in a folder reach their disk."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        flush(number)
-    finally:
-        os.close(number)
-
-
-# sidelit: depth Damaged files, and errors that one rank has and all have to tell.
-
-
-def contents(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says that it holds.
-
-    :raises Damaged: if it does not, or was written by a later version
-    """
-    try:
-        said = json.loads((folder / WHOLE).read_text("utf-8"))
-        known = {"format", "step", "files"} <= said.keys()
-    except (OSError, ValueError, AttributeError) as error:
-        raise Damaged(
-            f"{folder} is damaged: {WHOLE} cannot be read: {error}"
-        ) from error
-    if known and said["format"] > FORMAT:
-        raise Damaged(
-            f"{folder} has format {said['format']}, and this version reads up to "
-            f"{FORMAT}; install the version that has written it"
-        )
-    if not known:
-        raise Damaged(f"{folder} is damaged: {WHOLE} does not say what there is")
-    found: dict[str, Any] = said
-    return found
-
-
-def differences(folder: Path, said: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with files, in words."""
-    for name, (size, total) in said.items():
-        path = folder / name
-        if not path.is_file():
-            yield f"{name} is missing"
-        elif path.stat().st_size != size:
-            yield f"{name} has {path.stat().st_size} bytes of {size}"
-        elif checksum(path) != total:
-            yield f"{name} is not what was written"
+# sidelit: depth Errors that one rank has and all have to tell.
 
 
 def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shardbook.train.ranks import machine
+from shardbook.train.saving import saving
 from shardbook.train.tokens import CACHE
 
 __all__ = ["add_groups"]
@@ -178,30 +179,6 @@ def techniques(add: Add) -> None:
         const="inductor",
         default="none",
         help="compile each block with this backend of torch.compile; without a word: inductor",
-    )
-
-
-def saving(add: Add) -> None:
-    """[A run that survives](saving.py)."""
-    add(
-        "--checkpoints",
-        type=Path,
-        metavar="FOLDER",
-        help="save the run into this folder, and go on from the newest checkpoint in it",
-    )
-    add("--save-every", type=int, metavar="STEPS", default=100, help="how often")
-    add(
-        "--keep",
-        type=int,
-        metavar="NUMBER",
-        default=2,
-        help="how many checkpoints stay, the newest ones",
-    )
-    add(
-        "--save-in-background",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="write checkpoints while training goes on; takes memory for a copy",
     )
 
 

@@ -33,6 +33,8 @@ from __future__ import annotations
 
 import argparse
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -43,7 +45,7 @@ from shardbook.foundations.torch_private import default_store
 from shardbook.state.checkpoints import Checkpoints
 from shardbook.train.assemble import Run
 
-__all__ = ["LEFT", "Saves"]
+__all__ = ["LEFT", "Saves", "saving"]
 # sidelit: show
 
 # The exit code of a program that `SIGTERM` has ended.
@@ -148,3 +150,27 @@ class Signal:
             store.set(self.KEY, str(step + 1))
         # One rank alone has nobody to wait for.
         return self.came and dist.get_world_size() == 1
+
+
+def saving(add: Callable[..., Any]) -> None:
+    """Where a run saves itself, and how often."""
+    add(
+        "--checkpoints",
+        type=Path,
+        metavar="FOLDER",
+        help="save the run into this folder, and go on from the newest checkpoint in it",
+    )
+    add("--save-every", type=int, metavar="STEPS", default=100, help="how often")
+    add(
+        "--keep",
+        type=int,
+        metavar="NUMBER",
+        default=2,
+        help="how many checkpoints stay, the newest ones",
+    )
+    add(
+        "--save-in-background",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="write checkpoints while training goes on; takes memory for a copy",
+    )
