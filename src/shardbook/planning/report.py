@@ -235,7 +235,10 @@ def terminal_bar(steps: int, first: int) -> Any:
         from tqdm import tqdm
     except ModuleNotFoundError:
         return None
-    return tqdm(total=steps, initial=first, unit="step", dynamic_ncols=True)
+    # Some terminals, such as that of a container, do not say how large they are.
+    known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    size = {"dynamic_ncols": True} if known else {"ncols": 80, "nrows": 20}
+    return tqdm(total=steps, initial=first, unit="step", **size)
 
 
 # sidelit: depth A run that ends while its file is written.
