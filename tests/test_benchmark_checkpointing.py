@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+import ranks
+from warm import start
 
 ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
@@ -23,16 +25,19 @@ CHECKPOINT = 4 * SMALL.batch * SMALL.context * SMALL.width
 
 @pytest.mark.full
 def test_it_explains_its_options() -> None:
-    command = [sys.executable, "-m", "benchmarks.checkpointing", "--help"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    run = start("-m", "benchmarks.checkpointing", "--help", cwd=ROOT)
     assert run.returncode == 0, run.stderr
     for option in ("--json", "--pairs", "--beside", "--steps", "--vocabulary"):
         assert option in run.stdout
 
 
+def measured() -> dict[str, Step]:
+    return {name: measure(name, SMALL) for name in CONTENDERS}
+
+
 def test_the_blocks_leave_behind_their_inputs() -> None:
     """And the output of the last one; the input of the first one was there before."""
-    found = {name: measure(name, SMALL) for name in CONTENDERS}
+    (found,) = ranks.run(1, measured)
     # What a checkpoint keeps beside its input: a generator's state of 5056 bytes at most.
     for name in ("shardbook", "torch", "shardbook_reentrant", "torch_reentrant"):
         beside = found[name].saved - SMALL.layers * CHECKPOINT

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 import ranks
+from warm import start
 
 ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
@@ -28,8 +29,7 @@ SMALL = Size(layers=2, width=20, heads=2, context=10, vocabulary=30, batch=2, st
 
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return start("-m", "benchmarks", *arguments, cwd=ROOT)
 
 
 def test_the_benchmark_explains_its_options() -> None:

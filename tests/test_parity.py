@@ -13,6 +13,7 @@ import pytest
 
 import ranks
 from matrix import rows
+from warm import start
 
 ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
@@ -85,8 +86,7 @@ def test_a_distance_is_taken_between_means_over_a_window() -> None:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "benchmarks.parity", *arguments]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return start("-m", "benchmarks.parity", *arguments, cwd=ROOT)
 
 
 @pytest.mark.full

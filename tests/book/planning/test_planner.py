@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from shardbook.parameters.policy import Policy
 from shardbook.planning import planner
 from shardbook.planning.measure import Meter
 from shardbook.zero.model import shard
+from warm import start
 
 PAPER = ["120.0", "31.4", "16.6", "1.9"]
 
@@ -259,8 +258,7 @@ def test_a_policy_changes_what_the_library_stores_and_not_the_papers_table(
 
 
 def test_the_command_of_the_chapter_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "shardbook.memory", "--params", "7.5e9", "--ranks", "64"]
-    shown = subprocess.run(command, capture_output=True, check=True, timeout=120, encoding="utf-8")
+    shown = start("-m", "shardbook.memory", "--params", "7.5e9", "--ranks", "64")
     assert shown.stdout == run(capsys, "--params 7.5e9 --ranks 64")
     assert shown.stderr == ""
 

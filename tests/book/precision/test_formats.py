@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Iterable
 from fractions import Fraction
 
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from shardbook.precision import formats
 from shardbook.precision.formats import BF16, E4M3FN, E5M2, FORMATS, FP16, FP32, FP64, TF32, Format
+from warm import start
 
 TORCH = {
     FP64: (torch.float64, torch.int64),
@@ -287,7 +286,6 @@ def test_a_mistake_is_one_sentence(
 
 
 def test_the_command_of_the_chapter_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "shardbook.precision.formats", "0.1"]
-    shown = subprocess.run(command, capture_output=True, check=True, timeout=120, encoding="utf-8")
+    shown = start("-m", "shardbook.precision.formats", "0.1")
     assert [line.split() for line in shown.stdout.splitlines()] == printed(capsys, "0.1")
     assert shown.stderr == ""

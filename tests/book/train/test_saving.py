@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from book.train.test_train import TORCHRUN, start
+import warm
 from matrix import rows
+from warm import TORCHRUN, start
 
 MORTAL = Path(__file__).parents[2] / "mortal.py"
 OPTIONS = (
@@ -88,7 +87,7 @@ def test_sigterm_saves_and_the_same_line_goes_on(undisturbed: dict[int, Any], tm
     line = [*TORCHRUN, "2", "-m", "shardbook.train", *LINE, "--jsonl", str(file)]
     line += ["--checkpoints", str(folder), "--save-every", "100", "--save-in-background"]
     with subprocess.Popen(
-        line, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [warm.python(), *line], stderr=subprocess.PIPE, text=True, env=warm.environment()
     ) as job:
         assert job.stderr is not None
         said = []
@@ -108,7 +107,7 @@ def test_sigterm_saves_and_the_same_line_goes_on(undisturbed: dict[int, Any], tm
 
 
 def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "shardbook.train", *LINE, "--checkpoints", str(tmp_path), "--steps", "5"]
+    line = ["-m", "shardbook.train", *LINE, "--checkpoints", str(tmp_path), "--steps", "5"]
     assert start(*line).returncode == 0
     run = start(*line)
     assert run.returncode == 0, run.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import warm
 from book.tokenizers_here import tokenizer_file
 from shardbook.command import Mistake
 from shardbook.models.corpus import Reader, read
@@ -237,7 +237,7 @@ def test_the_processes_of_a_machine_encode_a_text_once(tmp_path: Path) -> None:
         "tokens.encoded(Path(sys.argv[1]), [Path(sys.argv[2])], Path(sys.argv[3]))\n"
         "print(len(written))\n"
     )
-    words = [sys.executable, "-c", program, str(file), str(tmp_path / "text.txt"), str(cache)]
+    words = [warm.python(), "-c", program, str(file), str(tmp_path / "text.txt"), str(cache)]
     running = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert sorted(each.communicate(timeout=120)[0] for each in running) == ["0\n", "0\n", "1\n"]
     (made,) = cache.glob("*.bin")
@@ -269,19 +269,13 @@ def test_what_cannot_be_encoded_is_told_in_one_sentence(
 
 
 def test_the_cache_lies_where_the_system_wants_it() -> None:
-    program = "from shardbook.train.tokens import CACHE; print(CACHE)"
-    home = {"XDG_CACHE_HOME": "", "HOME": "/home/me"}
-    assert output(program, **home).strip() == "/home/me/.cache/shardbook"
-    assert output(program, **{**home, "XDG_CACHE_HOME": "/there"}).strip() == "/there/shardbook"
-
-
-def output(program: str, *arguments: str, **environment: str) -> str:
-    """What a Python program prints."""
-    command = [sys.executable, "-c", program, *arguments]
-    run = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    program = (
+        "import importlib, os\n"
+        "from shardbook.train import tokens\n"
+        "for os.environ['XDG_CACHE_HOME'] in ('', '/there'): print(importlib.reload(tokens).CACHE)\n"
     )
-    return run.stdout
+    run = warm.start("-c", program, HOME="/home/me")
+    assert run.stdout.split() == ["/home/me/.cache/shardbook", "/there/shardbook"], run.stderr
 
 
 def test_without_data_nothing_is_prepared() -> None:

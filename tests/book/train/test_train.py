@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,23 +17,10 @@ from shardbook.command import Mistake
 from shardbook.train.loop import main
 from shardbook.train.options import parse, parser
 from shardbook.train.ranks import choose_device, environment
+from warm import TORCHRUN, start
 
 OPTIONS = "--steps 30 --layers 2 --width 32 --heads 2 --context 32 --batch 4 --lr 3e-3 --device cpu"
 SMALL = OPTIONS.split()
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-
-
-def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    ours = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    clean = {name: value for name, value in os.environ.items() if name not in ours}
-    return subprocess.run(
-        arguments,
-        env={**clean, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
 
 
 def check_figures(figures: dict[str, Any], ranks: int) -> None:
@@ -54,7 +39,8 @@ def check_figures(figures: dict[str, Any], ranks: int) -> None:
 @pytest.mark.parametrize("ranks", rows([2, 4], now=[2]))
 def test_the_torchrun_line_learns_and_its_table_agrees_with_the_formulas(ranks: int, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    run = start(*TORCHRUN, str(ranks), "-m", "shardbook.train", *SMALL, "--json", str(file))
+    line = [*TORCHRUN, str(ranks), "-m", "shardbook.train", *SMALL, "--json", str(file)]
+    run = start(*line, program=sys.executable)
     assert run.returncode == 0, run.stderr
     figures = json.loads(file.read_text(encoding="utf-8"))
     check_figures(figures, ranks)
@@ -74,7 +60,7 @@ def test_the_torchrun_line_learns_and_its_table_agrees_with_the_formulas(ranks: 
 
 def test_without_torchrun_one_rank_trains_and_sends_nothing(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    run = start(sys.executable, "-m", "shardbook.train", *SMALL, "--json", str(file))
+    run = start("-m", "shardbook.train", *SMALL, "--json", str(file))
     assert run.returncode == 0, run.stderr
     check_figures(json.loads(file.read_text(encoding="utf-8")), ranks=1)
 
@@ -262,9 +248,7 @@ def test_a_mistake_of_a_rank_alone_is_told_by_that_rank(
 ) -> None:
     """A process as it runs on a second machine, whose surroundings are not those of rank 0."""
     places = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": ""}
-    run = start(
-        sys.executable, "-m", "shardbook.train", "--steps", "2", *options.split(), **places, **environment
-    )
+    run = start("-m", "shardbook.train", "--steps", "2", *options.split(), **places, **environment)
     assert run.returncode == 1
     assert run.stdout == ""
     assert run.stderr.startswith(f"shardbook.train: rank 1: {sentence}")
