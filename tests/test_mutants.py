@@ -99,6 +99,7 @@ def test_a_mutant_lives_in_the_ranks_and_what_survives_is_an_error(tmp_path: Pat
     assert "all 1 1 0 0 0 -" in " ".join(done.stdout.split())
 
 
+@pytest.mark.full
 def test_a_test_that_fails_without_a_mutant_proves_nothing(tmp_path: Path) -> None:
     folder = project(tmp_path)
     (folder / "tests/test_other.py").write_text("def test_wrong(): assert False", "utf-8")

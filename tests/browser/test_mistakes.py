@@ -23,6 +23,7 @@ from browser.looks import (
     without_scripts,
 )
 from built import CHAPTERS, NARROW, Open, file_of, longest, show, written
+from matrix import rows
 
 Check = Callable[[Look], Iterator[str]]
 # The shortest chapter with several sections, a formula and a table.
@@ -139,7 +140,9 @@ def test_a_mistake_in_print_is_seen(spoil: Open, mistake: str) -> None:
     assert list(in_print(page))
 
 
-@pytest.mark.parametrize("mistake", SCRIPTLESS, ids=range(len(SCRIPTLESS)))
+@pytest.mark.parametrize(
+    "mistake", rows(SCRIPTLESS, now=[SCRIPTLESS[0], SCRIPTLESS[-1]]), ids=range(len(SCRIPTLESS))
+)
 def test_a_mistake_without_scripts_is_seen(spoil: Open, mistake: str) -> None:
     scriptless = spoil(CHAPTER, scripts=False)
     scriptless.evaluate(mistake)
