@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ started: list[int] = []
 
 
 def interrupt(*_: object) -> None:
-    (server,) = multiprocessing.active_children()
+    (server,) = servers()
     started.extend(children_of(server.pid))
     raise Complaint("interrupted")
 
@@ -84,6 +85,11 @@ notes: list[str] = []
 def add_a_note(note: str) -> list[str]:
     notes.append(note)
     return notes
+
+
+def servers() -> list[Any]:
+    """The processes that start ranks for this one. Other tests may have left a Python that starts warm."""
+    return [process for process in multiprocessing.active_children() if process.name == "rank-server"]
 
 
 def children_of(parent: int | None) -> list[int]:
@@ -172,7 +178,7 @@ def test_a_hanging_rank_is_named_with_its_stack_and_killed() -> None:
     with pytest.raises(ranks.RanksFailed, match="no answer within 4 s from rank 0") as failure:
         ranks.run(2, one_waits_for_ever, timeout=4)
     assert "in one_waits_for_ever" in str(failure.value)
-    (server,) = multiprocessing.active_children()
+    (server,) = servers()
     # The store of the ranks to come.
     assert len(children_of(server.pid)) == 1
 
@@ -184,7 +190,7 @@ def test_a_test_that_is_interrupted_leaves_no_rank_behind() -> None:
             ranks.run(2, interrupts_the_test_and_waits, os.getpid())
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert multiprocessing.active_children() == []
+    assert servers() == []
     assert len(started) == 3  # the store, and two ranks
     assert not any(Path(f"/proc/{rank}").exists() for rank in started)
     assert ranks.run(1, who, 0) == [(0, 1)]

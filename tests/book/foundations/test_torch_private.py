@@ -779,7 +779,8 @@ def test_compiler_at_work() -> None:
     assert not private.compiler_at_work()
 
 
-def test_compiler_is_loaded_once_it_is_used_and_not_by_the_chapter() -> None:
+def test_compiler_is_loaded() -> None:
+    """Once it is used; the chapter does not load it."""
     code = (
         "import sys, torch, shardbook.foundations.torch_private as private\n"
         "def loaded(): return 'torch._dynamo' in sys.modules, private.compiler_is_loaded()\n"
