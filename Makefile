@@ -4,12 +4,12 @@
 #   PYTHON=python3.12     the Python that makes the environments
 #   PIP_ARGS="…"          more arguments for pip, such as an index with CPU builds of torch
 #   ARGS="…"              arguments for the tests (pytest), the mutants or the benchmarks
-#   JOBS=2                how many processes share the tests
+#   JOBS=2                how many processes share the tests; left out: one for each core
 
 PYTHON ?= python3
 PIP_ARGS ?=
 ARGS ?=
-JOBS ?= 2
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 SITE := .venv-site
 ALL := .venv

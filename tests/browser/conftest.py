@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, Request, Response, sync_playwrigh
 import chromium
 from browser.looks import WAYS, Looks, look
 from browser.serving import serve
-from built import HEIGHT, LOOKED_AT, PAGES, ROOT, WIDE, Open, show
+from built import HEIGHT, IN_TURN, LOOKED_AT, PAGES, ROOT, WIDE, Open, show
 
 FLAGS = [
     "--no-sandbox",
@@ -42,8 +42,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("pages")
     given = mark.kwargs if mark else {}
     every = given.get("of", getattr(metafunc.module, "PATHS", PAGES))
-    now = given.get("now", LOOKED_AT)
-    paths = [pytest.param(path, marks=() if path in now else pytest.mark.full) for path in every]
+    now, turn = given.get("now", LOOKED_AT), given.get("turn", IN_TURN)
+    marks = {path: [pytest.mark.full] * (path not in now) for path in every}
+    for path in set(every).difference(now, turn):
+        marks[path].append(pytest.mark.matrix)
+    paths = [pytest.param(path, marks=marks[path]) for path in every]
     # With this scope the tests of one page run after each other, whatever their file, and share what they
     # open.
     metafunc.parametrize("path", paths, scope="session")
