@@ -95,7 +95,7 @@ def state_of(
     """Everything that the next step depends on, where it lies: nothing is copied. Collective.
 
     :returns: what lies on this rank, and settings that are no tensors
-    :raises: as `save_run`
+    :raises ValueError: as `save_run`
     """
     come_together(model, "save")
     refuse_waiting(model)
