@@ -17,7 +17,8 @@ acts](hooks.py), also [for what a program keeps of its forward pass](demand.py),
 units take turns](conductor.py), [what comes next](prefetch.py); how the ranks make sure
 that they hold the [same model](agreement.py) and keep the [same
 order](exchange_order.py), and [where they ask each other](store_rounds.py) and [who
-looks while a device computes](monitor.py); [who has left](leaving.py); [how units form
+looks while a device computes](monitor.py); [what they are about to do](steps.py), [who
+waits for whom](standstill.py), [who has died](ended.py) and [who has left](leaving.py); [how units form
 a model](model.py), [no second wrapper](wrappers.py), [how it gets its first
 values](construct.py) and [whether they are the constructor's](written.py), [which ranks
 share it](groups.py), [micro-batches](accumulate.py), [unequal numbers of
@@ -77,6 +78,7 @@ from shardbook.checkpointing.sequential import checkpoint_sequential
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.labels import profiler_labels
 from shardbook.foundations.ledger import ledger
+from shardbook.foundations.standstill import standstill_after
 from shardbook.models.chunked_loss import ChunkedGPT
 from shardbook.parameters.policy import Policy
 from shardbook.precision.autocast import autocast
@@ -131,6 +133,7 @@ __all__ = [
     "profiler_labels",
     "rank0_only",
     "shard",
+    "standstill_after",
     "step_in_backward",
     "stream",
     "whole",

@@ -50,9 +50,11 @@ from torch.distributed import Work
 
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import world
-from shardbook.foundations.leaving import announce_leaving, name_the_absent, waits_in
+from shardbook.foundations.leaving import announce_leaving, name_the_failed, waits_in
 from shardbook.foundations.monitor import start_monitor
-from shardbook.foundations.store_rounds import Meeting, Step
+from shardbook.foundations.standstill import Progress
+from shardbook.foundations.steps import Step
+from shardbook.foundations.store_rounds import Meeting
 
 __all__ = ["Order"]
 # sidelit: show
@@ -80,7 +82,8 @@ class Order:
             announce_leaving(self, self.meeting)
         # On other backends `wait` only queues a wait on the device, and with a time
         # limit it would block this thread. So there [another thread](monitor.py) looks
-        # into the store.
+        # into the store. On every backend that thread reports [a
+        # standstill](standstill.py).
         backend = f"{torch.device(device).type}:gloo"
         self.blocks = backend in dist.get_backend_config(group).split(",")
         self.kind = "first"
@@ -89,7 +92,8 @@ class Order:
         self.place: tuple[str, int] = ("", 0)
         self.passes = 0
         self.table: dict[tuple[Any, ...], Step] = {}
-        if self.meeting is not None and not self.blocks:
+        self.progress = Progress()
+        if self.meeting is not None:
             self.monitor = start_monitor(self)
 
     def begin(self, kind: str) -> None:
@@ -115,7 +119,9 @@ class Order:
         step = Step(self.kind, self.index, action, unit, parameter)
         known = self.known()
         if step != known:
+            self.progress.wish = step
             self.meeting.agree(self.issued, step, known)
+            self.progress.wish = None
             self.learn(step)
         self.advance(step)
 
@@ -145,7 +151,9 @@ class Order:
     def advance(self, step: Step) -> None:
         """Move on to the next place."""
         self.index += 1
-        self.issued += step.action != "end"
+        if step.action != "end":
+            self.issued += 1
+            self.progress.started.append(step)
         if self.meeting is not None:
             self.meeting.issued = self.issued
         self.place = (step.kind, self.index)
@@ -200,8 +208,7 @@ class Order:
             try:
                 work.wait()
             except RuntimeError as error:
-                with suppress(RuntimeError):
-                    name_the_absent(meeting, self.issued, error)
+                name_the_failed(meeting, self.progress.last, error)
                 raise
         return True
 

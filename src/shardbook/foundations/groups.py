@@ -40,7 +40,7 @@ one group [waits for that of the other](collectives.py#take_turn).
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,16 @@ class Groups:
         """The same ranks with nothing shared: every rank holds a copy of its own."""
         return Groups(shards=self.everyone, everyone=self.everyone)
 
+    def partners(self) -> dict[str, Sequence[int]]:
+        """The ranks that meet this one in an exchange, by [what it is
+        called](exchange_order.py#Order.before), where these are not all.
+        """
+        if self.copies == 1:
+            return {}
+        row = dist.get_process_group_ranks(self.shards)
+        column = dist.get_process_group_ranks(self.replicas)
+        return {**dict.fromkeys(IN_ROWS, row), **dict.fromkeys(BETWEEN_COPIES, column)}
+
     def copy_from_first(self, tensor: Tensor) -> None:
         """Overwrite a tensor on every rank with the values of the first rank.
 
@@ -100,8 +110,7 @@ class Groups:
         :param vector: as for
             [`reduce_scatter_mean`](collectives.py#reduce_scatter_mean)
         """
-        more = ("average the copies of", "gather the average of")
-        later = more if self.copies > 1 else ()
+        later = BETWEEN_COPIES if self.copies > 1 else ()
         return Mean(self.exchanges(vector), later)
 
     def exchanges(self, vector: Tensor) -> Generator[list[Work], None, Tensor]:
@@ -117,6 +126,11 @@ class Groups:
         if self.copies > 1:
             yield from all_reduce_mean(piece, group=self.replicas)
         return piece
+
+
+# What the exchanges of a mesh are called.
+IN_ROWS = ("gather", "reduce")
+BETWEEN_COPIES = ("average the copies of", "gather the average of")
 
 
 class Mean:

@@ -28,18 +28,14 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import suppress
-from typing import Any
+from datetime import timedelta
+from typing import Any, NoReturn
 
-from shardbook.foundations.store_rounds import (
-    FAREWELL,
-    UNEVEN,
-    Meeting,
-    Step,
-    Wish,
-    until,
-)
+from shardbook.foundations.ended import ended
+from shardbook.foundations.steps import UNEVEN, Step, Wish
+from shardbook.foundations.store_rounds import FAREWELL, Meeting, until
 
-__all__ = ["announce_leaving", "name_the_absent", "waits_in"]
+__all__ = ["announce_leaving", "name_the_failed", "waits_in"]
 # sidelit: show
 
 
@@ -68,6 +64,7 @@ def leave(meeting: Meeting, process: int) -> None:
 
 
 LEAVE = Step("", 0, "leave", "", "")
+MOMENT = timedelta(milliseconds=300)
 
 
 def waits_in(meeting: Meeting, issued: int) -> None:
@@ -80,27 +77,64 @@ def waits_in(meeting: Meeting, issued: int) -> None:
         meeting.waits_in = issued
 
 
-def name_the_absent(meeting: Meeting, issued: int, error: RuntimeError) -> None:
-    """Raise the sentence about ranks that have not come to an exchange that failed.
+def name_the_failed(
+    meeting: Meeting, step: Step | None, error: RuntimeError
+) -> NoReturn:
+    """Say which exchange has failed, and which ranks have died or have not come to it.
 
-    :param issued: how many exchanges this rank has started, the last of which failed
+    :param step: the exchange that this rank has started last
     :param error: what the backend said
     :raises Disagreement: on every rank that waited, if there are such ranks
+    :raises RuntimeError: if there are none, or the store has ended, too
     """
-    waits_in(meeting, issued)
+    cause, issued = str(error).splitlines()[0], meeting.issued
+    try:
+        waits_in(meeting, issued)
+        name_the_absent(meeting, step, cause)
+    except RuntimeError as gone:
+        cause += f"; the store through which the ranks agree has ended, too ({gone})"
+    raise RuntimeError(
+        f"exchange {issued} of rank {meeting.rank}, {step}, has failed ({cause}); "
+        "see the output of the other ranks"
+    ) from error
+
+
+def name_the_absent(meeting: Meeting, step: Step | None, cause: str) -> None:
+    """Raise the sentence about ranks that have died, or have not come to an exchange that failed.
+
+    :param cause: what the backend said
+    :raises Disagreement: if there are such ranks
+    """
+    issued = meeting.issued
 
     def absent() -> list[int]:
         return [rank for rank in meeting.ranks if not came(meeting, rank, issued)]
 
+    def died() -> list[int]:
+        return ended(meeting.store, meeting.ranks)
+
     # A rank looks into the store once a second. So the others have a moment to write.
-    until(lambda: not absent(), FAREWELL)
-    if missing := absent():
+    until(lambda: not absent() or bool(died()), FAREWELL)
+    # A process that was killed is still listed for a moment after its connections are
+    # closed.
+    until(lambda: bool(died()), MOMENT)
+    # A rank that has ended its program meanwhile has said so.
+    meeting.look(issued)
+    missing = absent()
+    if dead := died():
+        sentence = (
+            f"rank {', '.join(map(str, dead))} has died, and exchange {issued}, in which "
+            f"rank {meeting.rank} waits to {step}, has failed ({cause}); see its own "
+            "output"
+        )
+        meeting.part(meeting.publish(sentence, len(dead)))
+    if missing:
         who = f"rank {', '.join(map(str, missing))}"
-        cause = str(error).splitlines()[0]
         sentence = (
             f"{who} has not come to exchange {issued}, in which rank {meeting.rank} "
-            f"waits, and the exchange has failed ({cause}); if {who} has raised no "
-            f"error of its own, {UNEVEN}"
+            f"waits to {step}, and the exchange has failed ({cause}); if {who} has raised "
+            f"no error of its own, {UNEVEN}{'; ' * bool(meeting.standstill)}"
+            f"{meeting.standstill}"
         )
         meeting.part(meeting.publish(sentence))
 

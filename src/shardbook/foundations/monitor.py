@@ -9,12 +9,16 @@ never ends. The thread would learn nothing until it waits for the device itself,
 then it learns nothing at all: at the time limit of the process group the backend ends
 the process.
 
-So on such backends each order has a thread of its own that looks into the store once a
+So each order has a thread of its own. On such backends it looks into the store once a
 second. If it finds that the ranks disagree, it does two things. It writes the error to
 the log, so that the reason is there even if the process is ended. And it lets the
 program raise the same error at its next exchange, or before its optimizer steps. A
 program that is waiting for the device at that moment cannot be interrupted. Its log
 says why it will end.
+
+On all backends the same thread writes down how far its rank has got, and reports [a
+standstill](standstill.py): ranks that agree on what comes next, one of which does not
+come.
 """
 
 # sidelit: hide
@@ -22,50 +26,104 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from shardbook.foundations.agreement import Disagreement
+from shardbook.foundations.standstill import Standstill, after
 
 __all__ = ["start_monitor"]
 # sidelit: show
 
+# How often a rank writes down how far it has got, and how often within the time after
+# which a standstill is reported.
+BEAT, BEATS = timedelta(seconds=5), 12
 
-def start_monitor(order: Any) -> threading.Thread:
-    """Start the thread of an [order](exchange_order.py#Order). It ends with the order, or with the
-    program.
 
-    :returns: the thread, which has ended once the ranks disagree
+def start_monitor(order: Any) -> threading.Thread | None:
+    """Start the thread of an [order](exchange_order.py#Order). It ends with the order, with its
+    process group, or with the program.
+
+    :returns: the thread, which has also ended once the ranks disagree; `None` if there
+        is nothing for it to do
     """
+    looks, meeting, standstill = not order.blocks, order.meeting, None
+    period, beat = order.glance.total_seconds(), 0.0
+    if after.limit is not None:
+        waits = (type(order).arrived.__code__, type(meeting).wait_for.__code__)
+        standstill = Standstill(
+            meeting,
+            order.progress,
+            blocks=order.blocks,
+            waits=waits,
+            limit=after.limit,
+        )
+        beat = min(BEAT, after.limit / BEATS).total_seconds()
+        period = min(beat, period) if looks else beat
+    elif not looks:
+        return None
     over = threading.Event()
-    # A thread that referred to the order would keep it forever.
-    weakref.finalize(order, over.set)
+    # The thread refers to the meeting, which holds no tensors. If it referred to the
+    # order, it would keep it forever.
     thread = threading.Thread(
         target=monitor,
-        args=(weakref.ref(order), over, order.glance.total_seconds()),
+        args=(meeting, standstill, looks, over, period, beat),
         name="shardbook monitor",
         daemon=True,
     )
     thread.start()
+    weakref.finalize(order, stop, over, thread)
     return thread
 
 
-def monitor(order: weakref.ref[Any], over: threading.Event, period: float) -> None:
+def monitor(
+    meeting: Any,
+    standstill: Standstill | None,
+    looks: bool,
+    over: threading.Event,
+    period: float,
+    beat: float,
+) -> None:
     """Look into the store until the ranks disagree.
 
+    :param looks: whether nobody else looks for a disagreement
     :param over: set when nobody needs the order any longer
-    :param period: the seconds between two looks
+    :param period: the seconds between two looks for a disagreement
+    :param beat: the seconds between two looks for a standstill
     """
+    due = 0.0
     while not over.wait(period):
-        one = order()
-        if one is None:
-            return
         try:
-            one.meeting.glimpse(one.issued)
+            if looks:
+                glimpse(meeting)
+            now = time.monotonic()
+            if standstill is not None and now >= due:
+                if standstill.over():
+                    return
+                standstill.tick(now)
+                due = now + beat
         except Disagreement as error:
             logging.getLogger("shardbook").error("%s", error)
             return
         except RuntimeError:
             # The store has ended with the process that kept it.
             return
-        del one
+
+
+def glimpse(meeting: Any) -> None:
+    """[Look](store_rounds.py#Meeting.look) from another thread, unless this rank holds a round."""
+    if meeting.lock.acquire(blocking=False):
+        try:
+            meeting.look(meeting.issued)
+        finally:
+            meeting.lock.release()
+
+
+def stop(over: threading.Event, thread: threading.Thread) -> None:
+    """End a thread, and wait for its last look. A program must not end in the middle of it."""
+    over.set()
+    with suppress(RuntimeError):
+        thread.join(1)

@@ -39,16 +39,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.ended import ended, sign_in
+from shardbook.foundations.steps import Step, Wish, rule
 from shardbook.foundations.torch_private import default_store, time_limit
 
-__all__ = ["Meeting", "Step", "Wish"]
+__all__ = ["Meeting"]
 # sidelit: show
 
 
@@ -81,6 +82,8 @@ class Meeting:
         self.waits_in = -1
         # Another thread [may look](monitor.py) while this one does not hold a round.
         self.lock = threading.Lock()
+        # What this rank has reported about [a standstill](standstill.py) that lasts.
+        self.standstill = ""
 
     @staticmethod
     def of(group: Any) -> Meeting:
@@ -111,6 +114,8 @@ class Meeting:
         mine = Wish(self.rank, issued, step, known)
         try:
             answer = self.answer(mine)
+        except RuntimeError as error:
+            self.lose_store(mine, error)
         except BaseException as error:
             self.withdraw(mine, error)
             raise
@@ -134,7 +139,8 @@ class Meeting:
                 self.store.delete_key(f"{number - 1}/{key}")
             return answer
         if not self.wait_for(f"{number}/decided"):
-            return self.publish(f"{mine}, but {self.absent()}")
+            dead = ended(self.store, self.missing())
+            return self.publish(f"{mine}, but {self.absent(dead)}", len(dead))
         return str(self.store.get(f"{number}/decided").decode())
 
     def open(self, mine: Wish) -> Wish:
@@ -194,16 +200,23 @@ class Meeting:
         if self.store.check([f"{number}/decided"]):
             self.part(self.store.get(f"{number}/decided").decode())
 
-    def publish(self, decision: str) -> str:
-        """Decide how the round ends, unless another rank was faster; return what was decided."""
+    def publish(self, decision: str, dead: int = 0) -> str:
+        """Decide how the round ends, unless another rank was faster; return what was decided.
+
+        :param dead: how many ranks will never read it, because they have died
+        """
         key = f"{self.rounds}/decided"
-        return str(self.store.compare_set(key, "", decision).decode())
+        decided = str(self.store.compare_set(key, "", decision).decode())
+        if dead and decided == decision:
+            self.store.add(f"{self.rounds}/read", dead)
+        return decided
 
     def part(self, verdict: str) -> NoReturn:
         """Raise the verdict, once every rank has read it.
 
         One of the ranks may be the one that keeps the store, and the store ends with
-        it. But a rank that has died reads nothing, so this does not wait for long.
+        it. But a rank that cannot be reached reads nothing, so this does not wait for
+        long.
         """
         self.verdict = verdict
         key = f"{self.rounds}/read"
@@ -212,7 +225,7 @@ class Meeting:
             until(lambda: self.store.add(key, 0) == self.world_size, FAREWELL)
         raise Disagreement(verdict)
 
-    # sidelit: depth An interrupt, ranks that do not come, more than 32 ranks, and looks from another thread.
+    # sidelit: depth An interrupt, a store that has ended, ranks that do not come, and more than 32 ranks.
 
     def withdraw(self, mine: Wish, error: BaseException) -> None:
         """Take part in no other round after an interrupt, and let the others know."""
@@ -226,6 +239,15 @@ class Meeting:
         with suppress(RuntimeError):
             self.publish(self.verdict)
 
+    def lose_store(self, mine: Wish, error: RuntimeError) -> NoReturn:
+        """Refuse to go on without the store, which has ended with the process that keeps it."""
+        self.verdict = (
+            f"{mine}, but the store through which the ranks agree cannot be reached "
+            f"({str(error).splitlines()[0]}); the process that keeps it, rank 0 or "
+            "torchrun, has ended: see its own output"
+        )
+        raise Disagreement(self.verdict) from error
+
     def missing(self) -> list[int]:
         """The ranks that have not come to this round."""
         came = [self.store.add(f"{self.rounds}/{word}", 0) for word in self.words()]
@@ -235,16 +257,17 @@ class Meeting:
             if not came[place // WORD] >> place % WORD & 1
         ]
 
-    def absent(self) -> str:
-        """The sentence about ranks that have not come, or not in time."""
+    def absent(self, dead: Sequence[int]) -> str:
+        """The sentence about ranks that have died, or have not come in time."""
         missing = self.missing()
-        if dead := ended(self.store, missing):
+        if dead:
             return f"rank {', '.join(map(str, dead))} has died; see its own output"
         return (
             f"rank {', '.join(map(str, missing))} has not come to agree within "
             f"{self.limit}, the time limit of the process group; if it is only late, as "
             "a rank that compiles, pass a longer timeout to init_process_group, and if "
-            "it has ended, see its own output"
+            f"it has ended, see its own output{'; ' * bool(self.standstill)}"
+            f"{self.standstill}"
         )
 
     def words(self) -> list[str]:
@@ -256,69 +279,8 @@ class Meeting:
         """Whether the ranks need more than one number."""
         return len(self.ranks) > WORD
 
-    def glimpse(self, issued: int) -> None:
-        """[Look](#Meeting.look) from another thread, unless this rank holds a round."""
-        if self.lock.acquire(blocking=False):
-            try:
-                self.look(issued)
-            finally:
-                self.lock.release()
-
-
-class Step(NamedTuple):
-    """An exchange or the end of a pass.
-
-    >>> print(Step("forward", 3, "gather", "blocks.3", "blocks.3.weight"))
-    gather blocks.3 (parameter blocks.3.weight) as exchange 4 of its forward pass
-    >>> print(Step("backward", 8, "end", "", ""))
-    end its backward pass after 8 exchanges
-    """
-
-    kind: str
-    number: int
-    action: str
-    unit: str
-    parameter: str
-
-    def __str__(self) -> str:
-        if self.action == "leave":
-            return "end its program or to drop the model"
-        if self.action == "end":
-            return f"end its {self.kind} pass after {self.number} exchanges"
-        return (
-            f"{self.action} {self.unit} (parameter {self.parameter}) "
-            f"as exchange {self.number + 1} of its {self.kind} pass"
-        )
-
-
-class Wish(NamedTuple):
-    """What a rank writes into the store when it opens a round.
-
-    The number of exchanges that it has started tells equal steps of different training
-    steps apart. What it knew to come next is what the other ranks do if they do not
-    come to the round.
-    """
-
-    rank: int
-    issued: int
-    step: Step
-    known: Step | None
-
-    @staticmethod
-    def read(text: bytes) -> Wish:
-        """The wish that a rank has written."""
-        rank, issued, step, known = json.loads(text)
-        return Wish(rank, issued, Step(*step), Step(*known) if known else None)
-
-    def __str__(self) -> str:
-        return (
-            f"rank {self.rank}, after {self.issued} exchanges, is about to {self.step}"
-        )
-
 
 AGREED = "agreed"
-RULE = "every rank has to run the same units in the same order, with the same requires_grad"
-UNEVEN = "give every rank as many batches, or loop over shardbook.join(batches)"
 FAREWELL = timedelta(seconds=3)
 WORD = 32
 clock = time.monotonic
@@ -340,20 +302,7 @@ def until(condition: Callable[[], bool], limit: timedelta) -> bool:
     return True
 
 
-# sidelit: depth The advice in an error, and backends without a time limit of their own.
-
-
-def rule(*steps: Step | None) -> str:
-    """What to do about ranks that do not come to the same step.
-
-    Where one of them begins another kind of pass, its batches may have run out.
-    """
-    begun = [step for step in steps if step is not None and step.number == 0]
-    if any(step.action == "leave" for step in begun):
-        return UNEVEN
-    # What a kind says of [parameters frozen since](freezing.py) makes it no other kind.
-    kinds = {step.kind.rpartition(") ")[2] for step in begun}
-    return f"{RULE}; {UNEVEN}" if len(kinds) > 1 else RULE
+# sidelit: depth Backends without a time limit of their own.
 
 
 def limit_of(group: Any, otherwise: timedelta) -> timedelta:

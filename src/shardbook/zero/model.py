@@ -167,6 +167,7 @@ def shard(
     chain = PrefetchingConductor(
         Order(groups.everyone, device=construction.device), prefetch
     )
+    chain.order.progress.partners = groups.partners()
     chain.unused_get_zero = unused == "zero"
     made = {
         name: STAGES[stage](

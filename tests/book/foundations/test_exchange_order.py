@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 import ranks
 from matrix import rows
+from shardbook.foundations import steps as sentences
 from shardbook.foundations import store_rounds
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import all_gather
@@ -293,7 +294,7 @@ def test_every_rank_says_who_is_about_to_do_what(
     assert should in first
     # Of two ranks that begin passes of other kinds, one may have run out of batches.
     begins = "exchange 1" in does and "exchange 1 " in should and does.split()[-2:] != should.split()[-2:]
-    assert first.endswith(f"{store_rounds.RULE}; {store_rounds.UNEVEN}" if begins else store_rounds.RULE)
+    assert first.endswith(f"{sentences.RULE}; {sentences.UNEVEN}" if begins else sentences.RULE)
 
 
 @pytest.mark.parametrize("world_size", [3, 4])
@@ -410,7 +411,10 @@ def one_departs() -> str:
 
 def test_an_exchange_that_fails_names_the_rank_that_is_absent_and_the_error() -> None:
     said, _ = ranks.run(2, one_departs, timeout=30)
-    assert said.startswith("rank 1 has not come to exchange 19, in which rank 0 waits, and the exchange has")
+    assert said.startswith(
+        "rank 1 has not come to exchange 19, in which rank 0 waits to gather A (parameter A.weight) "
+        "as exchange 1 of its forward pass, and the exchange has failed ("
+    )
     assert "Connection closed by peer" in said or "Connection reset by peer" in said
     assert said.endswith(
         "if rank 1 has raised no error of its own, give every rank as many batches, or loop over "
@@ -433,7 +437,7 @@ def one_is_late() -> str:
 
 def test_the_time_limit_of_the_group_holds() -> None:
     said, _ = ranks.run(2, one_is_late, timeout=30)
-    assert said.startswith("rank 1 has not come to exchange 19, in which rank 0 waits")
+    assert said.startswith("rank 1 has not come to exchange 19, in which rank 0 waits to gather A")
     assert "Timed out" in said or "Application timeout" in said
 
 
@@ -460,7 +464,7 @@ def many_meet(count: int, late: list[int], minutes: float) -> list[str]:
         one = store_rounds.Meeting(Waiting(store, begun), rank, count, timedelta(minutes=30))
         one.glance = timedelta(milliseconds=10)
         try:
-            one.agree(0, store_rounds.Step("forward", 0, "gather", "A", "A.weight"), None)
+            one.agree(0, sentences.Step("forward", 0, "gather", "A", "A.weight"), None)
             said[rank] = f"{one.rounds} round"
         except Disagreement as error:
             said[rank] = str(error)
@@ -658,7 +662,7 @@ def test_the_same_evaluation_one_step_later_is_another() -> None:
 
 def test_a_verdict_is_read_also_by_a_rank_that_is_not_at_odds() -> None:
     """Two ranks fall out ahead of a third, whose exchange then fails because they are gone."""
-    store, step = dist.HashStore(), store_rounds.Step("forward", 0, "gather", "A", "A.weight")
+    store, step = dist.HashStore(), sentences.Step("forward", 0, "gather", "A", "A.weight")
     second, third = (store_rounds.Meeting(store, rank, 2, timedelta(0)) for rank in (1, 2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_rounds, "FAREWELL", timedelta(0))
@@ -798,6 +802,6 @@ def test_any_programs_either_agree_or_stop_before_anything_is_mixed() -> None:
 
 
 def test_the_examples_in_the_text() -> None:
-    results = doctest.testmod(store_rounds)
+    results = doctest.testmod(sentences)
     assert results.attempted > 0
     assert results.failed == 0

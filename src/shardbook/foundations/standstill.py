@@ -1,0 +1,430 @@
+r"""# Standstill
+
+> After a minute without an exchange, each rank says for whom it waits, or where it is itself.
+
+Rank 1 waits for a file server that does not answer. Rank 0 has started the gather of
+`blocks.3` and waits for rank 1. An exchange may take as long as [the time limit of its
+process group](store_rounds.py#limit_of), half an hour unless the program says
+otherwise, and the error at its end names a socket. The reader of the logs needs to know
+three things much earlier: who waits, for whom, and where that one is. So after 60
+seconds the log of rank 0 says:
+
+    rank 0 has waited for 60 s, after 42 exchanges, for rank 1 to gather blocks.3
+    (parameter blocks.3.weight) as exchange 4 of its forward pass; rank 0 is at
+    train.py:92 in main (inside of exchange_order.py:196 in arrived); rank 1 has started
+    41 exchanges, the last one 61 s ago to gather blocks.2 (parameter blocks.2.weight)
+    as exchange 3 of its forward pass, and is at train.py:88 in main (inside of
+    queue.py:171 in get)
+
+And the log of rank 1 says that rank 0 waits, with the whole stack of calls of rank 1.
+Lines are those of the user's program: the innermost call that is neither PyTorch nor
+this library nor Python's own.
+
+A thread of each rank [wakes up](monitor.py) every few seconds and writes into the store
+how far its rank has got. Only when its own rank has started nothing for a while does it
+read what the others have written. A step pays for none of this: the rank's own thread
+notes in memory which exchanges it has started. The other thread has a connection of its
+own to the store, because a connection serves one caller at a time, and in [a
+round](store_rounds.py) the first caller is the one that waits.
+
+| what the rank finds | what it says |
+|---|---|
+| it waits, and a rank has not come | for which ranks, in which exchange, and how far each has got |
+| it waits, and all ranks have come | that the connection between them may be at fault |
+| it does not wait, and others wait for it | who waits, and where it is |
+| nobody waits | nothing: the model is not in use |
+
+A rank that compiles for two minutes is late, and nothing is wrong. It is named after
+the first of them, because nobody can know. When it goes on, the log of each rank that
+has waited says so, too. Where the ranks stand still for longer, the report is repeated
+after 120, 240, … seconds.
+
+A rank that has not written for 15 seconds is another matter. Its process may be gone,
+or its machine cannot be reached, or it hangs inside of an extension that keeps Python's
+lock. The report says so. If the process was one of this machine, the system knows
+[whether it has died](ended.py).
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import sysconfig
+import threading
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from shardbook.foundations.ended import ended
+from shardbook.foundations.steps import Step
+
+__all__ = ["Progress", "Standstill", "standstill_after"]
+# sidelit: show
+
+
+class Progress:
+    """What a rank has started, in its own memory. It is made by the thread that trains."""
+
+    def __init__(self) -> None:
+        # A rank may be ahead of the others by some exchanges, but not by so many.
+        self.started: deque[Step] = deque(maxlen=1024)
+        # What the ranks are about to agree on, while this one holds a round.
+        self.wish: Step | None = None
+        # [The ranks that meet](groups.py#Groups.partners) in an exchange, by what it is
+        # called, if these are not all.
+        self.partners: dict[str, Sequence[int]] = {}
+        self.thread = threading.get_ident()
+
+    @property
+    def last(self) -> Step | None:
+        """The exchange that this rank has started last."""
+        return self.started[-1] if self.started else None
+
+
+class Record(NamedTuple):
+    """What a rank writes about itself.
+
+    :param beat: how often it has written
+    :param started: how many exchanges it has started
+    :param rounds: how many [rounds](store_rounds.py) it has left
+    :param wish: what it is about to agree on in the next one, if it has come to it
+    :param last: the exchange that it has started last
+    :param still: for how many seconds it has started none, and has come to no round
+    :param waits: whether it waits for other ranks, as far as one can see
+    :param where: the line of its program, if it stands still
+    """
+
+    beat: int
+    started: int
+    rounds: int
+    wish: Step | None
+    last: Step | None
+    still: float
+    waits: bool
+    where: str
+
+    @staticmethod
+    def read(text: bytes) -> Record:
+        """What a rank has written."""
+        record = Record(*json.loads(text))
+        wish, last = (
+            Step(*step) if step else None for step in (record.wish, record.last)
+        )
+        return record._replace(wish=wish, last=last)
+
+    def __str__(self) -> str:
+        said = f"has started {self.started} exchanges"
+        if self.last is not None:
+            said += f", the last one {self.still:.0f} s ago to {self.last}"
+        if self.wish is not None:
+            said += f", is about to {self.wish}"
+        if self.where:
+            said += f", and {'waits' if self.waits else 'is'} at {self.where}"
+        return said
+
+
+class Standstill:
+    """Writes down how far this rank has got, and finds out who waits for whom.
+
+    :param meeting: the rounds of these ranks, which count what this one has started
+    :param progress: what it has started
+    :param blocks: whether an exchange blocks the thread that waits for it, as on gloo
+    :param waits: the functions in which a thread waits for other ranks
+    :param limit: how long a rank may stand still before that is reported
+    """
+
+    # How long a rank says nothing before its process counts as unreachable.
+    silence = timedelta(seconds=15)
+
+    def __init__(
+        self,
+        meeting: Any,
+        progress: Progress,
+        *,
+        blocks: bool,
+        waits: Iterable[CodeType],
+        limit: timedelta,
+    ) -> None:
+        self.meeting, self.progress, self.blocks = meeting, progress, blocks
+        self.waits, self.limit = frozenset(waits), limit.total_seconds()
+        self.origin: Any = meeting.store
+        self.store: Any = None
+        self.others = [rank for rank in meeting.ranks if rank != meeting.rank]
+        self.group = weakref.ref(dist.group.WORLD)
+        self.beat, self.reported = 0, False
+        self.place: Any = None
+        self.since = self.look_at = 0.0
+        # What each of the others has written last, and when this rank first read that.
+        self.heard: dict[int, tuple[Record, float]] = {}
+
+    def over(self) -> bool:
+        """Whether the ranks have disagreed, or their process group has ended."""
+        gone = self.group() is None or self.group() is not dist.group.WORLD
+        return gone or self.meeting.verdict is not None
+
+    def tick(self, now: float) -> None:
+        """Write how far this rank has got. If it has stood still, look for the others.
+
+        :param now: the time in seconds, by any clock
+        :raises RuntimeError: if the store has ended
+        """
+        self.store = self.store or self.origin.clone()
+        wish = self.progress.wish
+        place = self.meeting.issued, self.meeting.rounds, wish
+        if place != self.place:
+            self.go_on(now)
+            self.place = place
+        mine = self.record(now)
+        self.store.set(f"progress/{self.meeting.rank}", json.dumps(mine))
+        if now - self.since < self.look_at:
+            return
+        self.listen(now)
+        # The first look only tells who still writes.
+        if now - self.since < self.limit:
+            self.look_at = self.limit
+        else:
+            self.look_at = max(2 * self.look_at, self.limit)
+            self.report(mine, now)
+
+    def record(self, now: float) -> Record:
+        """What this rank writes about itself."""
+        self.beat += 1
+        started, rounds, wish = self.place
+        still, stack = now - self.since, []
+        if still:
+            stack = stack_of(self.progress.thread)
+        waits = any(frame.f_code in self.waits for frame in stack)
+        # Where the device waits, the stack of calls does not show it.
+        waits = waits or (bool(still) and not self.blocks)
+        last, where = self.progress.last, line_of(stack)
+        return Record(self.beat, started, rounds, wish, last, still, waits, where)
+
+    def go_on(self, now: float) -> None:
+        """This rank has started something since the last time."""
+        if self.reported:
+            logging.getLogger("shardbook").warning(
+                "rank %d goes on after %.0f s", self.meeting.rank, now - self.since
+            )
+        self.since, self.reported, self.meeting.standstill = now, False, ""
+        self.look_at = max(0.0, self.limit - self.silence.total_seconds())
+        self.heard.clear()
+
+    def listen(self, now: float) -> None:
+        """Read what the others have written."""
+        for rank in self.others:
+            key = f"progress/{rank}"
+            if self.store.check([key]):
+                record = Record.read(self.store.get(key))
+                before = self.heard.get(rank)
+                if before is None or before[0].beat != record.beat:
+                    self.heard[rank] = record, now
+
+    def report(self, mine: Record, now: float) -> None:
+        """Write into the log who waits for whom, unless nobody waits."""
+        step, absent = self.awaited(mine)
+        waiting = [rank for rank in self.others if self.waits_for_this(rank, mine)]
+        # Where the device waits, only an exchange without a partner tells that it does.
+        waits = mine.waits if self.blocks or mine.wish is not None else bool(absent)
+        if not waits and not waiting:
+            return
+        sentence = self.headline(mine, waits, step, absent, waiting)
+        if mine.where:
+            sentence += f"; rank {self.meeting.rank} is at {mine.where}"
+        told = list(dict.fromkeys([*absent, *waiting, *self.others]))
+        told, more = told[:8], len(told[8:])
+        dead = ended(self.store, absent)
+        for rank in told:
+            sentence += f"; rank {rank} {self.news(rank, now, rank in dead)}"
+        sentence += f"; and {more} more ranks" if more else ""
+        self.meeting.standstill, self.reported = sentence, True
+        stack = "" if waits else f"\n{whole_stack(self.progress.thread)}"
+        logging.getLogger("shardbook").warning("%s%s", sentence, stack)
+
+    def headline(
+        self,
+        mine: Record,
+        waits: bool,
+        step: Step | None,
+        absent: list[int],
+        waiting: list[int],
+    ) -> str:
+        """Who waits for whom, from this rank's side."""
+        who, still = f"rank {self.meeting.rank}", f"{mine.still:.0f} s"
+        after = f"after {mine.started} exchanges"
+        if not waits:
+            return (
+                f"{who} has started nothing for {still}, {after}, and "
+                f"{named(waiting)} {verb(waiting, 'wait')} for it"
+            )
+        if absent:
+            return (
+                f"{who} has waited for {still}, {after}, for {named(absent)} to {step}"
+            )
+        return (
+            f"{who} has waited for {still}, {after}, to {step}, though every rank has "
+            "come; the connection between them may be at fault"
+        )
+
+    def awaited(self, mine: Record) -> tuple[Step | None, list[int]]:
+        """For what this rank waits, and for whom.
+
+        In a round it waits for all that have not come. In an exchange it waits for its
+        partners. An exchange that a partner has not started ends for nobody, and the
+        earliest one is what this rank waits for first.
+        """
+        found = {rank: record for rank, (record, _) in self.heard.items()}
+        if mine.wish is not None:
+            absent = [
+                rank for rank in self.others if not came(found.get(rank), mine.rounds)
+            ]
+            return mine.wish, absent
+        started = list(self.progress.started)
+        first = mine.started - len(started)
+        lacks: dict[int, list[int]] = {}
+        for rank in self.others:
+            # Of a rank that has written nothing yet only this much is known.
+            reached = found[rank].started if rank in found else mine.started - 1
+            ahead = islice(enumerate(started, first), max(0, reached - first), None)
+            for number, step in ahead:
+                if rank in self.partners(step):
+                    lacks.setdefault(number, []).append(rank)
+                    break
+        if not lacks:
+            return mine.last, []
+        number = min(lacks)
+        return started[number - first], lacks[number]
+
+    def waits_for_this(self, rank: int, mine: Record) -> bool:
+        """Whether another rank waits for this one."""
+        if rank not in self.heard:
+            return False
+        theirs = self.heard[rank][0]
+        if theirs.wish is not None:
+            return not came(mine, theirs.rounds)
+        ahead = theirs.waits and theirs.started > mine.started
+        return ahead and theirs.last is not None and rank in self.partners(theirs.last)
+
+    def partners(self, step: Step) -> Sequence[int]:
+        """The ranks that meet this one in an exchange."""
+        return self.progress.partners.get(step.action, self.others)
+
+    def news(self, rank: int, now: float, dead: bool) -> str:
+        """What is known of another rank."""
+        if dead:
+            return "has died; see its own output"
+        if rank not in self.heard:
+            return "has written nothing yet"
+        record, since = self.heard[rank]
+        if now - since < self.silence.total_seconds():
+            return str(record)
+        return (
+            f"has not answered for {now - since:.0f} s: its process has ended or hangs, "
+            f"or its machine cannot be reached; before that it {record}"
+        )
+
+
+def came(record: Record | None, rounds: int) -> bool:
+    """Whether a rank has come to a round, as far as it has written."""
+    if record is None:
+        return False
+    return record.rounds > rounds or (
+        record.rounds == rounds and record.wish is not None
+    )
+
+
+def named(ranks: list[int]) -> str:
+    """Some ranks in a sentence."""
+    more = f" and {len(ranks[8:])} more" if ranks[8:] else ""
+    return f"rank {', '.join(map(str, ranks[:8]))}{more}"
+
+
+def verb(ranks: list[int], word: str) -> str:
+    """What they do."""
+    return word if len(ranks) > 1 else f"{word}s"
+
+
+# sidelit: depth Where a thread is: the line of the user's program.
+
+
+def stack_of(thread: int) -> list[FrameType]:
+    """The calls of a thread, the innermost first."""
+
+    def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+    return list(outwards(sys._current_frames().get(thread)))
+
+
+def line_of(stack: list[FrameType]) -> str:
+    """The line of the user's program in a stack of calls, and what it has called.
+
+    A program that is part of a library counts as a library, too. If there is nothing
+    else, the innermost call is named.
+    """
+    if not stack:
+        return ""
+    user = next((frame for frame in stack if not in_library(frame)), stack[0])
+    said = f"{user.f_code.co_filename}:{user.f_lineno} in {user.f_code.co_name}"
+    if user is not stack[0]:
+        code = stack[0].f_code
+        inner = f"{Path(code.co_filename).name}:{stack[0].f_lineno} in {code.co_name}"
+        said += f" (inside of {inner})"
+    return said
+
+
+def in_library(frame: FrameType) -> bool:
+    """Whether a call is one of Python's own, of an installed package, or of this library."""
+    file = frame.f_code.co_filename
+    # The programs of this library are what a user runs.
+    if file.startswith(f"{BOOK}/train/"):
+        return False
+    return file.startswith(("<frozen", *LIBRARIES))
+
+
+BOOK = str(Path(__file__).parents[1])
+INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+LIBRARIES = tuple(f"{one}/" for one in (BOOK, Path(torch.__file__).parent, *INSTALLED))
+
+
+def whole_stack(thread: int) -> str:
+    """The calls of a thread, as a traceback shows them."""
+    stack = stack_of(thread)
+    return "".join(traceback.format_stack(stack[0])).rstrip() if stack else ""
+
+
+# sidelit: depth Another time than a minute.
+
+
+class after:
+    """How long a rank of this process stands still before that is reported."""
+
+    limit: timedelta | None = timedelta(seconds=60)
+
+
+def standstill_after(seconds: float | None) -> None:
+    """Choose after how many seconds without an exchange a rank reports who waits for whom.
+
+    At the start these are 60. Call this before `shard`, on every rank.
+
+    :param seconds: more than 0, or `None` for no reports
+    :raises ValueError: if the number is not more than 0
+    """
+    if seconds is not None and not seconds > 0:
+        raise ValueError(
+            f"standstill_after({seconds!r}) is no time to wait; pass a number of seconds "
+            "above 0, or None for no reports"
+        )
+    after.limit = None if seconds is None else timedelta(seconds=seconds)
