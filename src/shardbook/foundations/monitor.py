@@ -29,8 +29,11 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from copy import copy
 from datetime import timedelta
 from typing import Any
+
+import torch.distributed as dist
 
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.standstill import Standstill, after
@@ -87,23 +90,27 @@ def monitor(
     period: float,
     beat: float,
 ) -> None:
-    """Look into the store until the ranks disagree.
+    """Look into the store until the ranks disagree, or their process group has ended.
 
     :param looks: whether nobody else looks for a disagreement
     :param over: set when nobody needs the order any longer
     :param period: the seconds between two looks for a disagreement
     :param beat: the seconds between two looks for a standstill
     """
-    due = 0.0
+    group, due, store = weakref.ref(dist.group.WORLD), 0.0, None
     while not over.wait(period):
         try:
+            joined = dist.group.WORLD
+            if meeting.verdict is not None or joined is None or group() is not joined:
+                return
+            # A connection serves one caller at a time, and the rank itself may be the
+            # one, in a call that waits for another rank.
+            store = store or meeting.store.clone()
             if looks:
-                glimpse(meeting)
+                glimpse(meeting, store)
             now = time.monotonic()
             if standstill is not None and now >= due:
-                if standstill.over():
-                    return
-                standstill.tick(now)
+                standstill.tick(now, store)
                 due = now + beat
         except Disagreement as error:
             logging.getLogger("shardbook").error("%s", error)
@@ -113,12 +120,18 @@ def monitor(
             return
 
 
-def glimpse(meeting: Any) -> None:
-    """[Look](store_rounds.py#Meeting.look) from another thread, unless this rank holds a round."""
+def glimpse(meeting: Any, store: Any) -> None:
+    """[Look](store_rounds.py#Meeting.look) from another thread, unless this rank holds a round.
+
+    :param store: the keys of the meeting, over a connection of this thread
+    """
     if meeting.lock.acquire(blocking=False):
+        view = copy(meeting)
+        view.store = store
         try:
-            meeting.look(meeting.issued)
+            view.look(meeting.issued)
         finally:
+            meeting.verdict = view.verdict
             meeting.lock.release()
 
 

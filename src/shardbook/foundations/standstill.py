@@ -54,7 +54,6 @@ import sys
 import sysconfig
 import threading
 import traceback
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -64,7 +63,6 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from shardbook.foundations.ended import ended
 from shardbook.foundations.steps import Step
@@ -101,7 +99,8 @@ class Record(NamedTuple):
     :param wish: what it is about to agree on in the next one, if it has come to it
     :param last: the exchange that it has started last
     :param still: for how many seconds it has started none, and has come to no round
-    :param waits: whether it waits for other ranks, as far as one can see
+    :param waited: for how many seconds it has waited for other ranks; `None` if it does
+        not wait
     :param where: the line of its program, if it stands still
     """
 
@@ -111,7 +110,7 @@ class Record(NamedTuple):
     wish: Step | None
     last: Step | None
     still: float
-    waits: bool
+    waited: float | None
     where: str
 
     @staticmethod
@@ -130,7 +129,8 @@ class Record(NamedTuple):
         if self.wish is not None:
             said += f", is about to {self.wish}"
         if self.where:
-            said += f", and {'waits' if self.waits else 'is'} at {self.where}"
+            waits = self.waited is not None
+            said += f", and {'waits' if waits else 'is'} at {self.where}"
         return said
 
 
@@ -158,57 +158,54 @@ class Standstill:
     ) -> None:
         self.meeting, self.progress, self.blocks = meeting, progress, blocks
         self.waits, self.limit = frozenset(waits), limit.total_seconds()
-        self.origin: Any = meeting.store
-        self.store: Any = None
         self.others = [rank for rank in meeting.ranks if rank != meeting.rank]
-        self.group = weakref.ref(dist.group.WORLD)
         self.beat, self.reported = 0, False
         self.place: Any = None
         self.since = self.look_at = 0.0
+        self.waits_since: float | None = None
         # What each of the others has written last, and when this rank first read that.
         self.heard: dict[int, tuple[Record, float]] = {}
 
-    def over(self) -> bool:
-        """Whether the ranks have disagreed, or their process group has ended."""
-        gone = self.group() is None or self.group() is not dist.group.WORLD
-        return gone or self.meeting.verdict is not None
-
-    def tick(self, now: float) -> None:
+    def tick(self, now: float, store: Any) -> None:
         """Write how far this rank has got. If it has stood still, look for the others.
 
         :param now: the time in seconds, by any clock
+        :param store: the keys of the meeting
         :raises RuntimeError: if the store has ended
         """
-        self.store = self.store or self.origin.clone()
         wish = self.progress.wish
         place = self.meeting.issued, self.meeting.rounds, wish
         if place != self.place:
             self.go_on(now)
             self.place = place
         mine = self.record(now)
-        self.store.set(f"progress/{self.meeting.rank}", json.dumps(mine))
+        store.set(f"progress/{self.meeting.rank}", json.dumps(mine))
         if now - self.since < self.look_at:
             return
-        self.listen(now)
+        self.listen(now, store)
         # The first look only tells who still writes.
-        if now - self.since < self.limit:
+        if mine.still < self.limit:
             self.look_at = self.limit
+        elif self.report(mine, now, store):
+            self.look_at = 2 * mine.still
+        elif mine.waited is not None and mine.waited < self.limit:
+            self.look_at = mine.still + self.limit - mine.waited
         else:
-            self.look_at = max(2 * self.look_at, self.limit)
-            self.report(mine, now)
+            self.look_at = 1.25 * mine.still
 
     def record(self, now: float) -> Record:
         """What this rank writes about itself."""
         self.beat += 1
         started, rounds, wish = self.place
-        still, stack = now - self.since, []
-        if still:
-            stack = stack_of(self.progress.thread)
-        waits = any(frame.f_code in self.waits for frame in stack)
-        # Where the device waits, the stack of calls does not show it.
-        waits = waits or (bool(still) and not self.blocks)
-        last, where = self.progress.last, line_of(stack)
-        return Record(self.beat, started, rounds, wish, last, still, waits, where)
+        still, stack = now - self.since, stack_of(self.progress.thread)
+        if not any(frame.f_code in self.waits for frame in stack):
+            # Where the device waits, the stack of calls does not show it.
+            self.waits_since = None if self.blocks else self.since
+        elif self.waits_since is None:
+            self.waits_since = now
+        waited = None if self.waits_since is None else now - self.waits_since
+        last, where = self.progress.last, line_of(stack) if still else ""
+        return Record(self.beat, started, rounds, wish, last, still, waited, where)
 
     def go_on(self, now: float) -> None:
         """This rank has started something since the last time."""
@@ -217,39 +214,46 @@ class Standstill:
                 "rank %d goes on after %.0f s", self.meeting.rank, now - self.since
             )
         self.since, self.reported, self.meeting.standstill = now, False, ""
+        self.waits_since = None
         self.look_at = max(0.0, self.limit - self.silence.total_seconds())
         self.heard.clear()
 
-    def listen(self, now: float) -> None:
+    def listen(self, now: float, store: Any) -> None:
         """Read what the others have written."""
         for rank in self.others:
             key = f"progress/{rank}"
-            if self.store.check([key]):
-                record = Record.read(self.store.get(key))
+            if store.check([key]):
+                record = Record.read(store.get(key))
                 before = self.heard.get(rank)
                 if before is None or before[0].beat != record.beat:
                     self.heard[rank] = record, now
 
-    def report(self, mine: Record, now: float) -> None:
-        """Write into the log who waits for whom, unless nobody waits."""
+    def report(self, mine: Record, now: float, store: Any) -> bool:
+        """Write into the log who waits for whom, unless nobody has waited for so long.
+
+        :returns: whether somebody has
+        """
         step, absent = self.awaited(mine)
         waiting = [rank for rank in self.others if self.waits_for_this(rank, mine)]
+        waits = mine.waited is not None and mine.waited >= self.limit
         # Where the device waits, only an exchange without a partner tells that it does.
-        waits = mine.waits if self.blocks or mine.wish is not None else bool(absent)
+        if not self.blocks and mine.wish is None:
+            waits = waits and bool(absent)
         if not waits and not waiting:
-            return
+            return False
         sentence = self.headline(mine, waits, step, absent, waiting)
         if mine.where:
             sentence += f"; rank {self.meeting.rank} is at {mine.where}"
         told = list(dict.fromkeys([*absent, *waiting, *self.others]))
         told, more = told[:8], len(told[8:])
-        dead = ended(self.store, absent)
+        dead = ended(store, absent)
         for rank in told:
             sentence += f"; rank {rank} {self.news(rank, now, rank in dead)}"
         sentence += f"; and {more} more ranks" if more else ""
         self.meeting.standstill, self.reported = sentence, True
         stack = "" if waits else f"\n{whole_stack(self.progress.thread)}"
         logging.getLogger("shardbook").warning("%s%s", sentence, stack)
+        return True
 
     def headline(
         self,
@@ -260,20 +264,18 @@ class Standstill:
         waiting: list[int],
     ) -> str:
         """Who waits for whom, from this rank's side."""
-        who, still = f"rank {self.meeting.rank}", f"{mine.still:.0f} s"
-        after = f"after {mine.started} exchanges"
+        who, after = f"rank {self.meeting.rank}", f"after {mine.started} exchanges"
         if not waits:
             return (
-                f"{who} has started nothing for {still}, {after}, and "
+                f"{who} has started nothing for {mine.still:.0f} s, {after}, and "
                 f"{named(waiting)} {verb(waiting, 'wait')} for it"
             )
+        waited = f"{who} has waited for {mine.waited:.0f} s, {after},"
         if absent:
-            return (
-                f"{who} has waited for {still}, {after}, for {named(absent)} to {step}"
-            )
+            return f"{waited} for {named(absent)} to {step}"
         return (
-            f"{who} has waited for {still}, {after}, to {step}, though every rank has "
-            "come; the connection between them may be at fault"
+            f"{waited} to {step}, though every rank has come; the connection between "
+            "them may be at fault"
         )
 
     def awaited(self, mine: Record) -> tuple[Step | None, list[int]]:
@@ -310,10 +312,14 @@ class Standstill:
         if rank not in self.heard:
             return False
         theirs = self.heard[rank][0]
+        # What it has written is some seconds old.
+        if theirs.waited is None or theirs.waited < 0.8 * self.limit:
+            return False
         if theirs.wish is not None:
             return not came(mine, theirs.rounds)
-        ahead = theirs.waits and theirs.started > mine.started
-        return ahead and theirs.last is not None and rank in self.partners(theirs.last)
+        if theirs.started <= mine.started or theirs.last is None:
+            return False
+        return rank in self.partners(theirs.last)
 
     def partners(self, step: Step) -> Sequence[int]:
         """The ranks that meet this one in an exchange."""
