@@ -11,7 +11,8 @@ jumped, its figures are needed step by step. A step has these:
 | `learning_rate` | [the rate](schedule.py) of the step | always |
 | `sent` | the bytes that this rank sent | always |
 | `seconds` | the time of the step | always |
-| `norm` | the norm of the gradient, before it was clipped | with `--clip` |
+| `norm` | the norm of the gradient, before it was clipped | always, unless it [is not taken](not_finite.py) |
+| `skipped` | 1 for a step that [was not taken](not_finite.py) | with `--not-finite skip` |
 | `loss_scale` | [the factor](loss_scaling.py) of the loss | with `--precision fp16` |
 | `unseen` | the loss on the unseen text, the mean over all ranks | after an evaluation |
 
@@ -19,7 +20,8 @@ jumped, its figures are needed step by step. A step has these:
 written out at once, so whatever ends the run, the file is complete up to the last step.
 
 ```json
-{"step": 1, "loss": 5.5694990158081055, "learning_rate": 0.001, "sent": 5251808, "seconds": 1.768}
+{"step": 1, "loss": 5.5694990158081055, "learning_rate": 0.001,
+ "norm": 6.454769134521484, "sent": 5251816, "seconds": 1.768}
 ```
 
 `--track labml` hands them to [labml](https://pypi.org/project/labml/). There all ranks
