@@ -120,7 +120,7 @@ class Saves:
                     self.checkpoints.wait()
             except OSError as error:
                 raise Mistake(
-                    f"step {run.number} could not be saved: {error}"
+                    f"{error}; make room there, and start the same line again"
                 ) from error
         return leaving and run.number < self.last
 
