@@ -3,7 +3,7 @@
 #
 #   PYTHON=python3.12     the Python that makes the environments
 #   PIP_ARGS="…"          more arguments for pip, such as an index with CPU builds of torch
-#   ARGS="…"              arguments for the tests (pytest), the mutants or the benchmarks
+#   ARGS="…"              arguments for the tests (pytest), the mutants, the soak or the benchmarks
 #   JOBS=2                how many processes share the tests; left out: one for each core
 
 PYTHON ?= python3
@@ -17,7 +17,7 @@ SLOWEST := --durations 30
 PINS := pyproject.toml constraints.txt tools/environment.py
 
 .DEFAULT_GOAL := help
-.PHONY: help site serve test test-all mutants lint bench clean
+.PHONY: help site serve test test-all mutants soak lint bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,9 @@ test-all: $(ALL)/.ready ## every test but those that need a GPU: each page of th
 
 mutants: $(ALL)/.ready ## break the training core in small ways: does a test fail each time?
 	@$(ALL)/bin/python tools/mutants.py $(ARGS)
+
+soak: $(ALL)/.ready ## kill ranks at random moments: are the losses those of a run left alone? ARGS="--kills 9 --seed 1"
+	@$(ALL)/bin/python tests/soak.py $(ARGS)
 
 lint: $(ALL)/.ready ## check style, types, sources and translations
 	@$(ALL)/bin/ruff check .

@@ -11,7 +11,8 @@ counted.
   reduced afterwards. In the other stages it does so twice. Each time a rank sends
   $(N_d-1)/N_d$ of the padded vector, at 4 bytes an element. To [compare which
   parameters were used](unused.py) takes $n$ numbers more, one for each parameter
-  tensor.
+  tensor. The norm of the gradient, [looked at](not_finite.py) once in a step, takes
+  8 bytes for each other rank.
 - **Steady bytes**, stored between two steps. AdamW keeps two moments, so in stage 3
   there are 12 bytes for each parameter of the shard. The rest is small: padding,
   AdamW's step counters, and the text.
@@ -74,6 +75,7 @@ class Setup:
     :param checkpointed: whether the blocks recompute their activations
     :param clipped: whether the gradient's norm is limited before each step
     :param compiled: whether the blocks are compiled
+    :param watched: whether [each step is looked at](not_finite.py) before it is taken
     """
 
     config: Config
@@ -87,11 +89,21 @@ class Setup:
     checkpointed: bool = False
     clipped: bool = False
     compiled: bool = False
+    watched: bool = False
 
     @property
     def scaled(self) -> bool:
         """Whether the loss is scaled: in FP16 only, since BF16 has the range of FP32."""
         return self.policy.param_dtype is torch.float16
+
+    @property
+    def measured(self) -> bool:
+        """Whether the ranks exchange a number each for the norm of the gradient.
+
+        To clip in stage 0 they need not, since each rank has the whole gradient. But
+        [each has losses of its own](not_finite.py).
+        """
+        return self.watched or (self.clipped and self.stage > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +151,8 @@ def forecast(setup: Setup, rank: int) -> Forecast:
     state = sum(steady.get(name, 0) for name in ("moments", "step counters"))
     # The ranks compare one flag before each step of the optimizer.
     flag = all_reduce_bytes(rank, setup.world_size, FLOAT, FLOAT) if setup.scaled else 0
-    # To clip, each rank gathers a number of 8 bytes from every other. In stage 0 it
-    # has the whole gradient.
-    norms = (setup.world_size - 1) * 8 if setup.clipped and setup.stage else 0
+    # For the norm each rank gathers a number of 8 bytes from every other.
+    norms = (setup.world_size - 1) * 8 if setup.measured else 0
     return Forecast(
         sent=setup.accumulate * kinds.sent + flag + norms,
         steady=steady,

@@ -109,7 +109,7 @@ def summary(
         "sent_by_collective": ranks[0].sent,
         "sent": [sum(rank.sent.values()) for rank in ranks],
         "sent_formula": (
-            f"({12 if setup.stage == 3 else 8} ΣP + 8 n) (N-1)/N"
+            f"({12 if setup.stage == 3 else 8} ΣP + 8 n) (N-1)/N{' + 8 (N-1)' * setup.measured}"
             if setup.policy.param_dtype is None
             else "each vector in its own format"
         ),

@@ -128,15 +128,18 @@ class Checkpoints:
         """Write a checkpoint, and give it its name. Collective."""
         name = f"step-{step:08d}"
         draft = self.folder / f".{name}.partial"
-        on_first(lambda: self.make_room(draft), group)
         try:
+            on_first(lambda: self.make_room(draft), group)
             with told_alike():
                 write(draft, stored, settings, process_group=group)
-            sums = gathered(checksums(own_files(draft)), group)
+            sums = gathered(lambda: checksums(own_files(draft)), group)
             on_first(lambda: self.publish(draft, name, step, sums), group)
-        except BaseException:
+        except BaseException as error:
             if world(None)[0] == 0:
                 shutil.rmtree(draft, ignore_errors=True)
+            if isinstance(error, OSError):
+                where = f"step {step} could not be saved into {self.folder}"
+                raise type(error)(f"{where}: {error}") from error
             raise
 
     def load(
@@ -201,7 +204,7 @@ class Checkpoints:
         mine = sorted(said["files"].items())[rank::ranks]
         complaints = [
             complaint
-            for each in gathered(list(differences(folder, dict(mine))))
+            for each in gathered(lambda: list(differences(folder, dict(mine))))
             for complaint in each
         ]
         if complaints:
@@ -226,11 +229,20 @@ def own_files(folder: Path) -> list[Path]:
 # sidelit: depth Errors that one rank has and all have to tell.
 
 
-def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The values of all ranks, on all ranks."""
+def gathered(act: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Let every rank act. All of them get the results of all, or the first one's error."""
+    said: list[Any] = [None, None]
+    try:
+        said[0] = act()
+    # A rank that has left would keep the others waiting.
+    except (OSError, ValueError) as refusal:
+        said[1] = refusal
     found: list[Any] = [None] * world(None)[1]
-    dist.all_gather_object(found, value, group=group)
-    return found
+    dist.all_gather_object(found, said, group=group)
+    for rank, (_, error) in enumerate(found):
+        if error is not None:
+            raise type(error)(f"rank {rank}: {error}")
+    return [value for value, _ in found]
 
 
 def on_first(act: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
@@ -254,7 +266,7 @@ def told_alike() -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:
-        rank, (cause, _) = min(error.failures.items())
-        if isinstance(cause, OSError | ValueError):
-            raise type(cause)(f"rank {rank}: {cause}") from error
+        for rank, (cause, _) in sorted(error.failures.items()):
+            if isinstance(cause, OSError | ValueError):
+                raise type(cause)(f"rank {rank}: {cause}") from error
         raise

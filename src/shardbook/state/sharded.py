@@ -45,6 +45,7 @@ from torch.distributed.checkpoint.planner import (
     LoadPlan,
     ReadItem,
     SavePlan,
+    SavePlanner,
     TensorWriteData,
     WriteItem,
     WriteItemType,
@@ -55,6 +56,7 @@ from torch.distributed.checkpoint.planner_helpers import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from shardbook.state.boxes import Box
 from shardbook.state.checkpoint_index import Reader
@@ -138,6 +140,24 @@ class Writer(FileSystemWriter):
     def __init__(self, folder: Path, planner: Written) -> None:
         super().__init__(folder, overwrite=False)
         self.names = {stretch.name: stretch.names for stretch in planner.stretches}
+
+    def write_data(
+        self, plan: SavePlan, planner: SavePlanner
+    ) -> Future[list[WriteResult]]:
+        """Write this rank's file.
+
+        :raises OSError: if the disk is full, even where PyTorch's writer of archives
+            raises another error while it closes what it could not write
+        """
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            cause = error.__cause__ or error.__context__
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__cause__ or cause.__context__
+            if cause is None:
+                raise
+            raise OSError(cause.errno, cause.strerror) from error
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the index, on one rank, once all files are there."""

@@ -2,8 +2,8 @@ r"""# What a run is made of
 
 > The model, the optimizer, the scaler and the text, put together as the options say.
 
-A [step](loop.py#step) needs six things, and what it leaves behind is in them as well. A
-run that [saves the state of all six](saving.py), and restores it later, takes the same
+A [step](loop.py#step) needs seven things, and what it leaves behind is in them as well. A
+run that [saves the state of all seven](saving.py), and restores it later, takes the same
 next step:
 
 | part of the run | what it remembers |
@@ -14,6 +14,7 @@ next step:
 | `batches` | [the position](position.py) in the text |
 | `schedule` | nothing, since [the rate](schedule.py) follows from the step's number |
 | `number` | the steps that were done |
+| `not_finite` | how many of them [were skipped](not_finite.py) |
 
 The GPT draws no random numbers while it trains. A model with dropout has one thing
 more to remember, its rank's generators.
@@ -25,7 +26,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -36,6 +37,7 @@ from shardbook.models import corpus, gpt
 from shardbook.parameters.policy import Policy
 from shardbook.planning.forecast import Setup
 from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.train.not_finite import NotFinite
 from shardbook.train.position import Batches
 from shardbook.train.schedule import Schedule
 from shardbook.zero.model import shard
@@ -51,6 +53,7 @@ class Run:
     :param accumulate: the micro-batches of a step
     :param clip: the largest norm of the gradient; `None` for any
     :param number: how many steps were done
+    :param not_finite: what becomes of a step that [is not finite](not_finite.py)
     """
 
     model: nn.Module
@@ -61,6 +64,7 @@ class Run:
     accumulate: int = 1
     clip: float | None = None
     number: int = 0
+    not_finite: NotFinite = field(default_factory=NotFinite)
 
 
 def assemble(
@@ -82,6 +86,7 @@ def assemble(
         ),
         options.accumulate,
         options.clip,
+        not_finite=NotFinite(options.not_finite),
     )
 
 
@@ -146,6 +151,7 @@ def setup_of(options: argparse.Namespace, world_size: int, text: int) -> Setup:
         checkpointed=options.checkpoint != "none",
         clipped=options.clip is not None,
         compiled=options.compile != "none",
+        watched=options.not_finite != "continue",
     )
 
 

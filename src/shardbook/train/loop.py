@@ -20,10 +20,10 @@ optimizer state on the host](offload.py).
 
 A run can do more, and each part of that has its own chapter: options [in a
 file](option_file.py), [text](text.py) of your own, [a schedule](schedule.py), clipping,
-[an evaluation](evaluation.py) every so often, [checkpoints](saving.py) to go on from,
-[tracking](tracking.py), [a trace of one step](trace.py), [a picture of the
-peak](memory_snapshot.py). With `--plan` the program only says [whether the run
-fits](plan.py).
+an eye on [what is not finite](not_finite.py), [an evaluation](evaluation.py) every so
+often, [checkpoints](saving.py) to go on from, [tracking](tracking.py), [a trace of one
+step](trace.py), [a picture of the peak](memory_snapshot.py). With `--plan` the program
+only says [whether the run fits](plan.py).
 
 Without `torchrun` the same program trains on one rank. World size 1 is no special case
 in this book: the same lines run, and the collectives send nothing.
@@ -33,7 +33,10 @@ in this book: the same lines run, and the collectives send nothing.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
+import operator
 import os
 import time
 from collections.abc import Sequence
@@ -59,7 +62,7 @@ from shardbook.train.saving import LEFT, Saves
 from shardbook.train.text import prepare, readers, stored
 from shardbook.train.trace import traced
 from shardbook.train.tracking import labml_shows, refuse_missing_tracker, tracking
-from shardbook.training.clip import clip_grad_norm_
+from shardbook.training.clip import clip_grad_norm_, dtype_of_all, limit
 
 __all__ = ["main", "make_optimizer", "step", "train"]
 # sidelit: show
@@ -109,7 +112,9 @@ def train(options: argparse.Namespace, device: torch.device) -> int:
         if run.number:
             progress.say(f"going on after step {run.number}")
         for number in steps:
-            figures = watched_step(options, run, steps, counted)
+            taken, figures = watched_step(options, run, steps, counted)
+            if taken.fault is not None:
+                progress.say(f"step {number + 1} is skipped, because {taken.fault}")
             if evaluation_is_due(options, number):
                 counted.unseen = evaluate(run.model, unseen, options.evaluate_batches)
                 figures["unseen"] = mean_over_ranks(counted.unseen, device)
@@ -137,7 +142,7 @@ def step(run: Run) -> Taken:
     micro-batch, and the forecast counts that. [Under `no_sync`](accumulate.py) they
     would be sent once and be whole meanwhile.
     """
-    total = 0.0
+    losses: list[float] = []
     rate = run.schedule.apply(run.optimizer, run.number)
     for micro in range(run.accumulate):
         inputs_BT, targets_BT = next(run.batches)
@@ -147,26 +152,45 @@ def step(run: Run) -> Taken:
         # and `optimizer.step()`.
         with label("backward", f"micro-batch {micro}"):
             run.scaler.scale(loss).backward()
-        total += loss.item()
-    norm = clipped(run)
+        losses.append(loss.item())
+    norm, fault = looked_at(run, losses)
     with label("step", "optimizer"):
-        run.scaler.step(run.optimizer)
+        if fault is None:
+            run.scaler.step(run.optimizer)
         run.scaler.update()
     # `zero_grad` sets the gradients to `None`, and their memory is free until the next
     # backward pass.
     run.optimizer.zero_grad()
     run.number += 1
     scale = run.scaler.get_scale() if run.scaler.is_enabled() else None
-    return Taken(total, rate, norm, scale)
+    return Taken(total(losses), rate, norm, scale, fault)
 
 
-def clipped(run: Run) -> float | None:
-    """Limit the norm of the gradient, if the run has a limit, and return what it was before."""
-    if run.clip is None:
-        return None
+def looked_at(run: Run, losses: list[float]) -> tuple[float | None, str | None]:
+    """Look whether [the gradient is finite](not_finite.py), and limit its norm, if the run has a limit.
+
+    :param losses: of this rank's micro-batches
+    :returns: the norm before it was limited, if one was taken, and why the step is left
+        out, if it is
+    :raises Mistake: if the run stops at such a step
+    """
+    if run.clip is None and not run.not_finite.looks:
+        return None, None
     # The limit is for the gradient itself, and not for its multiple by the loss scale.
     run.scaler.unscale_(run.optimizer)
-    return clip_grad_norm_(run.model, run.clip).item()
+    if not run.not_finite.looks:
+        return clip_grad_norm_(run.model, run.clip or math.inf).item(), None
+    norm, fault = run.not_finite.look(run.model, losses, run.scaler.get_scale)
+    if fault is not None:
+        run.not_finite.act(run.number + 1, fault)
+    elif run.clip is not None:
+        limit(run.model, norm, run.clip)
+    return norm.to(dtype_of_all(run.model)).item(), fault
+
+
+def total(losses: list[float]) -> float:
+    """The sum in the order of the micro-batches. Newer Pythons would round `sum` otherwise."""
+    return functools.reduce(operator.add, losses, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +201,7 @@ class Taken:
     learning_rate: float
     norm: float | None
     loss_scale: float | None
+    fault: str | None = None
 
     def figures(self) -> dict[str, float]:
         """What there is, [by name](tracking.py)."""
@@ -185,16 +210,17 @@ class Taken:
             ("learning_rate", self.learning_rate),
             ("norm", self.norm),
             ("loss_scale", self.loss_scale),
+            ("skipped", None if self.fault is None else 1),
         ]
         return {name: value for name, value in pairs if value is not None}
 
 
 def watched_step(
     options: argparse.Namespace, run: Run, steps: range, counted: Counted
-) -> dict[str, float]:
+) -> tuple[Taken, dict[str, float]]:
     """Take a step, and count what it sends, how long it takes, and in the last step what it stores.
 
-    :returns: the figures of the step, [by name](tracking.py)
+    :returns: what is known of the step, and all its figures [by name](tracking.py)
     """
     number = run.number
     # The last step runs under the meter. It takes longer than the others, and its time
@@ -210,7 +236,7 @@ def watched_step(
         counted.peak, counted.steady = meter.peak, meter.now()
     if isinstance(meter, MemorySnapshot):
         meter.save(options.memory_snapshot)
-    return taken.figures() | {"sent": book.total, "seconds": seconds}
+    return taken, taken.figures() | {"sent": book.total, "seconds": seconds}
 
 
 def evaluation_is_due(options: argparse.Namespace, number: int) -> bool:

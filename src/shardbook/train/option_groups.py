@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shardbook.train.not_finite import not_finite
 from shardbook.train.ranks import machine
 from shardbook.train.saving import saving
 from shardbook.train.tokens import CACHE
@@ -130,6 +131,7 @@ def training(add: Add) -> None:
         metavar="NORM",
         help="the largest norm of the gradient; left out: none is clipped",
     )
+    not_finite(add)
     add(
         "--evaluate-every",
         type=int,

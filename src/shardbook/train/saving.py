@@ -34,8 +34,9 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -88,8 +89,18 @@ class Saves:
             self.signals.listen()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.signals.ignore()
+        # All ranks end [at the same step](not_finite.py). What a thread has begun to
+        # save is from before, and gets its name.
+        if self.checkpoints is not None and isinstance(error, Mistake):
+            with suppress(OSError):
+                self.checkpoints.wait()
 
     def after_step(self) -> bool:
         """Save, if it is time to, and tell whether the run has to end here. Collective.
@@ -109,14 +120,18 @@ class Saves:
                     self.checkpoints.wait()
             except OSError as error:
                 raise Mistake(
-                    f"step {run.number} could not be saved: {error}"
+                    f"{error}; make room there, and start the same line again"
                 ) from error
         return leaving and run.number < self.last
 
 
 def others(run: Run) -> dict[str, Any]:
     """What has a state beside the model and its optimizer."""
-    return {"scaler": run.scaler, "batches": run.batches}
+    return {
+        "scaler": run.scaler,
+        "batches": run.batches,
+        "not_finite": run.not_finite,
+    }
 
 
 class Signal:

@@ -11,7 +11,8 @@ jumped, its figures are needed step by step. A step has these:
 | `learning_rate` | [the rate](schedule.py) of the step | always |
 | `sent` | the bytes that this rank sent | always |
 | `seconds` | the time of the step | always |
-| `norm` | the norm of the gradient, before it was clipped | with `--clip` |
+| `norm` | the norm of the gradient, before it was clipped | always, unless it [is not taken](not_finite.py) |
+| `skipped` | 1 for a step that [was not taken](not_finite.py) | with `--not-finite skip` |
 | `loss_scale` | [the factor](loss_scaling.py) of the loss | with `--precision fp16` |
 | `unseen` | the loss on the unseen text, the mean over all ranks | after an evaluation |
 
@@ -19,7 +20,8 @@ jumped, its figures are needed step by step. A step has these:
 written out at once, so whatever ends the run, the file is complete up to the last step.
 
 ```json
-{"step": 1, "loss": 5.5694990158081055, "learning_rate": 0.001, "sent": 5251808, "seconds": 1.768}
+{"step": 1, "loss": 5.5694990158081055, "learning_rate": 0.001,
+ "norm": 6.454769134521484, "sent": 5251816, "seconds": 1.768}
 ```
 
 `--track labml` hands them to [labml](https://pypi.org/project/labml/). There all ranks
@@ -36,12 +38,14 @@ import contextlib
 import io
 import json
 import math
+import os
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +68,10 @@ def tracking(options: argparse.Namespace, first: int = 0) -> Iterator[Track]:
     with ExitStack() as stack:
         tracks: list[Track] = []
         if options.jsonl is not None and dist.get_rank() == 0:
-            tracks.append(stack.enter_context(json_lines(options.jsonl, first)))
+            # `torchrun` counts how often it has started the ranks again.
+            again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+            lines = json_lines(options.jsonl, first, again=again)
+            tracks.append(stack.enter_context(lines))
         if options.track == "labml":
             tracks.append(stack.enter_context(labml_run(options)))
 
@@ -76,13 +83,16 @@ def tracking(options: argparse.Namespace, first: int = 0) -> Iterator[Track]:
 
 
 @contextmanager
-def json_lines(path: Path, first: int = 0) -> Iterator[Track]:
+def json_lines(path: Path, first: int = 0, *, again: bool = False) -> Iterator[Track]:
     """Lines at the end of a file, which a run that goes on goes on with.
 
     Steps that it will take once more are removed, so that each stands there once.
+
+    :param first: how many steps of the run were taken before
+    :param again: whether the run was started before, and may have left lines of steps
+        that nothing was saved after
     """
-    if first:
-        cut(path, first)
+    tidy(path, first if first or again else None)
     with path.open("a", encoding="utf-8") as file:
 
         def track(number: int, figures: Mapping[str, float]) -> None:
@@ -96,23 +106,43 @@ def json_lines(path: Path, first: int = 0) -> Iterator[Track]:
         yield track
 
 
-def cut(path: Path, first: int) -> None:
-    """Keep the lines of a file up to a step."""
+def tidy(path: Path, last: int | None) -> None:
+    """Remove half a line from the end of a file, and the lines of steps that are taken again.
+
+    Several runs may have written to the file, one after the other. Only the lines of
+    the newest one are its own.
+
+    :param last: the step whose line stays as the run's last one; `None` to keep them all
+    """
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text("utf-8").splitlines(keepends=True):
-        try:
-            said = json.loads(line)
-        # A machine without power leaves half a line.
-        except ValueError:
-            break
-        if said["step"] > first:
-            break
-        kept.append(line)
-    draft = path.with_name(f".{path.name}.partial")
-    draft.write_text("".join(kept), encoding="utf-8")
-    draft.replace(path)
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    # What is killed, or a machine without power, leaves half a line.
+    kept = [*takewhile(whole, lines)]
+    if last is not None:
+        steps = [json.loads(line)["step"] for line in kept]
+        starts = (
+            index for index in range(1, len(steps)) if steps[index] <= steps[index - 1]
+        )
+        own = max(starts, default=0)
+        kept[own:] = [
+            line
+            for line, step in zip(kept[own:], steps[own:], strict=True)
+            if step <= last
+        ]
+    if kept != lines:
+        draft = path.with_name(f".{path.name}.partial")
+        draft.write_text("".join(kept), encoding="utf-8")
+        draft.replace(path)
+
+
+def whole(line: str) -> bool:
+    """Whether a line was written to its end."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return line.endswith("\n")
 
 
 @contextmanager

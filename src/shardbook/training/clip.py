@@ -27,7 +27,7 @@ NaN as the factor, all their weights would become NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 
 import torch
@@ -38,6 +38,7 @@ from shardbook.guards.optimizer_guard import refuse_waiting
 from shardbook.parameters.flat import flat_of
 from shardbook.training.step_in_backward import steps_in_backward
 from shardbook.zero.conductor import conductor_of
+from shardbook.zero.unit import Unit
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
 # sidelit: show
@@ -79,12 +80,18 @@ def clip_grad_norm_(
     result = norm.to(dtype_of_all(model))
     if error_if_nonfinite:
         refuse_nonfinite(result, norm_type)
+    limit(model, norm, max_norm)
+    return result
+
+
+@torch.no_grad()
+def limit(model: nn.Module, norm: Tensor, max_norm: float) -> None:
+    """Scale all gradients, whose norm is known, so that it is at most `max_norm`."""
     # As in PyTorch, the factor is at most 1, and it is always applied: to look first
     # whether it is 1 would make the host wait for the device.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=0.0)
     for gradient in gradients(model):
         gradient.mul_(factor.to(gradient.device, gradient.dtype))
-    return result
 
 
 def gradient_norm(model: nn.Module, order: float) -> Tensor:
@@ -95,35 +102,60 @@ def gradient_norm(model: nn.Module, order: float) -> Tensor:
     """
     if not order > 0:
         raise ValueError(f"norm_type={order} is not a norm; choose a positive number")
-    combine = torch.max if math.isinf(order) else torch.sum
-    exponent = 1.0 if math.isinf(order) else order
-    # A slice can be empty, and an empty vector has no largest element.
-    found = [gradient for gradient in gradients(model, once=True) if gradient.numel()]
     units = list(conductor_of(model).drivers)
     if not units:
         return torch.zeros((), dtype=torch.float64)
+    total = sum_of_powers(model, order)
+    # In stage 0 each rank has the whole gradient, and there is nothing to add.
+    if units[0].stage:
+        total = combine(order)(of_all_ranks(model, total.view(1), "clipping"))
+    return total.pow(1 / exponent(order))
+
+
+def sum_of_powers(model: nn.Module, order: float) -> Tensor:
+    """This rank's own term: the sum of $|g_i|^p$ over its part of the gradient, 0-dim, FP64."""
+    # A slice can be empty, and an empty vector has no largest element.
+    found = [gradient for gradient in gradients(model, once=True) if gradient.numel()]
+    units = list(conductor_of(model).drivers)
     zero = units[0].flats[0].full.new_zeros((), dtype=torch.float64)
     # The ranks exchange on the device, and [gradients may be on the host](offload.py).
     norms = [
         torch.linalg.vector_norm(gradient, order, dtype=torch.float64).to(zero.device)
         for gradient in found
     ]
-    total = combine(torch.stack([zero, *norms]).pow(exponent))
-    # In stage 0 each rank has the whole gradient, and there is nothing to add.
-    if units[0].stage:
-        group = units[0].groups.shards
-        of_all_ranks = total.new_empty(world(group)[1])
-        # A rank that does not clip must not leave the others waiting.
-        checked, first = units[0].order, units[0].sites[0].name
-        checked.begin("clipping")
-        checked.before("gather", "the norm of the gradients", first)
-        # An all-reduce would not do for the largest value: between a number and NaN
-        # some backends choose the number, and one rank's NaN would be lost.
-        gathering = all_gather(of_all_ranks, total.view(1), group=group)
-        checked.watch(gathering.works)
-        gathering.wait()
-        total = combine(of_all_ranks)
-    return total.pow(1 / exponent)
+    return combine(order)(torch.stack([zero, *norms]).pow(exponent(order)))
+
+
+def combine(order: float) -> Callable[[Tensor], Tensor]:
+    """What is done with the terms of the ranks: the largest norm has no sum."""
+    return torch.max if math.isinf(order) else torch.sum
+
+
+def exponent(order: float) -> float:
+    """What each term is raised to."""
+    return 1.0 if math.isinf(order) else order
+
+
+def of_all_ranks(model: nn.Module, own: Tensor, kind: str) -> Tensor:
+    """The numbers of all ranks, on every rank. Collective.
+
+    :param own: 1-D, as many numbers on every rank
+    :param kind: what the ranks do, for the message if one of them does something else
+    :returns: 1-D, the numbers of rank 0, then those of rank 1, and so on
+    """
+    units = list(conductor_of(model).drivers)
+    group = units[0].groups.shards
+    found = own.new_empty(world(group)[1] * own.numel())
+    # A rank that does not clip must not leave the others waiting.
+    checked, first = units[0].order, units[0].sites[0].name
+    checked.begin(kind)
+    checked.before("gather", "the norm of the gradients", first)
+    # An all-reduce would not do for the largest value: between a number and NaN some
+    # backends choose the number, and one rank's NaN would be lost.
+    gathering = all_gather(found, own, group=group)
+    checked.watch(gathering.works)
+    gathering.wait()
+    return found
 
 
 def gradients(model: nn.Module, *, once: bool = False) -> Iterator[Tensor]:
@@ -133,16 +165,20 @@ def gradients(model: nn.Module, *, once: bool = False) -> Iterator[Tensor]:
         that [is trained only later](freezing.py) is whole on every rank, and so is its
         gradient.
     """
-    units = conductor_of(model).drivers
     refuse_unclippable(model)
-    for unit in units:
-        for flat in unit.trainable:
-            refuse_waiting(flat)
-            if once and unit.stage and unit.rank and not flat.sliced:
-                continue
-            for parameter in flat.parameters:
-                if parameter.grad is not None:
-                    yield parameter.grad
+    for unit in conductor_of(model).drivers:
+        yield from gradients_of(unit, once=once)
+
+
+def gradients_of(unit: Unit, *, once: bool = False) -> Iterator[Tensor]:
+    """This rank's parts of the gradients of one unit."""
+    for flat in unit.trainable:
+        refuse_waiting(flat)
+        if once and unit.stage and unit.rank and not flat.sliced:
+            continue
+        for parameter in flat.parameters:
+            if parameter.grad is not None:
+                yield parameter.grad
 
 
 # sidelit: depth Limits for single elements, mixed dtypes, and models that cannot be clipped.

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import resource
+import shutil
 import signal
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint import filesystem
 
 import ranks
 from book.toys import assert_equal
 from shardbook import Disagreement, shard
+from shardbook.state import checkpoints, file_list, sharded
 from shardbook.state.checkpoint_index import Damaged
 from shardbook.state.checkpoints import Checkpoints
 
@@ -194,8 +200,6 @@ def test_what_is_damaged_is_refused_on_every_rank(tmp_path: Path, spoil: Any, sa
 
 
 def die_while_writing(folder: Path, victim: int) -> None:
-    from shardbook.state import sharded
-
     def die(*_: Any, **__: Any) -> None:
         if dist.get_rank() == victim:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -231,6 +235,97 @@ def test_a_disk_that_is_full_is_told_on_every_rank_and_nothing_stays_behind(tmp_
     assert found[0] == found[1]
     assert re.search(r"rank 1: .*File too large", found[0][0])
     assert found[0][1] == []
+
+
+class Full:
+    """A file on a disk that has room for one write."""
+
+    room = 1
+
+    def write(self, data: bytes) -> int:
+        self.room -= 1
+        if self.room == 0:
+            return len(data)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def flush(self) -> None:
+        pass
+
+
+# Each phase of a save: what fails there, the rank on which it does, and with which error.
+FAULTS: list[tuple[Any, str, int, int]] = [
+    (Path, "mkdir", 0, errno.EROFS),
+    (filesystem.torch, "save", 1, 0),
+    (os, "fsync", 0, errno.ENOSPC),
+    (os, "fsync", 1, errno.EIO),
+    (sharded.Writer, "finish", 0, errno.ENOSPC),
+    (file_list, "checksum", 1, errno.EIO),
+    (checkpoints, "write_list", 0, errno.ENOSPC),
+    (Path, "rename", 0, errno.EROFS),
+]
+
+
+def save_and_wait(place: Checkpoints, step: int, *what: Any) -> None:
+    place.save(step, *what)
+    place.wait()
+
+
+def save_with_faults(folder: Path) -> list[str]:
+    model, optimizer = job(1)
+    train(model, optimizer, 1)
+    found = []
+    for background in (False, True):
+        each = Checkpoints(folder, background=background)
+        save_and_wait(each, 1, model, optimizer)
+        for where, name, victim, number in FAULTS:
+            if dist.get_rank() != victim:
+                fault = getattr(where, name)
+            elif number:
+                fault = Mock(side_effect=OSError(number, os.strerror(number)))
+            else:
+                # PyTorch's writer hides this one behind an error of its own.
+                fault = partial(lambda save, data, _: save(data, Full()), getattr(where, name))
+            with patch.object(where, name, fault), pytest.raises(OSError, match="could not be") as caught:
+                save_and_wait(each, 2, model, optimizer)
+            found.append(str(caught.value))
+            dist.barrier()
+            assert names(folder) == ["step-00000001"], name
+            dist.barrier()
+        assert Checkpoints(folder).load(*job(2)) == 1
+        save_and_wait(each, 2, model, optimizer)
+        assert names(folder) == ["step-00000001", "step-00000002"]
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder)
+        dist.barrier()
+    return found
+
+
+def test_a_fault_in_any_phase_of_a_save_is_told_on_every_rank_and_leaves_the_checkpoint_before(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    found = ranks.run(2, save_with_faults, folder)
+    assert found[0] == found[1]
+    assert found[0][: len(FAULTS)] == found[0][len(FAULTS) :]
+    for said, (_, name, victim, number) in zip(found[0], FAULTS, strict=False):
+        assert said.startswith(f"step 2 could not be saved into {folder}: ")
+        assert os.strerror(number or errno.ENOSPC) in said, name
+        assert f"rank {victim}: " in said or name in ("mkdir", "write_list", "rename")
+        assert "\n" not in said
+
+
+def load_what_cannot_be_read(folder: Path) -> str:
+    broken = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
+    plain = file_list.checksum
+    with patch.object(file_list, "checksum", broken if dist.get_rank() == 1 else plain):
+        return str(load(folder))
+
+
+def test_a_file_that_one_rank_cannot_read_is_told_on_every_rank(tmp_path: Path) -> None:
+    ranks.run(2, save_three, tmp_path / "run")
+    found = ranks.run(2, load_what_cannot_be_read, tmp_path / "run")
+    assert found == ["rank 1: [Errno 5] Input/output error"] * 2
 
 
 def save_in_a_file(folder: Path) -> str:
