@@ -34,18 +34,19 @@ class BetweenRanks:
 
     It is made once the script has joined its process group.
 
-    :param limit: the seconds that a rank waits for the note of another
     """
 
+    # The seconds that a rank waits for the note of another, and how many runs this
+    # process has watched.
+    limit = 10.0
     runs = 0
 
-    def __init__(self, limit: float = 10.0) -> None:
+    def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         store: Any = default_store()
-        # A process may watch several runs, one after the other.
+        # Each run has keys of its own.
         BetweenRanks.runs += 1
         self.store = PrefixStore(f"shardbook.check/{BetweenRanks.runs}", store)
-        self.limit = limit
 
     def compare(self, key: str, note: Any) -> list[Any]:
         """Write this rank's note, and read those of all ranks.

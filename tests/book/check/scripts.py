@@ -102,12 +102,12 @@ FAULTS: dict[str, tuple[str, str, str, str | None]] = {
         """
         model = shard(build(), stage=2, units=Block)
         torch.manual_seed(rank)
-        every = [*model.parameters()]
+        ps = [*model.parameters()]
         optimizer = torch.optim.AdamW(model.parameters())
         for step in range(100):
             x, y = batch()
             F.cross_entropy(model(x), y).backward()
-            norm = clip_grad_norm_(model, float("inf"))  ## norm = nn.utils.get_total_norm(p.grad for p in every)
+            norm = clip_grad_norm_(model, float("inf"))  ## norm = nn.utils.get_total_norm(p.grad for p in ps)
             optimizer.step()
             optimizer.zero_grad()
         """,
@@ -117,12 +117,12 @@ FAULTS: dict[str, tuple[str, str, str, str | None]] = {
         """
         model = shard(build(), units=Block)
         torch.manual_seed(rank)
-        every = [*model.parameters()]
+        ps = [*model.parameters()]
         optimizer = torch.optim.AdamW(model.parameters())
         for step in range(100):
             x, y = batch()
             F.cross_entropy(model(x), y).backward()
-            norm = clip_grad_norm_(model, float("inf"))  ## norm = sum(p.grad.detach().norm() for p in every)
+            norm = clip_grad_norm_(model, float("inf"))  ## norm = sum(p.grad.detach().norm() for p in ps)
             optimizer.step()
             optimizer.zero_grad()
         """,
@@ -263,6 +263,20 @@ FAULTS: dict[str, tuple[str, str, str, str | None]] = {
             F.cross_entropy(model(x), y).backward()
             pass  ## optimizer.zero_grad()
             optimizer.step()
+        """,
+        *("error", "no-gradients", "optimizer.step()"),
+    ),
+    "a backward pass to the parameters": (
+        """
+        model = shard(build(), stage=0, units=Block)
+        torch.manual_seed(rank)
+        optimizer = torch.optim.AdamW(model.parameters())
+        inputs = None  ## inputs = [*model.parameters()]
+        for step in range(100):
+            x, y = batch()
+            F.cross_entropy(model(x), y).backward(inputs=inputs)
+            optimizer.step()
+            optimizer.zero_grad()
         """,
         *("error", "no-gradients", "optimizer.step()"),
     ),

@@ -6,6 +6,7 @@ from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -35,7 +36,8 @@ def pages(folder: str, names: list[str], options: dict[str, Any]) -> dict[str, P
     """Check some files of a folder on this rank. Rank 0 gets the pages, and what was written to stderr."""
     found: dict[str, Page | None] = {}
     for name in names:
-        with redirect_stderr(StringIO()) as written:
+        # A rank that does something else is waited for in vain.
+        with redirect_stderr(StringIO()) as written, patch.object(BetweenRanks, "limit", 2.0):
             made = check(Path(folder, name), **options)
         said = written.getvalue()
         found[name] = made and {**made.data(), "page": made.page(), "code": made.code, "said": said}
@@ -192,7 +194,8 @@ def test_a_race_of_the_program_is_found_with_its_line(tmp_path: Path) -> None:
 
 def silent(limit: float) -> list[Any]:
     """Rank 1 ends without a note, and rank 0 compares."""
-    between = BetweenRanks(limit)
+    between = BetweenRanks()
+    between.limit = limit
     if between.rank:
         between.ended("over")
         return []
@@ -208,7 +211,8 @@ def test_nobody_waits_for_a_rank_that_is_silent_or_has_ended() -> None:
 
 def absent() -> list[Any] | None:
     """Rank 1 writes nothing at all."""
-    between = BetweenRanks(0.0)
+    between = BetweenRanks()
+    between.limit = 0.0
     return None if between.rank else between.compare("a question", "mine")
 
 
