@@ -56,6 +56,17 @@ boxes](boxes.py), [files that any ranks read](sharded.py), [an index without a
 program](checkpoint_index.py), [the state of a run](run_state.py) with [what is each
 rank's own](rank_state.py), [the optimizer's](optimizer_entries.py), and [plain
 data](plain_data.py).
+
+**Checking it**: [a command](check_command.py) that runs a few steps of a script [under
+watch](checked_run.py), by [observers](observers.py) and [watches](watches.py), whose
+[findings](findings.py) name [a line](place.py): of [the steps](watch_steps.py), [the
+gradients](watch_gradients.py), [the parameters](watch_parameters.py), [the
+data](watch_data.py), [code that sees slices](watch_slices.py), [the
+bytes](watch_bytes.py) and [races](watch_races.py); what the ranks [tell each
+other](between_ranks.py), [the page](diagnosis.py); and for races [a
+recording](stream_events.py) that [a recorder](stream_recorder.py) makes with [a model of
+memory](stream_memory.py) on [a device that is not there](stream_device.py), and [a
+judge](stream_replay.py).
 """
 
 # The press and its site live in the same distribution and need no torch. So torch is

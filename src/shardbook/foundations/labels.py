@@ -40,6 +40,7 @@ from collections.abc import Callable
 
 from torch.profiler import record_function
 
+from shardbook.foundations.observers import observers
 from shardbook.foundations.torch_private import profiler_runs
 
 __all__ = ["label", "profiler_labels"]
@@ -75,8 +76,12 @@ class label:
             name = self.name if isinstance(self.name, str) else self.name()
             self.shown = record_function(f"{self.action} {name}")
             self.shown.__enter__()
+        for observer in observers:
+            observer.begins(self.action, self.name)
 
     def __exit__(self, *error: object) -> None:
+        for observer in observers:
+            observer.ends(self.action, self.name)
         if self.shown is not None:
             self.shown.__exit__(*error)
 

@@ -63,6 +63,7 @@ __all__ = [
     "checkpoint_debug_block",
     "compiler_at_work",
     "compiler_is_loaded",
+    "cuda_sanitizer",
     "current_node",
     "default_store",
     "early_stop_block",
@@ -71,9 +72,11 @@ __all__ = [
     "graph_task",
     "group_in_force",
     "in_transform",
+    "is_expired",
     "is_initialised",
     "keystr",
     "lasting_buffers",
+    "launch_kernel",
     "next_number",
     "no_modes",
     "number_of",
@@ -86,6 +89,7 @@ __all__ = [
     "push_saving",
     "reaches_all",
     "reads_found_inf",
+    "reduction_of",
     "saving_forbidden",
     "schema_of",
     "skip_frame",
@@ -201,6 +205,14 @@ def number_of(node: Any) -> int:
     """The number that a node got when it was made, as `next_number` counts them."""
     number: int = node._sequence_nr()
     return number
+
+
+def reduction_of(node: Any) -> int | None:
+    """Whether a loss was asked for its mean (1) or its sum (2); `None` for other nodes.
+
+    A node of the graph has a public name, but not this: it is saved for the backward pass.
+    """
+    return getattr(node, "_saved_reduction", None)
 
 
 # The stack of pairs of hooks through which autograd saves tensors. The public
@@ -421,6 +433,17 @@ def forbid_compiling(function: Callable[..., Any], reason: str) -> None:
 # **Profilers.** Whether one records what this thread does. Public names begin and end a
 # record, and none tells whether somebody wants it.
 profiler_runs = torch._C._autograd._profiler_enabled
+
+# **Races.** Which of two accesses on a device's streams comes first, as PyTorch's own
+# checker for CUDA finds out. The module is private; the documentation names it as the
+# place of `enable_cuda_sanitizer`, which watches a real device only.
+from torch.cuda import _sanitizer as cuda_sanitizer
+
+launch_kernel = cuda_sanitizer.EventHandler._handle_kernel_launch
+
+# Whether a storage has died, given the number that a weak reference to it keeps. Python
+# tells of the end of an object, and a storage may live on without one.
+is_expired = torch.UntypedStorage._expired
 
 # **Ranks.** The store in which the ranks of the first group have met. A program may
 # give `init_process_group` a store, but PyTorch gives none back.

@@ -54,6 +54,7 @@ from torch import nn
 from shardbook.foundations.agreement import agree
 from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.groups import Groups, groups_of
+from shardbook.foundations.observers import observed
 from shardbook.guards.interrupted import let_zero_grad_reach
 from shardbook.guards.unsupported import refuse_methods
 from shardbook.guards.wrappers import refuse_wrappers, wrapped
@@ -84,6 +85,7 @@ STAGES: dict[int, type[Unit]] = {
 }
 
 
+@observed
 def shard(
     model: M,
     *,

@@ -11,9 +11,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from book import races
-from book.races import COMPUTE, Recorder
 from shardbook import checkpoint
+from shardbook.check.stream_device import device
+from shardbook.check.stream_events import COMPUTE, Trace
+from shardbook.check.stream_recorder import Recorder
+from shardbook.check.stream_replay import races
 from shardbook.checkpointing import handover
 from shardbook.foundations import rng
 
@@ -25,10 +27,10 @@ def line_of(text: str) -> str:
     return f"handover.py:{number}"
 
 
-def two_branches() -> races.Trace:
+def two_branches() -> Trace:
     """Go backward through a checkpoint with a branch on a side stream, whose backward pass comes first."""
     with Recorder() as recorder:
-        side = races.device.Stream("cpu")
+        side = device.Stream("cpu")
         ones = [torch.ones(3), torch.ones(3)]
         given = [torch.ones(3, requires_grad=True) for _ in ones]
         # Of the two gradients none meets another, so autograd itself lets no stream wait.
@@ -50,7 +52,7 @@ def two_branches() -> races.Trace:
         recorder.wait(side.number, recorder.record(COMPUTE), lines=())
         torch.autograd.backward([first, second], ones)
         del first, second, node
-        with races.device.stream(side):
+        with device.stream(side):
             # Whoever takes memory of the side stream next.
             torch.empty(3).fill_(1.0)
     return recorder.trace
@@ -58,21 +60,21 @@ def two_branches() -> races.Trace:
 
 def test_a_tensor_is_waited_for_on_another_stream_than_the_recomputation_s() -> None:
     trace = two_branches()
-    assert races.races(trace) == []
-    found = races.races(trace, without=[line_of("done.wait(current)")])
+    assert races(trace) == []
+    found = races(trace, without=[line_of("done.wait(current)")])
     assert any("exp" in str(race) or "mul" in str(race) for race in found), found
 
 
 def test_the_memory_of_a_tensor_is_not_given_away_while_another_stream_reads_it() -> None:
     with patch.object(handover.Ready, "hand_over", waits_only):
-        found = races.races(two_branches())
+        found = races(two_branches())
     assert any("fill_" in str(race) for race in found), found
 
 
 def waits_only(ready: handover.Ready, tensor: Tensor) -> Tensor:
     """What the chapter does, without telling the allocator."""
     for stream, done in ready.moments.values():
-        current = races.device.current_stream("cpu")
+        current = device.current_stream("cpu")
         if current != stream:
             done.wait(current)
     return tensor

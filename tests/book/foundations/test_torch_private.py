@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import checkpoint as torch_checkpoint
 
 import ranks
@@ -291,6 +292,18 @@ def test_keystr() -> None:
 
 
 # Autograd.
+
+
+def test_reduction_of() -> None:
+    x, y = torch.randn(2, 3, requires_grad=True), torch.tensor([0, 2])
+    for loss, target in (
+        (F.cross_entropy, y),
+        (F.mse_loss, torch.ones(2, 3)),
+        (F.huber_loss, torch.ones(2, 3)),
+    ):
+        nodes = [loss(x, target, reduction=how).grad_fn for how in ("none", "mean", "sum")]
+        assert [private.reduction_of(node) for node in nodes] == [0, 1, 2]
+    assert private.reduction_of((F.cross_entropy(x, y) / 2).grad_fn) is None
 
 
 def in_backward(act: Any) -> Any:
@@ -819,6 +832,62 @@ def test_profiler_runs() -> None:
     with torch.autograd.profiler.profile():
         assert private.profiler_runs()
     assert not private.profiler_runs()
+
+
+# Races.
+
+
+def launch(checker: Any, stream: int, *, reads: set[int], writes: set[int]) -> list[Any]:
+    errors: list[Any] = private.launch_kernel(
+        checker, stream, reads, writes, set(), "", {block: [] for block in reads | writes}
+    )
+    return errors
+
+
+def test_launch_kernel() -> None:
+    """A read on another stream than the write is an error, and names both."""
+    checker = private.cuda_sanitizer.EventHandler()
+    assert launch(checker, 0, reads=set(), writes={7}) == []
+    assert launch(checker, 0, reads={7}, writes=set()) == []
+    (error,) = launch(checker, 1, reads={7}, writes=set())
+    assert (error.current_access.stream, error.previous_access.stream) == (1, 0)
+    kinds = private.cuda_sanitizer.AccessType
+    assert (error.current_access.type, error.previous_access.type) == (kinds.READ, kinds.WRITE)
+
+
+def test_cuda_sanitizer() -> None:
+    """An event orders two streams, and memory that is taken anew has no past."""
+    checker = private.cuda_sanitizer.EventHandler()
+    launch(checker, 0, reads=set(), writes={7})
+    first = checker.tensors_accessed.get_write(7)
+    checker.syncs.create_event(1)
+    checker.syncs.record_state(1, 0)
+    assert not checker.syncs.is_ordered_after(1, first.seq_num, first.stream)
+    checker.syncs.stream_wait_for_event(1, 1)
+    assert checker.syncs.is_ordered_after(1, first.seq_num, first.stream)
+    assert launch(checker, 1, reads={7}, writes=set()) == []
+    (last,) = checker.tensors_accessed.get_reads(7)
+    checker.tensors_accessed.delete_tensor(7)
+    checker.tensors_accessed.create_tensor(7, None)
+    assert launch(checker, 2, reads=set(), writes={7}) == []
+    checker.tensors_accessed.delete_tensor(7)
+    checker.tensors_accessed.ensure_tensor_does_not_exist(7)
+    checker.tensors_accessed.ensure_tensor_exists(7)
+    checker.tensors_accessed.add_read(7, last)
+    assert len(launch(checker, 2, reads=set(), writes={7})) == 1
+    op = torch.ops.aten.mul_.Tensor
+    pairs = private.cuda_sanitizer.zip_arguments(private.schema_of(op), ("x", "y"), {})
+    assert [(argument.name, value) for argument, value in pairs] == [("self", "x"), ("other", "y")]
+
+
+def test_is_expired() -> None:
+    one = torch.ones(2)
+    weak = StorageWeakRef(one.untyped_storage())
+    view = one[:1]
+    del one
+    assert not private.is_expired(weak.cdata)
+    del view
+    assert private.is_expired(weak.cdata)
 
 
 # Ranks.

@@ -1,0 +1,1 @@
+"""`python -m shardbook.check`: a few steps of a program of yours, watched."""

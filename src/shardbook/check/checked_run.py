@@ -1,0 +1,186 @@
+r"""# A script under watch
+
+> The script runs as it is, and is ended after a few steps; what was found so far is told in any case.
+
+```sh
+python -m shardbook.check --ranks 2 --steps 3 train.py --lr 1e-3
+```
+
+`train.py` is not changed and imports nothing for this. It runs as Python would run it: as
+`__main__`, with its own arguments and its own folder first on the path. Around it stand
+[the watches](watches.py). Whatever ends the script ends the watching, too:
+
+| the script | the page |
+|---|---|
+| takes its steps | is complete |
+| ends by itself | is complete, with fewer steps |
+| raises an error | follows the traceback, which begins at the script, and has what was found until then |
+| leaves [the common order](exchange_order.py) | names the line at which the ranks disagreed |
+| never calls `shard` | is a sentence: there is nothing to look at |
+
+An error of the script's own is a finding as well, the heaviest: without it the run would
+not have ended there.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shardbook.check.diagnosis import Diagnosis
+from shardbook.check.findings import Finding, joined
+from shardbook.check.place import Place, is_users
+from shardbook.check.watch_bytes import Bytes
+from shardbook.check.watch_data import Data
+from shardbook.check.watch_gradients import Gradients
+from shardbook.check.watch_parameters import Parameters
+from shardbook.check.watch_races import Races
+from shardbook.check.watch_slices import Slices
+from shardbook.check.watch_steps import Enough, Steps
+from shardbook.check.watches import Run, Watch, Watched
+from shardbook.command import Mistake
+from shardbook.foundations.agreement import Disagreement
+
+__all__ = ["check"]
+# sidelit: show
+
+
+def check(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    steps: int = 3,
+    races: bool = False,
+) -> Diagnosis | None:
+    """Run a script on this rank, and find out what is wrong with its steps.
+
+    Collective: all ranks call it with the same arguments.
+
+    :param script: a Python file that calls `shard` and trains
+    :param arguments: those of the script
+    :param steps: after how many steps of the optimizer the script is ended
+    :param races: look for [races between streams](watch_races.py) as well
+    :returns: what was found on all ranks, on rank 0; `None` on the others
+    :raises Mistake: if the script has ended without an error and never sharded a model
+    """
+    run = Run(steps)
+    counted = Bytes(run)
+    watches = [counted, Parameters(run), Data(run), Gradients(run), Slices(run)]
+    # A script is ended by the last watch, when all others have seen the moment.
+    watches = [*watches, *([Races(run)] if races else []), Steps(run)]
+    failed = False
+    try:
+        with Watched(run, watches):
+            run_script(Path(script), arguments)
+    except Enough:
+        pass
+    except SystemExit as end:
+        failed = end.code not in (None, 0)
+        if failed:
+            note_error(run, end)
+    except Exception as error:
+        failed = True
+        note_error(run, error)
+    finally:
+        counted.counting.close()
+    if run.ranks is None:
+        return alone(run, failed)
+    mine = {
+        "facts": None if failed else [watch.facts() for watch in watches],
+        "findings": [finding.write() for finding in run.found.made],
+    }
+    notes = run.ranks.ended(mine)
+    if run.ranks.rank:
+        return None
+    return diagnose(run, watches, notes, counted)
+
+
+def diagnose(
+    run: Run, watches: Sequence[Watch], notes: list[Any], counted: Bytes
+) -> Diagnosis:
+    """Put together on rank 0 what all ranks have found."""
+    for rank, note in enumerate(notes):
+        if note is None:
+            run.found.add(
+                "error",
+                "silent",
+                f"rank {rank} has not come to the end of the run, or waits for the others",
+                "look at its output, and at what the other ranks did not do",
+            )
+    facts = [note and note["facts"] for note in notes]
+    whole = all(fact is not None for fact in facts)
+    for number, watch in enumerate(watches if whole else ()):
+        watch.judge([fact[number] for fact in facts])
+    others = [
+        [Finding.read(each) for each in (note or {"findings": ()})["findings"]]
+        for note in notes
+    ]
+    findings = joined([[*run.found.made], *others[1:]])
+    taken = run.taken_by_all
+    return Diagnosis(taken, len(notes), findings, counted.rows() if whole else [])
+
+
+def run_script(script: Path, arguments: Sequence[str]) -> None:
+    """What `python script.py ARGUMENTS` does."""
+    argv, path = sys.argv, [*sys.path]
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+# sidelit: depth Scripts that raise, and scripts that never shard a model.
+
+
+def note_error(run: Run, error: BaseException) -> None:
+    """Print the traceback of an error from the script on, and make a finding of it.
+
+    What all ranks raise alike is printed by rank 0 only.
+    """
+    trace = error.__traceback__
+    while trace is not None and not is_users(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    of_all = (
+        isinstance(error, Disagreement) and run.ranks is not None and run.ranks.rank
+    )
+    if not of_all:
+        traceback.print_exception(type(error), error, trace or error.__traceback__)
+    said = str(error).strip().partition("\n")[0]
+    kind = "order" if isinstance(error, Disagreement) else "raised"
+    todo = (
+        "let all ranks do the same, in the same order"
+        if kind == "order"
+        else "see the traceback above"
+    )
+    what = f"{type(error).__name__}: {said}" if kind == "raised" else said
+    run.found.add("error", kind, what, todo, last_line(error.__traceback__))
+
+
+def last_line(trace: TracebackType | None) -> Place | None:
+    """The innermost line of the user's program in a traceback."""
+    lines = [
+        Place(frame.f_code.co_filename, number)
+        for frame, number in traceback.walk_tb(trace)
+        if is_users(frame.f_code.co_filename)
+    ]
+    return lines[-1] if lines else None
+
+
+def alone(run: Run, failed: bool) -> Diagnosis | None:
+    """The ranks have nothing to compare, since no model was sharded.
+
+    :raises Mistake: if the script itself has not failed
+    """
+    if not failed:
+        raise Mistake(
+            "the script has ended and never called shardbook.shard, so there was nothing to check"
+        )
+    return Diagnosis(0, 1, joined([[*run.found.made]]))

@@ -1,0 +1,148 @@
+r"""# The page of diagnosis
+
+> One line says how the run went; below it stands each finding, the heaviest first, and then the bytes.
+
+```
+3 steps on 2 ranks: 1 error, 1 warning, 0 notes
+
+error: PyTorch's clipping sees only this rank's part of each gradient, so each rank scales by another factor
+  train.py:31
+  call shardbook.clip_grad_norm_(model, max_norm)
+
+warning: the model was trained in eval() mode, without dropout and with fixed norms
+  train.py:24
+  call model.train() before the training loop, and after each evaluation
+
+bytes sent by rank 0 in 2 steps          counted    by formula
+blocks.0   gather                         50,688        50,688
+```
+
+The same page is data for programs: `--json FILE` writes it as one object.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from shardbook.check.findings import WEIGHTS, Finding
+from shardbook.check.watch_bytes import Row
+
+__all__ = ["Diagnosis"]
+# sidelit: show
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What rank 0 prints.
+
+    :param steps: how many steps the script has taken
+    :param ranks: on how many ranks
+    :param findings: each with the ranks that made it, the heaviest first
+    :param rows: the bytes that rank 0 has sent
+    """
+
+    steps: int
+    ranks: int
+    findings: list[tuple[Finding, list[int]]]
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def count(self) -> Counter[str]:
+        """How many findings there are of each weight."""
+        return Counter(finding.weight for finding, _ in self.findings)
+
+    @property
+    def code(self) -> int:
+        """The exit code: 1 if something makes training wrong."""
+        return int(self.count["error"] > 0)
+
+    def page(self) -> str:
+        """The page as text."""
+        lines = [self.verdict()]
+        for finding, ranks in self.findings:
+            lines += ["", f"{finding.weight}: {finding.what}"]
+            if finding.where is not None:
+                some = self.ranks > len(ranks) > 0 and finding.kind not in OF_ALL
+                who = f" (rank {', '.join(map(str, ranks))})" if some else ""
+                lines.append(f"  {finding.where}{who}")
+            lines.append(f"  {finding.todo}")
+        return "\n".join([*lines, *self.table()])
+
+    def verdict(self) -> str:
+        """The first line.
+
+        >>> print(Diagnosis(3, 2, []).verdict())
+        3 steps on 2 ranks: nothing found
+        """
+        head = f"{counted(self.steps, 'step')} on {counted(self.ranks, 'rank')}"
+        if not self.findings:
+            return f"{head}: nothing found"
+        return f"{head}: {', '.join(counted(self.count[weight], weight) for weight in WEIGHTS)}"
+
+    def table(self) -> list[str]:
+        """The bytes, with the units that differ from the formula first if there are too many."""
+        if not self.rows:
+            return []
+        rows = sorted(self.rows, key=lambda row: row.planned in (None, row.counted))
+        shown = self.rows if len(rows) <= MOST else rows[:MOST]
+        width = max(len(f"{row.unit}  {row.kind}") for row in shown) + 2
+        width = max(width, 34)
+        head = f"bytes sent by rank 0 in {counted(self.steps - 1, 'step')}"
+        lines = ["", f"{head:<{width}}{'counted':>14}{'by formula':>14}"]
+        lines += [line(row, width) for row in shown]
+        left = [row for row in rows if row not in shown]
+        if left:
+            plans = [row.planned for row in left]
+            plan = None if None in plans else sum(each or 0 for each in plans)
+            rest = Row(f"{len(left)} more", "", sum(row.counted for row in left), plan)
+            lines.append(line(rest, width))
+        return lines
+
+    def data(self) -> dict[str, Any]:
+        """The page as plain data."""
+        return {
+            "steps": self.steps,
+            "ranks": self.ranks,
+            "findings": [
+                {
+                    **finding.write(),
+                    "where": finding.where and str(finding.where),
+                    "ranks": ranks,
+                }
+                for finding, ranks in self.findings
+            ],
+            "bytes": [asdict(row) for row in self.rows],
+        }
+
+
+# A page has about so many rows of bytes.
+MOST = 24
+# These are found by a comparison, which rank 0 makes for all.
+OF_ALL = {
+    "unused",
+    "untrained",
+    "no-gradients",
+    "zero-gradients",
+    "same-data",
+    "same-masks",
+} | {
+    *("alone", "foreign-optimizer", "buffers", "first-values", "race"),
+}
+
+
+def line(row: Row, width: int) -> str:
+    """One row of the table of bytes."""
+    plan = "" if row.planned is None else f"{row.planned:,}"
+    return f"{f'{row.unit}  {row.kind}':<{width}}{row.counted:>14,}{plan:>14}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "step"), counted(0, "error")
+    ('1 step', '0 errors')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"

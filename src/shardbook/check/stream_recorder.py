@@ -1,0 +1,271 @@
+r"""# The recorder
+
+> A run on a CPU, written down as if a GPU with its streams and its allocator carried it out.
+
+The run is real, on CPU tensors, and its results are right. What a GPU would do with it is
+a model, written down as [a list of events](stream_events.py). Modelled are
+
+- **kernels**: each operation of PyTorch is one kernel on the current stream. What it reads
+  and writes is taken from the operation's schema, and kept by storage: two parts of one
+  storage count as one place. A backward pass runs on the stream of its forward pass,
+  which in this library is the compute stream.
+- **streams, events and NCCL**: [the device](stream_device.py) writes them down. A
+  synchronous collective runs on the current stream.
+- **memory and the host**: [the next chapter](stream_memory.py) keeps track of both. Memory
+  that `host_memory` gives is on the host, and so is whatever PyTorch computes from it.
+  Every other tensor is on the device: `is_cpu` says so, and so is new memory for which a
+  device is named.
+
+Other waits of the host are not modelled. `item()` makes the host wait for the stream, but a program
+that is in order only because of that is out of order on the day the `item()` goes, so it
+counts as a read and nothing more.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardbook.check.stream_device import Stream, Work, at_work, device, recording
+from shardbook.check.stream_events import HOST, NCCL
+from shardbook.check.stream_memory import Recording
+from shardbook.foundations import streams
+from shardbook.foundations.torch_private import (
+    TorchDispatchMode,
+    cuda_sanitizer,
+    schema_of,
+    storage_id,
+)
+from shardbook.parameters import host, offload
+from shardbook.zero import unused
+
+__all__ = ["Recorder"]
+# sidelit: show
+
+# These operations ask a tensor for its shape, not for its values.
+FACTORY = re.compile("^new_|_like$")
+
+
+class Recorder(Recording, TorchDispatchMode):
+    """Inside the block, everything that asks for a device gets one that writes down what it is told."""
+
+    def __init__(self) -> None:
+        Recording.__init__(self)
+        TorchDispatchMode.__init__(self)
+        # Whether what runs now is the model's own business.
+        self.quiet = False
+        # The stream of each process group, and what NCCL keeps until somebody waits for
+        # an event.
+        self.nccl: dict[Any, int] = {}
+        self.kept: dict[int, list[Tensor]] = {}
+        self.patches = ExitStack()
+
+    def __enter__(self) -> Recorder:
+        assert not at_work
+        at_work.append(self)
+        streams.users.clear()
+        change = self.patches.enter_context
+        change(patch.object(torch, "get_device_module", lambda _=None: device))
+        # A group may have gloo for CPU tensors. These stand for tensors of a GPU.
+        change(patch.object(dist, "get_backend_config", lambda group=None: "cpu:nccl"))
+        change(patch.object(torch.UntypedStorage, "resize_", resize))
+        change(patch.object(Tensor, "record_stream", record_stream))
+        change(patch.object(Tensor, "is_cpu", property(is_cpu)))
+        for module in (host, offload, unused):
+            change(patch.object(module, "host_memory", self.on_host(host.host_memory)))
+        for name in (
+            "all_gather_single",
+            "reduce_scatter_single",
+            "all_to_all_single",
+            "all_reduce",
+            "broadcast",
+        ):
+            change(patch.object(dist, name, self.collective(getattr(dist, name))))
+        # The garbage collector would free memory at moments of its own.
+        gc.disable()
+        TorchDispatchMode.__enter__(self)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        TorchDispatchMode.__exit__(self, *exception)
+        gc.enable()
+        self.patches.close()
+        at_work.remove(self)
+        # The book keeps its streams. These belong to a device that is gone.
+        for kept in (streams.streams, host.road):
+            kept.cache_clear()
+        streams.users.clear()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """An operation is a kernel, on the current stream or on the host."""
+        kwargs = kwargs or {}
+        if self.quiet:
+            return func(*args, **kwargs)
+        self.sweep()
+        name = schema_of(func).name.split("::")[1]
+        reads, writes = set[int](), set[int]()
+        for argument, value in cuda_sanitizer.zip_arguments(
+            schema_of(func), args, kwargs
+        ):
+            for tensor in tensors_in(value):
+                blocks, alias = self.blocks_of(tensor), argument.alias_info
+                if alias is not None and alias.is_write:
+                    writes |= blocks
+                elif alias is None and not FACTORY.search(name):
+                    reads |= blocks
+        given = [
+            storage_id(tensor.untyped_storage()) in self.host
+            for tensor in tensors_in((args, kwargs))
+        ]
+        result = func(*args, **kwargs)
+        outputs = tensors_in(result)
+        # A copy may have one end on the host. Any other operation has all of its tensors there or none.
+        # But new memory may be like a tensor of the host, and for the device.
+        moves = FACTORY.search(name) is not None and kwargs.get("device") is not None
+        here = (
+            HOST
+            if any(given) and (all(given) or name != "copy_") and not moves
+            else self.current
+        )
+        for tensor in outputs:
+            storage = tensor.untyped_storage()
+            if storage.nbytes() and storage_id(storage) not in self.storages:
+                if here == HOST:
+                    self.host.add(storage_id(storage))
+                self.allocated(storage)
+                if "empty" not in name:
+                    writes |= self.blocks_of(tensor)
+        # What returns tensors but writes nothing is a view, or memory with nothing in it, and no kernel runs.
+        # What returns no tensor reads a value for the host.
+        if writes or not outputs:
+            self.launch(here, reads, writes, name)
+        crosses = any(given) and here != HOST and not moves
+        if crosses and not (kwargs.get("non_blocking") or args[2:3] == (True,)):
+            self.wait(HOST, self.record(here), lines=())
+        return result
+
+    def on_host(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The call of the same name, whose result counts as memory on the host."""
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Tensor:
+            with self.paused():
+                made = original(*args, **kwargs)
+            self.sweep()
+            storage = made.untyped_storage()
+            self.host.add(storage_id(storage))
+            if storage.nbytes():
+                self.allocated(storage)
+            return made
+
+        return call
+
+    def collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The call of the same name, as NCCL would carry it out."""
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = {
+                name: value
+                for name, value in bound.arguments.items()
+                if isinstance(value, Tensor)
+            }
+            outputs = [
+                value for name, value in given.items() if not name.startswith("input")
+            ]
+            asynchronous = bound.arguments.pop("async_op")
+            # gloo's threads keep tensors a moment longer, and chance would decide when memory is free. So
+            # they get copies.
+            with self.paused():
+                copies = {name: value.detach().clone() for name, value in given.items()}
+                original(**{**bound.arguments, **copies})
+                for name, value in given.items():
+                    value.detach().copy_(copies[name])
+            reads = set().union(*map(self.blocks_of, given.values()))
+            writes = set().union(*map(self.blocks_of, outputs))
+            if not asynchronous:
+                self.launch(self.current, reads, writes, f"NCCL {original.__name__}")
+                return None
+            group = bound.arguments["group"] or dist.group.WORLD
+            stream = self.nccl.setdefault(group, NCCL + len(self.nccl))
+            self.wait(stream, self.record(self.current), lines=())
+            self.launch(stream, reads, writes, f"NCCL {original.__name__}")
+            end = self.record(stream)
+            self.kept[end] = list(given.values())
+            return Work(end)
+
+        return call
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs in the block is no part of the recording."""
+        self.quiet, before = True, self.quiet
+        try:
+            yield
+        finally:
+            self.quiet = before
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors that have memory; those on the meta device have none. An operation takes and returns
+    tensors, lists and tuples of them, and its options stand in a dictionary.
+    """
+    if isinstance(value, Tensor):
+        return [] if value.is_meta else [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for part in value for tensor in tensors_in(part)]
+
+
+def is_cpu(tensor: Tensor) -> bool:
+    """Whether a tensor is on the host. The tensors of the device are on the CPU, too, and must not say so."""
+    return storage_id(tensor.untyped_storage()) in recording().host
+
+
+resize_storage = torch.UntypedStorage.resize_
+
+
+def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    """Resize, and note that the memory went or came."""
+    recorder = recording()
+    if recorder.quiet or size == storage.nbytes():
+        resize_storage(storage, size)
+        return storage
+    recorder.sweep()
+    if storage_id(storage) in recorder.storages:
+        recorder.freed(storage_id(storage))
+    resize_storage(storage, size)
+    if size:
+        recorder.allocated(storage)
+    return storage
+
+
+def record_stream(tensor: Tensor, stream: Stream) -> None:
+    """The allocator is told that another stream uses this memory, too."""
+    recorder = recording()
+    if recorder.blocks_of(tensor):
+        recorder.storages[storage_id(tensor.untyped_storage())].streams.add(
+            stream.number
+        )

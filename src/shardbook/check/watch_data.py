@@ -1,0 +1,125 @@
+r"""# The data and the random numbers
+
+> Whether the ranks train on different batches, in training mode, with masks of their own.
+
+A loader without a `DistributedSampler` gives every rank the same batches. All ranks then
+compute the same gradient, and its mean is what one rank alone would have had. The loss
+falls as usual, and the other ranks have worked for nothing. So the ranks compare what
+they call the model with. If the tensors were equal in every forward pass of the run,
+that is an error. A single pass with equal tensors is none: a batch may repeat at the
+end of [`join`](uneven.py).
+
+Two more things are visible at the beginning of a forward pass. A model that was left in
+`eval()` mode trains without dropout and does not move the statistics of its norms. And
+ranks with equal seeds draw equal dropout masks, which is a note: the masks repeat, and
+nothing else is wrong.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from shardbook.check.place import Place, place
+from shardbook.check.watch_parameters import digest
+from shardbook.check.watches import Run, Watch
+from shardbook.foundations.hook_context import tensors_in
+
+__all__ = ["Data"]
+# sidelit: show
+
+
+DROPS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
+KEEPS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+
+
+class Data(Watch):
+    """Looks at what a model is called with, and in which mode."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        # Of the forward passes that autograd records: the line, and whether all ranks
+        # had equal tensors, and equal states of their generators where these count.
+        self.line: Place | None = None
+        self.same: list[bool] = []
+        self.same_masks: list[bool] = []
+        # The line of the last forward pass in `eval()` mode.
+        self.evaluating: Place | None = None
+
+    def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """Compare the inputs of this pass on all ranks."""
+        if not self.run.records:
+            return
+        self.line = place()
+        self.evaluating = self.line if ignores_training(model) else None
+        given = [
+            t for t in tensors_in((args, kwargs)) if t.numel() > 1 and not t.is_meta
+        ]
+        mine = [digest(given) if given else None, state() if drops(model) else None]
+        assert self.run.ranks is not None
+        notes = self.run.ranks.compare(f"data {self.run.forwards}", mine)
+        self.same.append(equal([note and note[0] for note in notes]))
+        self.same_masks.append(equal([note and note[1] for note in notes]))
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """A pass in `eval()` mode was trained with."""
+        if self.evaluating is not None:
+            self.found.add(
+                "warning",
+                "evaluating",
+                "the model was trained in eval() mode, without dropout and with fixed norms",
+                "call model.train() before the training loop, and after each evaluation",
+                self.evaluating,
+            )
+
+    def judge(self, facts: list[Any]) -> None:
+        """All ranks have compared the same notes, so rank 0 knows."""
+        if self.same and all(self.same):
+            self.found.add(
+                "error",
+                "same-data",
+                f"all {len(facts)} ranks have trained on the same batches",
+                "give each rank its own part of the data, for instance by a DistributedSampler",
+                self.line,
+            )
+        elif self.same_masks and all(self.same_masks):
+            self.found.add(
+                "note",
+                "same-masks",
+                "all ranks draw the same random numbers, so their dropout masks are equal",
+                "torch.manual_seed(seed + rank) after shard()",
+                self.line,
+            )
+
+
+def equal(notes: list[Any]) -> bool:
+    """Whether several ranks have written the same. A rank that wrote nothing counts as another."""
+    return len(notes) > 1 and None not in notes and len({*notes}) == 1
+
+
+def state() -> str:
+    """The state of the generators that dropout draws from."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return digest(states)
+
+
+def drops(model: nn.Module) -> bool:
+    """Whether some dropout of the model draws masks now."""
+    return any(isinstance(m, DROPS) and m.training and m.p > 0 for m in model.modules())
+
+
+def ignores_training(model: nn.Module) -> bool:
+    """Whether a model is in `eval()` mode, and some of its modules would do something else in `train()`."""
+    if model.training or any(module.training for module in model.modules()):
+        return False
+    return any(
+        (isinstance(m, DROPS) and m.p > 0)
+        or (isinstance(m, KEEPS) and m.track_running_stats)
+        for m in model.modules()
+    )

@@ -1,0 +1,110 @@
+r"""# The steps
+
+> After the steps that were asked for the script is ended, and all ranks end it at the same place.
+
+`python -m shardbook.check --steps 3` runs three steps of a script that may go on for days.
+The moment to stop is the beginning of a forward pass: the step before is complete, and
+no exchange is under way. All ranks come to each forward pass together, so they compare
+there how often their optimizers have stepped, and all of them stop or none.
+
+The comparison finds two faults. If one rank leaves out `optimizer.step()`, its part of the
+model stays as it was while the rest moves on, and in stages 1 to 3 no error is raised.
+If the ranks have other learning rates, each trains its part of the model by another one.
+
+An exception ends the script. It is no `Exception`, so that a program which catches all
+of those, to write a log or to try again, lets it through.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from shardbook.check.place import Place, place
+from shardbook.check.watches import Run, Watch
+
+__all__ = ["Enough", "Steps"]
+# sidelit: show
+
+
+class Enough(BaseException):
+    """The script has taken its steps."""
+
+
+class Steps(Watch):
+    """Compares what each rank has stepped with, and ends the script."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.rates: list[list[float]] = []
+        self.line: Place | None = None
+
+    def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """Compare at the beginning of a forward pass, and stop if it is time.
+
+        :raises Enough: on every rank, if the steps were taken
+        """
+        run = self.run
+        assert run.ranks is not None
+        mine = [[*run.taken.values()], self.rates, run.taken_by_all]
+        notes = run.ranks.compare(f"forward {run.forwards}", mine)
+        present = [note for note in notes if note is not None]
+        self.refuse_other_steps([note and note[0] for note in notes])
+        self.refuse_other_rates([note and note[1] for note in notes])
+        # A rank that leaves out its steps would never have taken them.
+        if max(note[2] for note in present) >= run.steps:
+            raise Enough
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Remember what the step was taken with.
+
+        :raises Enough: if a script goes on to step without calling the model itself,
+            for instance where it calls only parts of it
+        """
+        self.line = place()
+        self.rates = [
+            [float(group.get("lr", 0.0)), float(group.get("weight_decay", 0.0))]
+            for one in self.run.taken
+            for group in one.param_groups
+        ]
+        if self.run.taken_by_all > self.run.steps:
+            raise Enough
+
+    def refuse_other_steps(self, counts: list[Any]) -> None:
+        """Note a rank whose optimizers have stepped more or less often than rank 0's."""
+        for rank, taken in enumerate(counts):
+            known = taken is None or counts[0] is None or taken == counts[0]
+            if not known and not self.found.has("uneven-steps"):
+                self.found.add(
+                    "error",
+                    "uneven-steps",
+                    f"rank {rank} has taken {sum(taken)} steps and rank 0 {sum(counts[0])}, "
+                    "so a part of the model stays behind the rest",
+                    "call optimizer.step() equally often on every rank",
+                    self.line,
+                )
+
+    def refuse_other_rates(self, rates: list[Any]) -> None:
+        """Note a rank that steps with another learning rate or weight decay."""
+        for rank, each in enumerate(rates):
+            first = rates[0]
+            if not (each and first) or each == first or len(each) != len(first):
+                continue
+            if self.found.has("uneven-rates"):
+                return
+            here, there = next(
+                pair for pair in zip(each, first, strict=True) if pair[0] != pair[1]
+            )
+            self.found.add(
+                "error",
+                "uneven-rates",
+                f"rank {rank} steps with learning rate {here[0]:g} and weight decay "
+                f"{here[1]:g}, rank 0 with {there[0]:g} and {there[1]:g}, so each trains "
+                "its part of the model in its own way",
+                "compute them from what all ranks have in common",
+                self.line,
+            )
+            return
