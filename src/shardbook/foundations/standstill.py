@@ -156,7 +156,6 @@ class Standstill:
         self.since, self.reported, self.meeting.standstill = now, False, ""
         self.waits_since = None
         self.look_at = max(0.0, self.limit - self.silence.total_seconds())
-        self.heard.clear()
 
     def listen(self, now: float, store: Any) -> None:
         """Read what the others have written."""
