@@ -17,8 +17,9 @@ acts](hooks.py), also [for what a program keeps of its forward pass](demand.py),
 units take turns](conductor.py), [what comes next](prefetch.py); how the ranks make sure
 that they hold the [same model](agreement.py) and keep the [same
 order](exchange_order.py), and [where they ask each other](store_rounds.py) and [who
-looks while a device computes](monitor.py); [what they are about to do](steps.py), [who
-waits for whom](standstill.py), [who has died](ended.py) and [who has left](leaving.py); [how units form
+looks while a device computes](monitor.py); [what they are about to do](steps.py), [how
+far they have got](progress.py), [who waits for whom](standstill.py), [who has
+died](ended.py) and [who has left](leaving.py); [how units form
 a model](model.py), [no second wrapper](wrappers.py), [how it gets its first
 values](construct.py) and [whether they are the constructor's](written.py), [which ranks
 share it](groups.py), [micro-batches](accumulate.py), [unequal numbers of

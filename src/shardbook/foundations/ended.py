@@ -3,9 +3,10 @@ r"""# A rank that has died
 > A rank that was killed says nothing, but the system knows that its process is gone.
 
 A rank that waits in [a round](store_rounds.py) would wait for a dead one as long as for
-one that compiles: until the time limit of the process group, half an hour unless the
-program says otherwise. So each rank writes into the store which process it is. Who has
-waited for a second asks the system about the processes that have not come:
+one that compiles. After a minute it would [report](standstill.py) that this rank does
+not come, and not why, and it would go on waiting until the time limit of the process
+group. So each rank writes into the store which process it is. A rank that has waited
+for a second asks the system about the processes that have not come:
 
 | what the store says of a rank | what the system says | so the rank |
 |---|---|---|
@@ -16,6 +17,10 @@ waited for a second asks the system about the processes that have not come:
 A number of a process is used again some day, so the moment at which it began belongs to
 it. Where Linux's `/proc` is missing nobody is asked. `torchrun` has its own eyes on
 each machine: it ends all ranks when one dies.
+
+In the middle of an exchange the backend closes the connection at once, and its error
+names a socket. There the same question [names the rank and the
+unit](leaving.py#name_the_absent).
 """
 
 # sidelit: hide

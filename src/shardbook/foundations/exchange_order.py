@@ -52,7 +52,7 @@ from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import world
 from shardbook.foundations.leaving import announce_leaving, name_the_failed, waits_in
 from shardbook.foundations.monitor import start_monitor
-from shardbook.foundations.standstill import Progress
+from shardbook.foundations.progress import Progress
 from shardbook.foundations.steps import Step
 from shardbook.foundations.store_rounds import Meeting
 

@@ -5,8 +5,8 @@ r"""# A rank that has left
 Rank 1 has 99 batches and rank 0 has 100. In the last step rank 0 starts an exchange,
 and rank 1 has ended its loop. With equal ranks [the order](exchange_order.py) would
 compare what both are about to do, but rank 1 is about to do nothing more. Without this
-chapter rank 0 waits half an hour, the time limit of its process group, and then raises
-an error of the backend that names a socket.
+chapter rank 0 would wait until the time limit of its process group, and then raise an
+error of the backend that names a socket.
 
 A rank leaves in one of two ways:
 
@@ -17,7 +17,8 @@ A rank leaves in one of two ways:
 - **It goes on without the model,** for example to a barrier of its own, or it is
   killed. Then the exchange of the others fails in the end. Each rank that has waited
   for longer than a second has written so into the store. Who has not is absent, and is
-  named.
+  named, and so is a rank of this machine [whose process is gone](ended.py). If a rank
+  is only late, the others [report it](standstill.py) after a minute.
 
 [`join`](uneven.py) is for ranks that are meant to have unequal numbers of batches.
 """

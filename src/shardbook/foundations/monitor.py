@@ -29,7 +29,6 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from copy import copy
 from datetime import timedelta
 from typing import Any
 
@@ -103,11 +102,9 @@ def monitor(
             joined = dist.group.WORLD
             if meeting.verdict is not None or joined is None or group() is not joined:
                 return
-            # A connection serves one caller at a time, and the rank itself may be the
-            # one, in a call that waits for another rank.
-            store = store or meeting.store.clone()
+            store = store or own_connection(meeting.store)
             if looks:
-                glimpse(meeting, store)
+                meeting.glimpse(meeting.issued, store)
             now = time.monotonic()
             if standstill is not None and now >= due:
                 standstill.tick(now, store)
@@ -120,19 +117,15 @@ def monitor(
             return
 
 
-def glimpse(meeting: Any, store: Any) -> None:
-    """[Look](store_rounds.py#Meeting.look) from another thread, unless this rank holds a round.
-
-    :param store: the keys of the meeting, over a connection of this thread
+def own_connection(store: Any) -> Any:
+    """The same keys over another connection. A connection serves one caller at a time, and
+    the rank itself may be that one, in a call that waits for another rank.
     """
-    if meeting.lock.acquire(blocking=False):
-        view = copy(meeting)
-        view.store = store
-        try:
-            view.look(meeting.issued)
-        finally:
-            meeting.verdict = view.verdict
-            meeting.lock.release()
+    try:
+        return store.clone()
+    except RuntimeError:
+        # A store that a program has written in Python may have no second one.
+        return store
 
 
 def stop(over: threading.Event, thread: threading.Thread) -> None:

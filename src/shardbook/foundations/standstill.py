@@ -39,6 +39,9 @@ the first of them, because nobody can know. When it goes on, the log of each ran
 has waited says so, too. Where the ranks stand still for longer, the report is repeated
 after 120, 240, … seconds.
 
+Only the exchanges of the model are seen. A rank that waits in a barrier of the program's
+own, while another one is in its data loader, says nothing.
+
 A rank that has not written for 15 seconds is another matter. Its process may be gone,
 or its machine cannot be reached, or it hangs inside of an extension that keeps Python's
 lock. The report says so. If the process was one of this machine, the system knows
@@ -50,88 +53,25 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
-import sysconfig
-import threading
-import traceback
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import islice
-from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any, NamedTuple
-
-import torch
+from types import CodeType
+from typing import Any
 
 from shardbook.foundations.ended import ended
+from shardbook.foundations.progress import (
+    Progress,
+    Record,
+    came,
+    line_of,
+    stack_of,
+    whole_stack,
+)
 from shardbook.foundations.steps import Step
 
-__all__ = ["Progress", "Standstill", "standstill_after"]
+__all__ = ["Standstill", "standstill_after"]
 # sidelit: show
-
-
-class Progress:
-    """What a rank has started, in its own memory. It is made by the thread that trains."""
-
-    def __init__(self) -> None:
-        # A rank may be ahead of the others by some exchanges, but not by so many.
-        self.started: deque[Step] = deque(maxlen=1024)
-        # What the ranks are about to agree on, while this one holds a round.
-        self.wish: Step | None = None
-        # [The ranks that meet](groups.py#Groups.partners) in an exchange, by what it is
-        # called, if these are not all.
-        self.partners: dict[str, Sequence[int]] = {}
-        self.thread = threading.get_ident()
-
-    @property
-    def last(self) -> Step | None:
-        """The exchange that this rank has started last."""
-        return self.started[-1] if self.started else None
-
-
-class Record(NamedTuple):
-    """What a rank writes about itself.
-
-    :param beat: how often it has written
-    :param started: how many exchanges it has started
-    :param rounds: how many [rounds](store_rounds.py) it has left
-    :param wish: what it is about to agree on in the next one, if it has come to it
-    :param last: the exchange that it has started last
-    :param still: for how many seconds it has started none, and has come to no round
-    :param waited: for how many seconds it has waited for other ranks; `None` if it does
-        not wait
-    :param where: the line of its program, if it stands still
-    """
-
-    beat: int
-    started: int
-    rounds: int
-    wish: Step | None
-    last: Step | None
-    still: float
-    waited: float | None
-    where: str
-
-    @staticmethod
-    def read(text: bytes) -> Record:
-        """What a rank has written."""
-        record = Record(*json.loads(text))
-        wish, last = (
-            Step(*step) if step else None for step in (record.wish, record.last)
-        )
-        return record._replace(wish=wish, last=last)
-
-    def __str__(self) -> str:
-        said = f"has started {self.started} exchanges"
-        if self.last is not None:
-            said += f", the last one {self.still:.0f} s ago to {self.last}"
-        if self.wish is not None:
-            said += f", is about to {self.wish}"
-        if self.where:
-            waits = self.waited is not None
-            said += f", and {'waits' if waits else 'is'} at {self.where}"
-        return said
 
 
 class Standstill:
@@ -198,7 +138,7 @@ class Standstill:
         self.beat += 1
         started, rounds, wish = self.place
         still, stack = now - self.since, stack_of(self.progress.thread)
-        if not any(frame.f_code in self.waits for frame in stack):
+        if not any(call.code in self.waits for call in stack):
             # Where the device waits, the stack of calls does not show it.
             self.waits_since = None if self.blocks else self.since
         elif self.waits_since is None:
@@ -216,7 +156,6 @@ class Standstill:
         self.since, self.reported, self.meeting.standstill = now, False, ""
         self.waits_since = None
         self.look_at = max(0.0, self.limit - self.silence.total_seconds())
-        self.heard.clear()
 
     def listen(self, now: float, store: Any) -> None:
         """Read what the others have written."""
@@ -340,15 +279,6 @@ class Standstill:
         )
 
 
-def came(record: Record | None, rounds: int) -> bool:
-    """Whether a rank has come to a round, as far as it has written."""
-    if record is None:
-        return False
-    return record.rounds > rounds or (
-        record.rounds == rounds and record.wish is not None
-    )
-
-
 def named(ranks: list[int]) -> str:
     """Some ranks in a sentence."""
     more = f" and {len(ranks[8:])} more" if ranks[8:] else ""
@@ -358,60 +288,6 @@ def named(ranks: list[int]) -> str:
 def verb(ranks: list[int], word: str) -> str:
     """What they do."""
     return word if len(ranks) > 1 else f"{word}s"
-
-
-# sidelit: depth Where a thread is: the line of the user's program.
-
-
-def stack_of(thread: int) -> list[FrameType]:
-    """The calls of a thread, the innermost first."""
-
-    def outwards(frame: FrameType | None) -> Iterator[FrameType]:
-        while frame is not None:
-            yield frame
-            frame = frame.f_back
-
-    return list(outwards(sys._current_frames().get(thread)))
-
-
-def line_of(stack: list[FrameType]) -> str:
-    """The line of the user's program in a stack of calls, and what it has called.
-
-    A program that is part of a library counts as a library, too. If there is nothing
-    else, the innermost call is named.
-    """
-    if not stack:
-        return ""
-    user = next((frame for frame in stack if not in_library(frame)), stack[0])
-    said = f"{user.f_code.co_filename}:{user.f_lineno} in {user.f_code.co_name}"
-    if user is not stack[0]:
-        code = stack[0].f_code
-        inner = f"{Path(code.co_filename).name}:{stack[0].f_lineno} in {code.co_name}"
-        said += f" (inside of {inner})"
-    return said
-
-
-def in_library(frame: FrameType) -> bool:
-    """Whether a call is one of Python's own, of an installed package, or of this library."""
-    file = frame.f_code.co_filename
-    # The programs of this library are what a user runs.
-    if file.startswith(f"{BOOK}/train/"):
-        return False
-    return file.startswith(("<frozen", *LIBRARIES))
-
-
-BOOK = str(Path(__file__).parents[1])
-INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
-LIBRARIES = tuple(f"{one}/" for one in (BOOK, Path(torch.__file__).parent, *INSTALLED))
-
-
-def whole_stack(thread: int) -> str:
-    """The calls of a thread, as a traceback shows them."""
-    stack = stack_of(thread)
-    return "".join(traceback.format_stack(stack[0])).rstrip() if stack else ""
-
-
-# sidelit: depth Another time than a minute.
 
 
 class after:

@@ -23,9 +23,10 @@ an end at the same moment, so `decided` is written only if it is empty, and ever
 takes the value that is there.
 
 A rank that is only late disagrees with nobody. In the first step one rank may compile
-for minutes while the others are done. They wait as long as they would wait in an
-exchange, that is, for the time limit of their process group. If that is over, they
-raise an error that names the ranks that have not come.
+for minutes while the others are done. They [report it](standstill.py) after one minute,
+and wait as long as they would wait in an exchange, that is, for the time limit of their
+process group. If that is over, they raise an error that names the ranks that have not
+come. A rank of this machine that [has died](ended.py) is named within a second.
 """
 
 # sidelit: hide
@@ -37,6 +38,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, NoReturn
@@ -225,7 +227,7 @@ class Meeting:
             until(lambda: self.store.add(key, 0) == self.world_size, FAREWELL)
         raise Disagreement(verdict)
 
-    # sidelit: depth An interrupt, a store that has ended, ranks that do not come, and more than 32 ranks.
+    # sidelit: depth An interrupt, a lost store, ranks that do not come, over 32 ranks, and other threads.
 
     def withdraw(self, mine: Wish, error: BaseException) -> None:
         """Take part in no other round after an interrupt, and let the others know."""
@@ -278,6 +280,22 @@ class Meeting:
     def shared(self) -> bool:
         """Whether the ranks need more than one number."""
         return len(self.ranks) > WORD
+
+    def glimpse(self, issued: int, store: Any) -> None:
+        """[Look](#Meeting.look) from another thread, unless this rank holds a round.
+
+        :param store: the same keys over a connection of that thread
+        """
+        if self.lock.acquire(blocking=False):
+            view = copy(self)
+            view.store = store
+            try:
+                view.look(issued)
+            except Disagreement:
+                self.verdict = view.verdict
+                raise
+            finally:
+                self.lock.release()
 
 
 AGREED = "agreed"

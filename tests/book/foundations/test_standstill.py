@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +28,8 @@ from shardbook import Disagreement, shard, standstill_after
 from shardbook.foundations import leaving, store_rounds
 from shardbook.foundations.ended import machine
 from shardbook.foundations.exchange_order import Order
-from shardbook.foundations.standstill import Progress, Standstill, after, in_library, line_of, stack_of
+from shardbook.foundations.progress import Progress, in_library, line_of, stack_of
+from shardbook.foundations.standstill import Standstill, after
 from shardbook.foundations.steps import Step
 from shardbook.foundations.store_rounds import Meeting
 from shardbook.zero.conductor import conductor_of
@@ -196,6 +198,8 @@ def test_ranks_whose_devices_wait_are_named_too() -> None:
 
 def too_late() -> str:
     """Rank 1 comes only when the exchange of rank 0 has failed."""
+    # PyTorch warns that the hooks after a forward pass that raised have raised the same.
+    warnings.simplefilter("ignore")
     standstill_after(0.1)
     log = Log("for rank 1 to .*in too_late")
     rank, group = dist.get_rank(), dist.new_group(timeout=timedelta(seconds=3))
@@ -214,11 +218,11 @@ def too_late() -> str:
 @pytest.mark.full
 def test_the_error_at_the_end_says_it_again() -> None:
     said, _ = ranks.run(2, too_late, timeout=60)
-    assert said.startswith("rank 1 has not come to exchange 37, in which rank 0 waits to gather the root")
+    assert re.match(r"rank 1 has not come to exchange \d+, in which rank 0 waits to gather 0 ", said), said
     assert re.search(
-        r"shardbook.join\(batches\); rank 0 has waited for \d+ s, after 37 exchanges, for rank 1", said
-    )
-    assert f"{HERE}:" in said.partition("; rank 1 has started 36 exchanges")[2]
+        r"join\(batches\); rank 0 has waited for \d+ s, after \d+ exchanges, for rank 1", said
+    ), said
+    assert re.search(rf"; rank 1 has started \d+ exchanges, .* at /\S+/{HERE}:\d+ in too_late", said), said
 
 
 # --- Ranks that die ----------------------------------------------------------------------------------------
@@ -361,7 +365,7 @@ class Group:
 
 def blocked(one: Standstill) -> None:
     """Let it seem that the thread of this rank waits for others."""
-    one.waits = frozenset(frame.f_code for frame in stack_of(threading.get_ident()))
+    one.waits = frozenset(call.code for call in stack_of(threading.get_ident()))
 
 
 def test_slow_ranks_that_move_raise_no_alarm(said: list[str]) -> None:
@@ -536,14 +540,12 @@ def test_the_line_is_that_of_the_program_and_not_of_a_library() -> None:
 
 def test_where_all_is_library_the_innermost_call_is_named_and_programs_of_the_book_count() -> None:
     stack = stack_of(threading.get_ident())
-    library = [frame for frame in stack if frame.f_code.co_filename != __file__]
-    assert (
-        line_of(library)
-        == f"{library[0].f_code.co_filename}:{library[0].f_lineno} in {library[0].f_code.co_name}"
-    )
+    library = [call for call in stack if call.code.co_filename != __file__]
+    code, line = library[0]
+    assert line_of(library) == f"{code.co_filename}:{line} in {code.co_name}"
     assert line_of([]) == ""
     space: dict[str, Any] = {"stack_of": lambda: stack_of(threading.get_ident())[2:3]}
     file = Path(shardbook.__file__).parent / "train" / "made_up.py"
     exec(compile("def train():\n    return stack_of()", str(file), "exec"), space)
-    (frame,) = space["train"]()
-    assert not in_library(frame)
+    (call,) = space["train"]()
+    assert not in_library(call.code)

@@ -1,0 +1,172 @@
+r"""# How far a rank has got
+
+> A rank notes which exchanges it has started, and another thread sees at which line its program is.
+
+To say [who waits for whom](standstill.py), ranks have to compare how far they have got.
+Every rank starts the same exchanges in the same order, so a number says it: rank 0 has
+started 42, rank 1 has started 41, and exchange 42 waits for rank 1. Which one that is,
+rank 0 finds among the last exchanges that it has noted. To note one costs less than a
+microsecond.
+
+Why rank 1 does not come is written in no exchange. It may be in its data loader, in a
+compiler, or in a loop of its own. Python keeps the stack of calls of each thread, and
+another thread may read it at any time. The rank that hangs does not have to do anything
+for that.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import json
+import sys
+import sysconfig
+import threading
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType
+from typing import NamedTuple
+
+import torch
+
+from shardbook.foundations.steps import Step
+
+__all__ = ["Progress", "Record", "came", "line_of", "stack_of", "whole_stack"]
+# sidelit: show
+
+
+class Progress:
+    """What a rank has started, in its own memory. It is made by the thread that trains."""
+
+    def __init__(self) -> None:
+        # A rank may be ahead of the others by some exchanges, but not by so many.
+        self.started: deque[Step] = deque(maxlen=1024)
+        # What the ranks are about to agree on, while this one holds a round.
+        self.wish: Step | None = None
+        # [The ranks that meet](groups.py#Groups.partners) in an exchange, by what it is
+        # called, if these are not all.
+        self.partners: dict[str, Sequence[int]] = {}
+        self.thread = threading.get_ident()
+
+    @property
+    def last(self) -> Step | None:
+        """The exchange that this rank has started last."""
+        return self.started[-1] if self.started else None
+
+
+class Record(NamedTuple):
+    """What a rank writes about itself.
+
+    :param beat: how often it has written
+    :param started: how many exchanges it has started
+    :param rounds: how many [rounds](store_rounds.py) it has left
+    :param wish: what it is about to agree on in the next one, if it has come to it
+    :param last: the exchange that it has started last
+    :param still: for how many seconds it has started none, and has come to no round
+    :param waited: for how many seconds it has waited for other ranks; `None` if it does
+        not wait
+    :param where: the line of its program, if it stands still
+    """
+
+    beat: int
+    started: int
+    rounds: int
+    wish: Step | None
+    last: Step | None
+    still: float
+    waited: float | None
+    where: str
+
+    @staticmethod
+    def read(text: bytes) -> Record:
+        """What a rank has written."""
+        record = Record(*json.loads(text))
+        wish, last = (
+            Step(*step) if step else None for step in (record.wish, record.last)
+        )
+        return record._replace(wish=wish, last=last)
+
+    def __str__(self) -> str:
+        said = f"has started {self.started} exchanges"
+        if self.last is not None:
+            said += f", the last one {self.still:.0f} s ago to {self.last}"
+        if self.wish is not None:
+            said += f", is about to {self.wish}"
+        if self.where:
+            waits = self.waited is not None
+            said += f", and {'waits' if waits else 'is'} at {self.where}"
+        return said
+
+
+def came(record: Record | None, rounds: int) -> bool:
+    """Whether a rank has come to a round, as far as it has written."""
+    if record is None:
+        return False
+    return record.rounds > rounds or (
+        record.rounds == rounds and record.wish is not None
+    )
+
+
+# **The line of the program.** The innermost calls of a thread that waits belong to Python
+# or to PyTorch. The reader of a log looks for the line of the program itself.
+
+
+class Call(NamedTuple):
+    """A call that is under way, and its line. It refers to none of the call's variables,
+    which a frame would keep.
+    """
+
+    code: CodeType
+    line: int
+
+    def __str__(self) -> str:
+        return f":{self.line} in {self.code.co_name}"
+
+
+def stack_of(thread: int) -> list[Call]:
+    """The calls of a thread, the innermost first."""
+    frame, calls = sys._current_frames().get(thread), []
+    while frame is not None:
+        calls.append(Call(frame.f_code, frame.f_lineno or 0))
+        frame = frame.f_back
+    return calls
+
+
+def line_of(stack: list[Call]) -> str:
+    """The line of the user's program in a stack of calls, and what it has called.
+
+    A program that is part of a library counts as a library, too. If there is nothing
+    else, the innermost call is named.
+    """
+    if not stack:
+        return ""
+    inner = stack[0]
+    user = next((call for call in stack if not in_library(call.code)), inner)
+    said = f"{user.code.co_filename}{user}"
+    if user is not inner:
+        said += f" (inside of {Path(inner.code.co_filename).name}{inner})"
+    return said
+
+
+def in_library(code: CodeType) -> bool:
+    """Whether code is Python's own, of an installed package, or of this library."""
+    file = code.co_filename
+    # The programs of this library are what a user runs.
+    if file.startswith(f"{BOOK}/train/"):
+        return False
+    return file.startswith(("<frozen", *LIBRARIES))
+
+
+BOOK = str(Path(__file__).parents[1])
+INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+LIBRARIES = tuple(f"{one}/" for one in (BOOK, Path(torch.__file__).parent, *INSTALLED))
+
+
+def whole_stack(thread: int) -> str:
+    """The calls of a thread, as a traceback shows them."""
+    calls = [
+        (call.code.co_filename, call.line, call.code.co_name, None)
+        for call in reversed(stack_of(thread))
+    ]
+    return "".join(traceback.format_list(calls)).rstrip()
