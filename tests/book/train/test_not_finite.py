@@ -113,6 +113,11 @@ def test_the_unit_that_made_a_gradient_not_finite_is_named(ranks_there: int, set
 
 def losses_named(stage: int) -> list[str]:
     found = []
+    # What is looked at is the norm that clipping takes.
+    norms = [
+        step(run_of(f"--stage {stage} {words}")).norm for words in ("", "--clip 9 --not-finite continue")
+    ]
+    assert norms[0] == norms[1]
     for by in (lambda loss: (-loss).log(), lambda loss: loss + float("inf")):
         with pytest.MonkeyPatch.context() as monkeypatch:
             run = run_of(f"--stage {stage} --accumulate 3")
