@@ -126,4 +126,15 @@ def test_make_lists_its_targets() -> None:
     command = ["make", "--no-print-directory"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     targets = [line.split()[1] for line in listed.splitlines()]
-    assert targets == ["help", "site", "serve", "test", "test-all", "mutants", "lint", "bench", "clean"]
+    assert targets == [
+        "help",
+        "site",
+        "serve",
+        "test",
+        "test-all",
+        "mutants",
+        "soak",
+        "lint",
+        "bench",
+        "clean",
+    ]

@@ -129,6 +129,8 @@ def train(options: argparse.Namespace, device: torch.device) -> int:
                 return LEFT
     held = stored(training.text, unseen.text)
     report(setup_of(options, dist.get_world_size(), held), counted, options)
+    if run.not_finite.skipped:
+        say(f"{run.not_finite.skipped} of {run.number} steps were skipped")
     show_sample(options, run, device)
     return 0
 

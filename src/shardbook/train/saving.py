@@ -20,6 +20,9 @@ checkpoint is taken once more, with the same result to the bit:
 | a machine loses power in step 73 | 1 to 72 | |
 | `torchrun` starts it again | 1 to 50 | 51 |
 
+If a checkpoint cannot be written, because the disk is full or read-only, the run ends
+with one sentence. The checkpoint before it stays, and nothing half-written does.
+
 A scheduler that wants a machine back sends `SIGTERM` and waits a little. A run answers
 by saving after the step that is under way, or the one after it, and ends. All ranks
 have to leave after the same step, though the signal reaches them at different moments.

@@ -98,7 +98,9 @@ def units_named(settings: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("settings", [SETTINGS[-2:], pytest.param(SETTINGS[:-2], marks=pytest.mark.full)])
-@pytest.mark.parametrize("ranks_there", [2, *(pytest.param(n, marks=pytest.mark.matrix) for n in (1, 3))])
+@pytest.mark.parametrize(
+    "ranks_there", [2, *(pytest.param(each, marks=[pytest.mark.full, pytest.mark.matrix]) for each in (1, 3))]
+)
 def test_the_unit_that_made_a_gradient_not_finite_is_named(ranks_there: int, settings: list[str]) -> None:
     found = ranks.run(ranks_there, units_named, settings)
     assert all(each == found[0] for each in found)
@@ -113,6 +115,11 @@ def test_the_unit_that_made_a_gradient_not_finite_is_named(ranks_there: int, set
 
 def losses_named(stage: int) -> list[str]:
     found = []
+    # What is looked at is the norm that clipping takes.
+    norms = [
+        step(run_of(f"--stage {stage} {words}")).norm for words in ("", "--clip 9 --not-finite continue")
+    ]
+    assert norms[0] == norms[1]
     for by in (lambda loss: (-loss).log(), lambda loss: loss + float("inf")):
         with pytest.MonkeyPatch.context() as monkeypatch:
             run = run_of(f"--stage {stage} --accumulate 3")
@@ -284,3 +291,4 @@ def test_the_command_ends_with_one_sentence_and_keeps_the_checkpoint_before(tmp_
     assert [line["step"] for line in lines] == [*range(number, 10)]
     assert all(line["skipped"] == 1 for line in lines)
     assert run.stderr.count("is skipped, because") == len(lines)
+    assert f"\n{len(lines)} of 9 steps were skipped\n" in run.stdout
