@@ -41,6 +41,7 @@ import ranks
 PRELOAD = [
     *("torch.distributed.run", "torch.distributed.checkpoint", "torch.profiler"),
     *("shardbook.train.loop", "shardbook.state.checkpoints", "shardbook.planning.planner"),
+    "shardbook.check.check_command",
 ]
 
 # It starts in 15 ms, since it imports nothing but what talks to the server.

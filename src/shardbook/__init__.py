@@ -63,9 +63,9 @@ watch](checked_run.py), by [observers](observers.py) and [watches](watches.py), 
 [findings](findings.py) name [a line](place.py): of [the steps](watch_steps.py), [the
 gradients](watch_gradients.py), [the parameters](watch_parameters.py), [the
 data](watch_data.py), [code that sees slices](watch_slices.py), [the
-bytes](watch_bytes.py) and [races](watch_races.py); what the ranks [tell each
-other](between_ranks.py), [the page](diagnosis.py); and for races [a
-recording](stream_events.py) that [a recorder](stream_recorder.py) makes with [a model of
+bytes](watch_bytes.py), [what is stored](watch_memory.py) and [races](watch_races.py);
+what the ranks [tell each other](between_ranks.py), [the page](diagnosis.py); and for
+races [a recording](stream_events.py) that [a recorder](stream_recorder.py) makes with [a model of
 memory](stream_memory.py) on [a device that is not there](stream_device.py), and [a
 judge](stream_replay.py).
 """

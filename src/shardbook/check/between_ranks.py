@@ -47,6 +47,9 @@ class BetweenRanks:
         # Each run has keys of its own.
         BetweenRanks.runs += 1
         self.store = PrefixStore(f"shardbook.check/{BetweenRanks.runs}", store)
+        # The ranks that did not answer in time. Their answers are taken if they are
+        # there, and not waited for.
+        self.silent: set[int] = set()
 
     def compare(self, key: str, note: Any) -> list[Any]:
         """Write this rank's note, and read those of all ranks.
@@ -70,7 +73,8 @@ class BetweenRanks:
         """
         while not self.store.check([key]):
             over = self.store.check([f"{ENDED}/{rank}"]) and not self.store.check([key])
-            if over or time.monotonic() >= end:
+            if over or rank in self.silent or time.monotonic() >= end:
+                self.silent.add(rank)
                 return None
             # The store's own wait would write a warning for each wait in vain.
             time.sleep(0.005)
@@ -86,6 +90,7 @@ class BetweenRanks:
             with suppress(RuntimeError):
                 self.store.set(f"{ENDED}/{self.rank}", json.dumps(note))
             return [note]
+        self.silent.clear()
         return self.compare(ENDED, note)
 
 

@@ -29,6 +29,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,6 +40,7 @@ from shardbook.check.place import Place, is_users
 from shardbook.check.watch_bytes import Bytes
 from shardbook.check.watch_data import Data
 from shardbook.check.watch_gradients import Gradients
+from shardbook.check.watch_memory import Memory
 from shardbook.check.watch_parameters import Parameters
 from shardbook.check.watch_races import Races
 from shardbook.check.watch_slices import Slices
@@ -70,8 +72,15 @@ def check(
     :raises Mistake: if the script has ended without an error and never sharded a model
     """
     run = Run(steps)
-    counted = Bytes(run)
-    watches = [counted, Parameters(run), Data(run), Gradients(run), Slices(run)]
+    counted, stored = Bytes(run), Memory(run)
+    watches: list[Watch] = [
+        counted,
+        stored,
+        Parameters(run),
+        Data(run),
+        Gradients(run),
+        Slices(run),
+    ]
     # A script is ended by the last watch, when all others have seen the moment.
     watches = [*watches, *([Races(run)] if races else []), Steps(run)]
     failed = False
@@ -98,12 +107,13 @@ def check(
     notes = run.ranks.ended(mine)
     if run.ranks.rank:
         return None
-    return diagnose(run, watches, notes, counted)
+    made = diagnose(run, watches, notes)
+    if failed:
+        return made
+    return replace(made, sent=counted.rows(), stored=stored.rows)
 
 
-def diagnose(
-    run: Run, watches: Sequence[Watch], notes: list[Any], counted: Bytes
-) -> Diagnosis:
+def diagnose(run: Run, watches: Sequence[Watch], notes: list[Any]) -> Diagnosis:
     """Put together on rank 0 what all ranks have found."""
     for rank, note in enumerate(notes):
         if note is None:
@@ -122,8 +132,7 @@ def diagnose(
         for note in notes
     ]
     findings = joined([[*run.found.made], *others[1:]])
-    taken = run.taken_by_all
-    return Diagnosis(taken, len(notes), findings, counted.rows() if whole else [])
+    return Diagnosis(run.taken_by_all, len(notes), findings)
 
 
 def run_script(script: Path, arguments: Sequence[str]) -> None:

@@ -13,8 +13,8 @@ warning: the model was trained in eval() mode, without dropout and with fixed no
   train.py:24
   call model.train() before the training loop, and after each evaluation
 
-bytes sent by rank 0 in 2 steps          counted    by formula
-blocks.0   gather                         50,688        50,688
+bytes sent by rank 0 in 2 steps         counted    by formula
+blocks.0  gather                         50,688        50,688
 ```
 
 The same page is data for programs: `--json FILE` writes it as one object.
@@ -41,13 +41,15 @@ class Diagnosis:
     :param steps: how many steps the script has taken
     :param ranks: on how many ranks
     :param findings: each with the ranks that made it, the heaviest first
-    :param rows: the bytes that rank 0 has sent
+    :param sent: the bytes that rank 0 has sent
+    :param stored: those that it stores after the last step
     """
 
     steps: int
     ranks: int
     findings: list[tuple[Finding, list[int]]]
-    rows: list[Row] = field(default_factory=list)
+    sent: list[Row] = field(default_factory=list)
+    stored: list[Row] = field(default_factory=list)
 
     @property
     def count(self) -> Counter[str]:
@@ -69,7 +71,10 @@ class Diagnosis:
                 who = f" (rank {', '.join(map(str, ranks))})" if some else ""
                 lines.append(f"  {finding.where}{who}")
             lines.append(f"  {finding.todo}")
-        return "\n".join([*lines, *self.table()])
+        steps = counted(self.steps - 1, "step")
+        lines += table(f"bytes sent by rank 0 in {steps}", self.sent)
+        lines += table("bytes that rank 0 stores after the last step", self.stored)
+        return "\n".join(lines)
 
     def verdict(self) -> str:
         """The first line.
@@ -81,25 +86,6 @@ class Diagnosis:
         if not self.findings:
             return f"{head}: nothing found"
         return f"{head}: {', '.join(counted(self.count[weight], weight) for weight in WEIGHTS)}"
-
-    def table(self) -> list[str]:
-        """The bytes, with the units that differ from the formula first if there are too many."""
-        if not self.rows:
-            return []
-        rows = sorted(self.rows, key=lambda row: row.planned in (None, row.counted))
-        shown = self.rows if len(rows) <= MOST else rows[:MOST]
-        width = max(len(f"{row.unit}  {row.kind}") for row in shown) + 2
-        width = max(width, 34)
-        head = f"bytes sent by rank 0 in {counted(self.steps - 1, 'step')}"
-        lines = ["", f"{head:<{width}}{'counted':>14}{'by formula':>14}"]
-        lines += [line(row, width) for row in shown]
-        left = [row for row in rows if row not in shown]
-        if left:
-            plans = [row.planned for row in left]
-            plan = None if None in plans else sum(each or 0 for each in plans)
-            rest = Row(f"{len(left)} more", "", sum(row.counted for row in left), plan)
-            lines.append(line(rest, width))
-        return lines
 
     def data(self) -> dict[str, Any]:
         """The page as plain data."""
@@ -114,7 +100,8 @@ class Diagnosis:
                 }
                 for finding, ranks in self.findings
             ],
-            "bytes": [asdict(row) for row in self.rows],
+            "sent": [asdict(row) for row in self.sent],
+            "stored": [asdict(row) for row in self.stored],
         }
 
 
@@ -122,15 +109,27 @@ class Diagnosis:
 MOST = 24
 # These are found by a comparison, which rank 0 makes for all.
 OF_ALL = {
-    "unused",
-    "untrained",
-    "no-gradients",
-    "zero-gradients",
-    "same-data",
-    "same-masks",
-} | {
-    *("alone", "foreign-optimizer", "buffers", "first-values", "race"),
+    *("alone", "buffers", "first-values", "foreign-optimizer", "no-gradients", "race"),
+    *("same-data", "same-masks", "untrained", "unused", "zero-gradients"),
 }
+
+
+def table(head: str, rows: list[Row]) -> list[str]:
+    """Some bytes, with the units that differ from the formula first if there are too many."""
+    if not rows:
+        return []
+    by_weight = sorted(rows, key=lambda row: row.planned in (None, row.counted))
+    shown = rows if len(rows) <= MOST else by_weight[:MOST]
+    width = max(len(head), *(len(f"{row.unit}  {row.kind}") for row in shown)) + 2
+    lines = ["", f"{head:<{width}}{'counted':>14}{'by formula':>14}"]
+    lines += [line(row, width) for row in shown]
+    left = [row for row in rows if row not in shown]
+    if left:
+        plans = [row.planned for row in left]
+        plan = None if None in plans else sum(each or 0 for each in plans)
+        rest = Row(f"{len(left)} more", "", sum(row.counted for row in left), plan)
+        lines.append(line(rest, width))
+    return lines
 
 
 def line(row: Row, width: int) -> str:

@@ -57,7 +57,9 @@ class Data(Watch):
         self.line = place()
         self.evaluating = self.line if ignores_training(model) else None
         given = [
-            t for t in tensors_in((args, kwargs)) if t.numel() > 1 and not t.is_meta
+            tensor
+            for tensor in tensors_in((args, kwargs))
+            if not (tensor.is_nested or tensor.is_meta) and tensor.numel() > 1
         ]
         mine = [digest(given) if given else None, state() if drops(model) else None]
         assert self.run.ranks is not None

@@ -7,7 +7,7 @@ of nothing where all gradients are zero, and fills the model with NaN where one 
 NaN. Four questions are asked after each step:
 
 - **Was there a gradient at all?** After `zero_grad()` in the wrong place there is none, and
-  none after `backward(inputs=...)` with the parameters of a sharded model.
+  none after `backward(inputs=...)` with the parameters of a model in stage 0.
 - **Is it finite?** The first parameter with another gradient is named. A scaler that skips
   a step calls no optimizer, so a step that is taken should have finite gradients.
 - **Which parameters had none?** A parameter that no rank has used in any of the steps

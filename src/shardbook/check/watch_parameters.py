@@ -167,5 +167,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
             tensor.detach().to_dense().cpu().contiguous().resolve_conj().resolve_neg()
         )
         found.update(f"{here.dtype} {tuple(here.shape)}".encode())
-        found.update(ctypes.string_at(here.data_ptr(), here.nbytes))
+        # Tensors of some classes have no memory of their own.
+        if here.data_ptr():
+            found.update(ctypes.string_at(here.data_ptr(), here.nbytes))
     return found.hexdigest()

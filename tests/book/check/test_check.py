@@ -93,9 +93,15 @@ def test_a_right_program_is_told_nothing(found: dict[str, Page], name: str) -> N
     page = found[f"{name}.py"]
     assert page["findings"] == []
     assert page["page"].startswith("3 steps on 2 ranks: nothing found")
-    units = [row for row in page["bytes"] if row["unit"] != "no unit"]
+    units = [row for row in page["sent"] if row["unit"] != "no unit"]
     assert units
     others = {row["kind"] for row in units if row["planned"] not in (None, row["counted"])}
+    kept = {row["kind"]: (row["counted"], row["planned"]) for row in page["stored"]}
+    counted, planned = kept["parameters"]
+    assert planned == (None if name == "two networks" else counted)
+    # SGD without momentum stores nothing, and AdamW two numbers for each parameter.
+    adam = "AdamW" in CLEAN[name]
+    assert (kept["optimizer's state"][0] > 0) == (adam or "momentum" in CLEAN[name])
     # A reentrant checkpoint around several units gathers more often, and so does a block of `whole`.
     assert others == ({"gather"} if name in MORE else set())
 
@@ -150,7 +156,7 @@ def test_a_script_may_end_by_itself(tmp_path: Path) -> None:
 def test_a_program_that_catches_every_exception_is_ended_all_the_same(tmp_path: Path) -> None:
     text = f"{TRAIN}\nfor step in range(9):\n    try:\n        x, y = batch()\n"
     text += "        F.cross_entropy(model(x), y).backward()\n        optimizer.step()\n"
-    text += "    except Exception:\n        pass\n"
+    text += "    except Exception:\n        raise SystemExit('caught')\n"
     page = one(text, tmp_path, steps=2)
     assert (page["steps"], page["findings"]) == (2, [])
 

@@ -10,17 +10,18 @@ import pytest
 
 import warm
 from book.check.scripts import CLEAN, FAULTS, line_of, right, script, wrong
+from matrix import rows
 
 CHECK = ["-m", "shardbook.check"]
 
 
-def test_the_command_starts_ranks_and_prints_one_page(tmp_path: Path) -> None:
-    """From a cold start, with a fault: the exit code is 1, and no rank's end is reported."""
+@pytest.mark.parametrize("program", rows(["warm", "cold"], now=["warm"]))
+def test_the_command_starts_ranks_and_prints_one_page(tmp_path: Path, program: str) -> None:
+    """With a fault the exit code is 1, and no rank's end is reported."""
     text, *_, part = FAULTS["torch's clipping"]
     (tmp_path / "train.py").write_text(wrong(text))
-    ended = warm.start(
-        *CHECK, "--steps", "2", "--json", "page.json", "train.py", program=sys.executable, cwd=tmp_path
-    )
+    command = [*CHECK, "--steps", "2", "--json", "page.json", "train.py"]
+    ended = warm.start(*command, program=sys.executable if program == "cold" else None, cwd=tmp_path)
     assert ended.returncode == 1, ended.stderr
     assert ended.stderr == ""
     lines = ended.stdout.splitlines()
@@ -28,7 +29,7 @@ def test_the_command_starts_ranks_and_prints_one_page(tmp_path: Path) -> None:
     assert lines[3] == f"  train.py:{line_of(wrong(text), part)}"
     page = json.loads((tmp_path / "page.json").read_text())
     assert (page["steps"], page["ranks"], page["findings"][0]["kind"]) == (2, 2, "local-norm")
-    assert page["bytes"]
+    assert page["sent"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.json", "train.py"]
 
 
