@@ -142,7 +142,7 @@ def test_no_file_runs_a_program(tmp_path: Path) -> None:
         assert re.search(expected, said), (name, said)
 
 
-LINE = "-m shardbook.train --steps 2 --layers 1 --width 8 --heads 1 --context 8 --batch 1 --device cpu --sample 0"
+LINE = "-m shardbook.train --steps 2 --layers 1 --width 8 --heads 1 --context 8 --device cpu --sample 0"
 
 
 def test_no_path_of_the_command_runs_a_program(tmp_path: Path) -> None:
