@@ -25,7 +25,9 @@ under a name that nobody looks for, and gets its own when all ranks are done:
 A rename is done or not done, whatever happens. What comes before it has reached the
 disk, because each file is flushed. Later a disk may still lose a file, or somebody may
 copy half of one. So before anything is loaded the ranks share the files among them, and
-compare sizes and checksums.
+compare their sizes. The checksums are compared [while the elements are
+read](checked_elements.py), so a model that was not loaded to the end is no model: load
+another checkpoint into it before it trains.
 """
 
 # sidelit: hide
@@ -33,20 +35,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from shardbook.foundations.collectives import world
 from shardbook.state.background import Background
-from shardbook.state.checkpoint_index import Damaged
+from shardbook.state.checkpoint_index import Changed, Damaged
 from shardbook.state.file_list import (
     checksums,
     contents,
@@ -63,11 +62,10 @@ from shardbook.state.run_state import (
 )
 from shardbook.state.sharded import write
 from shardbook.state.stored import Stretch
+from shardbook.state.together import gathered, on_each, on_first, told_alike
 
 __all__ = ["Checkpoints", "Damaged"]
 # sidelit: show
-
-T = TypeVar("T")
 
 
 class Checkpoints:
@@ -131,9 +129,9 @@ class Checkpoints:
         try:
             on_first(lambda: self.make_room(draft), group)
             with told_alike():
-                write(draft, stored, settings, process_group=group)
-            sums = gathered(lambda: checksums(own_files(draft)), group)
-            on_first(lambda: self.publish(draft, name, step, sums), group)
+                written = write(draft, stored, settings, process_group=group)
+            files = gathered(written, group)
+            on_first(lambda: self.publish(draft, name, step, files), group)
         except BaseException as error:
             if world(None)[0] == 0:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -160,8 +158,11 @@ class Checkpoints:
             return None
         newest = self.folder / names[0]
         step = self.check(newest, before=names[1:])
-        with told_alike():
-            load_run(newest, model, optimizer, **others)
+        try:
+            with told_alike():
+                load_run(newest, model, optimizer, **others)
+        except Changed as error:
+            refuse_damaged(newest, str(error), names[1:])
         return step
 
     def all(self) -> list[Path]:
@@ -179,10 +180,10 @@ class Checkpoints:
         draft.mkdir()
 
     def publish(
-        self, draft: Path, name: str, step: int, sums: list[dict[str, Any]]
+        self, draft: Path, name: str, step: int, written: list[dict[str, Any]]
     ) -> None:
         """Give a checkpoint its name, and remove those that are too old."""
-        files = {file: said for each in sums for file, said in each.items()}
+        files = {file: said for each in written for file, said in each.items()}
         files |= checksums([draft / ".metadata"])
         write_list(draft, step, files)
         final = self.folder / name
@@ -194,7 +195,7 @@ class Checkpoints:
             shutil.rmtree(old)
 
     def check(self, folder: Path, before: list[str]) -> int:
-        """Compare the files of a checkpoint with what was written. Collective.
+        """Compare the sizes of a checkpoint's files with what was written. Collective.
 
         :returns: the step that it was saved after
         :raises Damaged: on every rank, with what is wrong
@@ -204,16 +205,11 @@ class Checkpoints:
         mine = sorted(said["files"].items())[rank::ranks]
         complaints = [
             complaint
-            for each in gathered(lambda: list(differences(folder, dict(mine))))
+            for each in on_each(lambda: list(differences(folder, dict(mine))))
             for complaint in each
         ]
         if complaints:
-            offer = (
-                f"; the one before is {before[0]}; remove this folder to go on from there"
-                if before
-                else ""
-            )
-            raise Damaged(f"{folder} is damaged: {complaints[0]}{offer}")
+            refuse_damaged(folder, complaints[0], before)
         step: int = said["step"]
         return step
 
@@ -221,52 +217,14 @@ class Checkpoints:
 NAME = re.compile(r"step-\d{8,}")
 
 
-def own_files(folder: Path) -> list[Path]:
-    """The files that this rank has written."""
-    return sorted(folder.glob(f"__{world(None)[0]}_*.distcp"))
+def refuse_damaged(folder: Path, what: str, before: list[str]) -> NoReturn:
+    """Refuse a checkpoint, and offer the one before.
 
-
-# sidelit: depth Errors that one rank has and all have to tell.
-
-
-def gathered(act: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Let every rank act. All of them get the results of all, or the first one's error."""
-    said: list[Any] = [None, None]
-    try:
-        said[0] = act()
-    # A rank that has left would keep the others waiting.
-    except (OSError, ValueError) as refusal:
-        said[1] = refusal
-    found: list[Any] = [None] * world(None)[1]
-    dist.all_gather_object(found, said, group=group)
-    for rank, (_, error) in enumerate(found):
-        if error is not None:
-            raise type(error)(f"rank {rank}: {error}")
-    return [value for value, _ in found]
-
-
-def on_first(act: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Let the first rank act for all, which get its result or its error."""
-    said: list[Any] = [None, None]
-    if world(None)[0] == 0:
-        try:
-            said[0] = act()
-        except (OSError, ValueError) as error:
-            said[1] = error
-    dist.broadcast_object_list(said, group=group)
-    if said[1] is not None:
-        raise said[1]
-    result: T = said[0]
-    return result
-
-
-@contextmanager
-def told_alike() -> Iterator[None]:
-    """In this block an error of one rank is raised on all of them, in its own words."""
-    try:
-        yield
-    except CheckpointException as error:
-        for rank, (cause, _) in sorted(error.failures.items()):
-            if isinstance(cause, OSError | ValueError):
-                raise type(cause)(f"rank {rank}: {cause}") from error
-        raise
+    :raises Damaged: always
+    """
+    offer = (
+        f"; the one before is {before[0]}; remove this folder to go on from there"
+        if before
+        else ""
+    )
+    raise Damaged(f"{folder} is damaged: {what}{offer}")
