@@ -69,6 +69,8 @@ class Setup:
     :param optimizer: `"adamw"`, or `"sgd"` without momentum, which stores nothing
     :param text: the bytes of text that each rank holds
     :param stage: the stage of ZeRO
+    :param copies: how many copies of the model there are; the ranks of [a
+        row](groups.py) share one
     :param policy: in which dtypes the model computes and its gradients travel, and
         whether the model is stored on the host
     :param checkpointed: whether the blocks recompute their activations
@@ -83,10 +85,16 @@ class Setup:
     optimizer: str = "adamw"
     text: int = 0
     stage: int = 3
+    copies: int = 1
     policy: Policy = AS_IT_IS
     checkpointed: bool = False
     clipped: bool = False
     compiled: bool = False
+
+    @property
+    def sharing(self) -> int:
+        """The ranks that share one copy of the model."""
+        return self.world_size // self.copies
 
     @property
     def scaled(self) -> bool:
@@ -126,22 +134,24 @@ def forecast(setup: Setup, rank: int) -> Forecast:
     with torch.device("meta"):
         model = GPT(setup.config)
     policy = setup.policy
-    units = [layouts_with(policy, layer, setup.world_size) for layer in model]
+    units = [
+        layouts_with(policy, layer, setup.sharing, setup.copies) for layer in model
+    ]
     layouts = [layout for unit in units for layout in unit]
-    kinds = total(layouts, setup.stage, policy)
-    steady = steady_terms(setup, layouts, rank)
+    kinds = total(layouts, setup.stage, policy, setup.copies)
+    steady = steady_terms(setup, layouts, rank % setup.sharing)
     plain = policy.param_dtype is None and not policy.offload
     changed = setup.checkpointed or setup.compiled
-    known = setup.stage == 3 and plain and not changed
+    known = setup.stage == 3 and plain and not changed and setup.copies == 1
     extra = extra_moments(setup, layouts, rank) if known else {}
     moments = {name: sum(steady.values()) + more for name, more in extra.items()}
     # What the optimizer stores stands where the masters stand.
     state = sum(steady.get(name, 0) for name in ("moments", "step counters"))
     # The ranks compare one flag before each step of the optimizer.
     flag = all_reduce_bytes(rank, setup.world_size, FLOAT, FLOAT) if setup.scaled else 0
-    # To clip, each rank gathers a number of 8 bytes from every other. In stage 0 it
-    # has the whole gradient.
-    norms = (setup.world_size - 1) * 8 if setup.clipped and setup.stage else 0
+    # To clip, each rank gathers a number of 8 bytes from every other of its copy. In
+    # stage 0 it has the whole gradient.
+    norms = (setup.sharing - 1) * 8 if setup.clipped and setup.stage else 0
     return Forecast(
         sent=setup.accumulate * kinds.sent + flag + norms,
         steady=steady,
