@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import two_nodes  # noqa: E402
 from benchmarks.__main__ import alone, compare, over_floor, sent, stored  # noqa: E402
 from benchmarks.contender import CONTENDERS, CORE, LEVERS, Training, config_of  # noqa: E402
 from benchmarks.floor import floor_bytes, lean_bytes, saved_by_blocks, without_exchanges  # noqa: E402
@@ -185,6 +186,22 @@ def test_every_byte_between_two_steps_has_a_name(name: str, world_size: int) -> 
     # The shape was chosen so that nothing divides evenly.
     assert sum(each["alignment"] for each in found) > 0
     assert sum(each["padding"] for each in found) > 0
+
+
+def test_a_mesh_is_compared_with_one_copy_round_by_round() -> None:
+    assert two_nodes.wire_limit("mesh", SMALL) == 4 * parameters(config_of(SMALL))
+    limit = two_nodes.wire_limit("flat", SMALL)
+    flat = [two_nodes.Run(4.0, 2 * limit), two_nodes.Run(12.0, 2 * limit)]
+    mesh = [two_nodes.Run(2.0, limit / 2), two_nodes.Run(6.0, limit / 2)]
+    runs = {"flat": flat, "mesh": mesh}
+    figures = two_nodes.compare(runs, SMALL)
+    assert figures["step_ratio_mesh_flat"] == figures["step_ratio_mesh_flat_high"] == 0.5
+    assert figures["wire_ratio_mesh_flat"] == 0.25
+    assert figures["wire_over_limit_mesh"] == 1.0
+    assert figures["wire_over_limit_flat"] == 2.0
+    shown = two_nodes.report(runs, figures, SMALL, "10mbit")
+    assert "at least" in shown.splitlines()[1]
+    assert "step_ratio_mesh_flat" in shown
 
 
 @pytest.mark.full

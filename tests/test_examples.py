@@ -10,6 +10,8 @@ import argparse
 import copy
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +23,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
+from shardbook.train import machines
 from shardbook.train.options import parse
 
 ROOT = Path(__file__).parent.parent
@@ -191,6 +194,13 @@ def test_after_an_error_the_job_does_not_come_back(programs: Callable[..., Path]
     assert [name for name, *_ in calls(folder)] == ["scontrol", "srun"]
 
 
+def test_the_line_in_the_chapter_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machines.__doc__ is not None
+    (line,) = re.findall(r"```sh\n(torchrun .*?)```", machines.__doc__, re.DOTALL)
+    _, *words = shlex.split(line.replace("\\\n", " "))
+    check_mesh(*understood(words, monkeypatch))
+
+
 def job() -> Any:
     return yaml.safe_load(JOB.read_text("utf-8"))
 
@@ -201,12 +211,12 @@ def test_the_job_for_kubernetes_is_one_and_is_understood(monkeypatch: pytest.Mon
     spec = job()["spec"]
     replicas = spec["pytorchReplicaSpecs"]
     assert replicas["Master"]["template"] == replicas["Worker"]["template"]
-    machines = sum(each["replicas"] for each in replicas.values())
+    count = sum(each["replicas"] for each in replicas.values())
     pod = replicas["Master"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["command"] == ["torchrun"]
     # What the operator tells each container.
-    operator = {"NNODES": machines, "NPROC_PER_NODE": spec["nprocPerNode"], "NODE_RANK": 1}
+    operator = {"NNODES": count, "NPROC_PER_NODE": spec["nprocPerNode"], "NODE_RANK": 1}
     for name, value in {**operator, "MASTER_ADDR": "shardbook-master-0", "MASTER_PORT": 23456}.items():
         monkeypatch.setenv(f"PET_{name}", str(value))
     launch, options = understood(container["args"], monkeypatch)

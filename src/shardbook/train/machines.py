@@ -12,12 +12,13 @@ FP32, 135 MB, what one machine sends to the other in a step is:
 | | formula | with $A = 2$ machines of $S = 2$ ranks |
 |---|---|---|
 | `--mesh 2x2` | $2\,\frac{A-1}{A}\,B$ | 135 MB |
-| one copy, at least | $(1 + 2/A)\,B$ | 270 MB |
+| one copy, at least | $(2 + S)\,\frac{A-1}{A}\,B$ | 270 MB |
 
-In the first row each of the $S$ ranks sends $1/S$ of the gradients. In the second row the
-reduce-scatter takes $B$: each of a machine's $S$ ranks sends the other machines the pieces
-of their ranks. The two gathers need at least $B/A$ each, and take more where a
-collective sends one piece to several ranks of the other machine. `python -m
+In the first row each of the $S$ ranks of a machine averages its part of the gradients,
+$B/S$ bytes, with the other copies. In the second row two gathers bring each other
+machine the part that a machine stores, $B/A$. They send more where a collective sends
+one piece to several ranks of a machine. For the reduce-scatter, each rank sends [over
+gloo](exchange.py) every rank of the other machines a piece. `python -m
 benchmarks.two_nodes` measures both over a network of limited speed. The price is
 memory: with $A$ copies a rank stores $1/S$ of parameters, gradients and moments, and no
 longer $1/(A\,S)$.
