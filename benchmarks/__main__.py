@@ -5,6 +5,10 @@ fresh processes. Single runs of one program differ more than the programs do. So
 each of our runs is compared with the others' runs of the same round, and what counts is the median of these
 ratios.
 
+`floor` is our own step with every exchange left out. No way to shard can be faster in this library. The peak
+is also compared with the sum of what must be there, and the lean mode with the least that a step can take
+which computes nothing twice.
+
 Our lean mode saves memory in three ways: a loss in chunks, an optimizer that steps inside the backward pass,
 and units that are gathered only when they are needed. The leanest mode also checkpoints every block, which
 costs another forward pass. More rounds, fewer in number, show each of the four by itself.
@@ -25,12 +29,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from benchmarks.contender import CORE, LEVERS, Contender, config_of
+from benchmarks.contender import CORE, LEVERS, Contender
+from benchmarks.floor import config_of, floor_bytes, lean_bytes
 from benchmarks.launch import Run, Size, namespace, run
 
 from shardbook.models.gpt import parameters
 
-OURS, THEIRS = "shardbook", "fsdp2"
+OURS, THEIRS, FLOOR = "shardbook", "fsdp2", "floor"
 OTHERS = tuple(f"{THEIRS}_{way}" for way in ("chunked", "blocks", "checkpointed"))
 MB = 1e6
 Figures = dict[str, float | str | None]
@@ -63,10 +68,11 @@ def main(arguments: list[str] | None = None) -> int:
         **compare(core),
         **sent(core[OURS], four, size),
         **stored(core[OURS], size),
+        **over_floor(core, size),
         **alone(levers),
         **medians({**levers, **core}),
     }
-    print(absolute(core), relative(figures), between_steps(figures, size), sep="\n\n")
+    print(absolute(core), relative(figures), between_steps(figures, size), floor(figures), sep="\n\n")
     print("\nEach lever alone", absolute(levers), alone_as_text(figures), sep="\n\n")
     # What the figures were measured with is a part of them.
     figures |= {"bytes_by": "network" if namespace() else "ledger", "cpu": processor()}
@@ -128,7 +134,9 @@ def compare(runs: dict[str, list[Run]]) -> Figures:
     figures: Figures = {}
     for other in (name for name in runs if not name.startswith(OURS)):
         figures |= spread(f"step_ratio_{other}", runs[OURS], runs[other], seconds)
-        figures |= spread(f"peak_ratio_{other}", runs[OURS], runs[other], peak)
+        # Where nothing is exchanged the peak means nothing; its floor is a sum.
+        if other != FLOOR:
+            figures |= spread(f"peak_ratio_{other}", runs[OURS], runs[other], peak)
     for mode in ("lean", "leanest"):
         for key, figure in (("step_ratio", seconds), ("peak_ratio", peak)):
             figures |= spread(f"{key}_{THEIRS}_{mode}", runs[f"{OURS}_{mode}"], runs[THEIRS], figure)
@@ -187,6 +195,25 @@ def stored(two: list[Run], size: Size) -> Figures:
     }
 
 
+def over_floor(runs: dict[str, list[Run]], size: Size) -> Figures:
+    """Our peak over the sum of what must be there, the least of the lean mode, and where time goes."""
+    least, lean = floor_bytes(size, 2), lean_bytes(size, 2)
+    figures: Figures = {f"floor_bytes_of_{name.replace(' ', '_')}": count for name, count in least.items()}
+    figures["floor_bytes"] = sum(least.values())
+    figures |= spread_of("peak_over_floor", [one.peak / sum(least.values()) for one in runs[OURS]])
+    figures["lean_least_bytes"] = sum(lean.values())
+    figures["lean_least_share_of_saved_activations"] = lean["saved activations"] / sum(lean.values())
+    ratios = [sum(lean.values()) / one.peak for one in runs[THEIRS]]
+    figures |= spread_of(f"lean_least_over_{THEIRS}", ratios)
+    lean_peaks = [one.peak / sum(lean.values()) for one in runs[f"{OURS}_lean"]]
+    figures |= spread_of("lean_peak_over_least", lean_peaks)
+    # What a step takes beyond the floor, and the part of it in which a rank waits for an exchange.
+    pairs = list(zip(runs[OURS], runs[FLOOR], strict=True))
+    figures |= spread_of("over_floor_seconds", [one.seconds - other.seconds for one, other in pairs])
+    figures |= spread_of("waiting_seconds", [one.waits or 0 for one in runs[OURS]])
+    return figures
+
+
 def medians(runs: dict[str, list[Run]]) -> Figures:
     """Each contender by itself."""
     figures: Figures = {}
@@ -199,9 +226,13 @@ def medians(runs: dict[str, list[Run]]) -> Figures:
 
 def spread(key: str, ours: list[R], theirs: list[R], figure: Callable[[R], float]) -> Figures:
     """One figure over the other, round by round."""
-    ratios = [figure(one) / figure(other) for one, other in zip(ours, theirs, strict=True)]
+    return spread_of(key, [figure(one) / figure(other) for one, other in zip(ours, theirs, strict=True)])
+
+
+def spread_of(key: str, numbers: list[float]) -> Figures:
+    """The median of some numbers, with the quartiles as `_low` and `_high`."""
     low, middle, high = (
-        statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+        statistics.quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else numbers * 3
     )
     return {key: middle, f"{key}_low": low, f"{key}_high": high}
 
@@ -283,6 +314,19 @@ def between_steps(figures: Figures, size: Size) -> str:
     cost = 1000 * float(figures["order_check_seconds"] or 0)
     share = 100 * float(figures["order_check_share"] or 0)
     return "\n".join([*lines, "", f"checks of the order: {cost:.3f} ms a step, {share:.3f} % of it"])
+
+
+def floor(figures: Figures) -> str:
+    """What must be there at the peak, and how far above it a run is."""
+    prefix = "floor_bytes_of_"
+    parts = {key.removeprefix(prefix): value for key, value in figures.items() if key.startswith(prefix)}
+    lines = [f"{'must be there at the peak, bytes':<42}"]
+    lines += [f"{name.replace('_', ' '):<42}{value:>12,}" for name, value in parts.items()]
+    lines += [f"{'together':<42}{figures['floor_bytes']:>12,}"]
+    lines += [f"{'lean, the least without computing twice':<42}{figures['lean_least_bytes']:>12,}"]
+    keys = ["peak_over_floor", "lean_peak_over_least", f"lean_least_over_{THEIRS}"]
+    keys += ["lean_least_share_of_saved_activations", "over_floor_seconds", "waiting_seconds"]
+    return "\n".join([*lines, "", table("beside the floor", keys, figures)])
 
 
 if __name__ == "__main__":

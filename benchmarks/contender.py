@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from benchmarks.floor import config_of, without_exchanges
 from benchmarks.launch import Size
 from benchmarks.steady import steady
 from torch import Tensor, nn
@@ -87,11 +88,12 @@ class Contender:
     apply: Callable[[gpt.GPT], nn.Module]
     chunked: bool = False
     step_in_backward: bool = False
+    exchanges: bool = True
 
 
 lazy = partial(shard, prefetch=0)
 lazy_checkpointed = partial(checkpointed, prefetch=0)
-# The first six run in every round, the others only to show what each lever does alone.
+# These run in every round, the others only to show what each lever does alone.
 CORE: dict[str, Contender] = {
     "shardbook": Contender(shard),
     "shardbook_lean": Contender(lazy, chunked=True, step_in_backward=True),
@@ -99,6 +101,7 @@ CORE: dict[str, Contender] = {
     "ddp": Contender(ddp),
     "fsdp2": Contender(fsdp2),
     "fsdp2_tuned": Contender(fsdp2_tuned),
+    "floor": Contender(shard, exchanges=False),
 }
 LEVERS: dict[str, Contender] = {
     "fsdp2": CORE["fsdp2"],
@@ -122,14 +125,17 @@ def main(name: str, size: Size) -> None:
     dist.init_process_group("gloo")
     warm_base()
     base = memory("VmRSS")
-    training = Training(CONTENDERS[name], size)
-    for _ in range(size.warm_up):
-        training.step()
+    contender = CONTENDERS[name]
+    training = Training(contender, size)
+    exchanges = nullcontext if contender.exchanges else without_exchanges
+    with exchanges():
+        for _ in range(size.warm_up):
+            training.step()
     dist.barrier()
     forget_peak()
     before = network_bytes()
     seconds = []
-    with ledger() as book, order_checks() as checks:
+    with ledger() as book, timed("before") as checks, timed("watch") as waits, exchanges():
         for _ in range(size.steps):
             started = time.perf_counter()
             training.step()
@@ -143,6 +149,7 @@ def main(name: str, size: Size) -> None:
         "peak": peak,
         "steady": resident,
         "checks": sum(checks) / size.steps if ours else None,
+        "waits": sum(waits) / size.steps if ours else None,
         "stored": steady(training.model, training.optimizers) if ours else None,
     }
     ranks: list[Any] = [None] * dist.get_world_size()
@@ -152,7 +159,7 @@ def main(name: str, size: Size) -> None:
             **{key: max(rank[key] for rank in ranks) for key in ("seconds", "peak", "steady")},
             "wire": crossed / size.steps / len(ranks) if os.environ["COUNTED"] else None,
             "payload": book.total / size.steps if ours else None,
-            "checks": max(rank["checks"] for rank in ranks) if ours else None,
+            **{key: max(rank[key] for rank in ranks) if ours else None for key in ("checks", "waits")},
             "stored": max((rank["stored"] for rank in ranks), key=lambda stored: sum(stored.values()))
             if ours
             else None,
@@ -199,26 +206,24 @@ class Training:
 
 
 @contextmanager
-def order_checks() -> Iterator[list[float]]:
-    """The seconds of every check that an exchange is the agreed one."""
-    seconds: list[float] = []
-    before = Order.before
+def timed(name: str) -> Iterator[list[float]]:
+    """The seconds of every call of a method of the order.
 
-    def timed(order: Order, *arguments: Any) -> None:
+    `before` checks that an exchange is the agreed one, and `watch` waits for its end.
+    """
+    seconds: list[float] = []
+    plain = getattr(Order, name)
+
+    def call(order: Order, *arguments: Any) -> None:
         started = time.perf_counter()
-        before(order, *arguments)
+        plain(order, *arguments)
         seconds.append(time.perf_counter() - started)
 
-    Order.before = timed  # type: ignore[assignment, method-assign]
+    setattr(Order, name, call)
     try:
         yield seconds
     finally:
-        Order.before = before  # type: ignore[method-assign]
-
-
-def config_of(size: Size) -> gpt.Config:
-    """The shape of the model."""
-    return gpt.Config(size.layers, size.width, size.heads, size.context, size.vocabulary)
+        setattr(Order, name, plain)
 
 
 def warm_base() -> None:

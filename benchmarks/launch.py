@@ -37,8 +37,9 @@ class Run:
     """What one run showed: the slowest rank's median step, and bytes of the rank with most.
 
     `wire` are the bytes that the network counted, for one rank and one step; `payload` those of our ledger.
-    `checks` are the seconds that a step spends on checking the order of its exchanges, and `stored` what the
-    bytes between two steps are. The last three are known of our own runs only.
+    `checks` are the seconds that a step spends on checking the order of its exchanges, `waits` those that it
+    waits for their end, and `stored` what the bytes between two steps are. The last four are known of our own
+    runs only.
     """
 
     seconds: float
@@ -47,6 +48,7 @@ class Run:
     wire: float | None
     payload: float | None
     checks: float | None
+    waits: float | None
     stored: dict[str, int] | None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,19 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.__main__ import alone, compare, sent, stored  # noqa: E402
+from benchmarks import two_nodes  # noqa: E402
+from benchmarks.__main__ import alone, compare, over_floor, sent, stored  # noqa: E402
 from benchmarks.contender import CONTENDERS, CORE, LEVERS, Training, config_of  # noqa: E402
+from benchmarks.floor import floor_bytes, lean_bytes, saved_by_blocks, without_exchanges  # noqa: E402
 from benchmarks.guards import GUARDS, measure, table, table_of_labels  # noqa: E402
 from benchmarks.launch import Run, Size  # noqa: E402
 from benchmarks.steady import steady  # noqa: E402
 
+import loopback  # noqa: E402
+from shardbook.foundations.ledger import ledger  # noqa: E402
 from shardbook.models.gpt import parameters  # noqa: E402
+from shardbook.planning.measure import Meter  # noqa: E402
+from shardbook.planning.planner import moments  # noqa: E402
 
 SMALL = Size(layers=2, width=20, heads=2, context=10, vocabulary=30, batch=2, steps=1, warm_up=0)
 
@@ -46,7 +53,8 @@ def test_a_folder_that_is_missing_is_told_before_anything_runs() -> None:
 
 
 def figures_of(seconds: float, peak: float) -> Run:
-    return Run(seconds, peak, peak / 2, wire=1e6, payload=9e5, checks=seconds / 100, stored={"parameters": 5})
+    known = {"wire": 1e6, "payload": 9e5, "checks": seconds / 100, "waits": seconds / 10}
+    return Run(seconds, peak, peak / 2, **known, stored={"parameters": 5})
 
 
 def test_ratios_are_taken_round_by_round_and_their_median_counts() -> None:
@@ -81,8 +89,17 @@ def test_every_lever_is_compared_with_our_own_defaults_and_with_theirs() -> None
 def test_the_figures_that_were_promised_have_their_names() -> None:
     runs = {name: [figures_of(1.0, 2.0)] * 2 for name in CORE}
     one = runs["shardbook"]
-    figures = {**compare(runs), **sent(one, one[0], SMALL), **stored(one, SMALL)}
+    figures = {
+        **compare(runs),
+        **sent(one, one[0], SMALL),
+        **stored(one, SMALL),
+        **over_floor(runs, SMALL),
+    }
     assert {
+        "step_ratio_floor",
+        "peak_over_floor",
+        "floor_bytes_of_saved_activations",
+        "lean_least_over_fsdp2",
         "step_ratio_fsdp2_tuned",
         "peak_ratio_fsdp2",
         "peak_ratio_fsdp2_lean",
@@ -92,6 +109,57 @@ def test_the_figures_that_were_promised_have_their_names() -> None:
         "order_check_share",
     } <= set(figures)
     assert figures["order_check_share"] == pytest.approx(0.01)
+
+
+def test_the_peak_is_compared_with_the_sum_and_the_time_with_the_step_that_exchanges_nothing() -> None:
+    least, lean = sum(floor_bytes(SMALL, 2).values()), sum(lean_bytes(SMALL, 2).values())
+    runs = {name: [figures_of(4.0, 2.0 * least)] * 2 for name in CORE}
+    runs["floor"] = [figures_of(2.0, 0.0), figures_of(4.0, 0.0)]
+    figures = {**compare(runs), **over_floor(runs, SMALL)}
+    assert figures["step_ratio_floor"] == pytest.approx(1.5)
+    assert "peak_ratio_floor" not in figures
+    assert figures["peak_over_floor"] == pytest.approx(2)
+    assert figures["lean_least_over_fsdp2"] == pytest.approx(lean / least / 2)
+    assert figures["lean_peak_over_least"] == pytest.approx(2 * least / lean)
+    assert (figures["over_floor_seconds"], figures["waiting_seconds"]) == (1.0, 0.4)
+
+
+def test_the_saved_activations_are_those_of_the_forecast() -> None:
+    one, two = (moments(replace(config_of(SMALL), layers=layers), SMALL.batch)[0] for layers in (1, 2))
+    assert saved_by_blocks(SMALL) == SMALL.layers * (two - one)
+
+
+# Activations, parameters and logits all matter in it.
+MIDDLE = Size(layers=3, width=64, heads=2, context=32, vocabulary=100, batch=2, steps=1, warm_up=0)
+
+
+def at_the_peak(name: str) -> tuple[int, int]:
+    """What a step takes at most, as the library's meter counts it, and what it sends at the floor."""
+    training = Training(CONTENDERS[name], MIDDLE)
+    training.step()
+    training.step()
+    with Meter() as meter:
+        training.step()
+    dist.barrier()
+    before = loopback.socket_bytes()[0]
+    with ledger() as book, without_exchanges():
+        training.step()
+    gone = loopback.socket_bytes()[0] - before
+    dist.barrier()
+    assert book.total > 10_000
+    return meter.peak, gone
+
+
+def test_no_step_takes_less_than_must_be_there_and_at_the_floor_nothing_is_sent() -> None:
+    peaks = ranks.run(2, at_the_peak, "shardbook_lean")
+    least = sum(lean_bytes(MIDDLE, 2).values())
+    for peak, gone in peaks:
+        assert least < peak < 1.5 * least
+        # Only the short questions that ranks ask each other through the store are left.
+        assert gone < 2_000
+    whole = sum(floor_bytes(MIDDLE, 2).values())
+    for peak, _ in ranks.run(2, at_the_peak, "shardbook"):
+        assert 0.9 * whole < peak < 1.1 * whole
 
 
 def what_is_stored(name: str) -> dict[str, Any]:
@@ -118,6 +186,22 @@ def test_every_byte_between_two_steps_has_a_name(name: str, world_size: int) -> 
     # The shape was chosen so that nothing divides evenly.
     assert sum(each["alignment"] for each in found) > 0
     assert sum(each["padding"] for each in found) > 0
+
+
+def test_a_mesh_is_compared_with_one_copy_round_by_round() -> None:
+    assert two_nodes.wire_limit("mesh", SMALL) == 4 * parameters(config_of(SMALL))
+    limit = two_nodes.wire_limit("flat", SMALL)
+    flat = [two_nodes.Run(4.0, 2 * limit), two_nodes.Run(12.0, 2 * limit)]
+    mesh = [two_nodes.Run(2.0, limit / 2), two_nodes.Run(6.0, limit / 2)]
+    runs = {"flat": flat, "mesh": mesh}
+    figures = two_nodes.compare(runs, SMALL)
+    assert figures["step_ratio_mesh_flat"] == figures["step_ratio_mesh_flat_high"] == 0.5
+    assert figures["wire_ratio_mesh_flat"] == 0.25
+    assert figures["wire_over_limit_mesh"] == 1.0
+    assert figures["wire_over_limit_flat"] == 2.0
+    shown = two_nodes.report(runs, figures, SMALL, "10mbit")
+    assert "at least" in shown.splitlines()[1]
+    assert "step_ratio_mesh_flat" in shown
 
 
 @pytest.mark.full

@@ -70,6 +70,8 @@ class Setup:
     :param optimizer: `"adamw"`, or `"sgd"` without momentum, which stores nothing
     :param text: the bytes of text that each rank holds
     :param stage: the stage of ZeRO
+    :param copies: how many copies of the model there are; the ranks of [a
+        row](groups.py) share one
     :param policy: in which dtypes the model computes and its gradients travel, and
         whether the model is stored on the host
     :param checkpointed: whether the blocks recompute their activations
@@ -85,6 +87,7 @@ class Setup:
     optimizer: str = "adamw"
     text: int = 0
     stage: int = 3
+    copies: int = 1
     policy: Policy = AS_IT_IS
     checkpointed: bool = False
     clipped: bool = False
@@ -92,18 +95,26 @@ class Setup:
     watched: bool = False
 
     @property
+    def sharing(self) -> int:
+        """The ranks that share one copy of the model."""
+        return self.world_size // self.copies
+
+    @property
     def scaled(self) -> bool:
         """Whether the loss is scaled: in FP16 only, since BF16 has the range of FP32."""
         return self.policy.param_dtype is torch.float16
 
     @property
-    def measured(self) -> bool:
-        """Whether the ranks exchange a number each for the norm of the gradient.
+    def norm_from(self) -> int:
+        """From how many other ranks a number arrives for the norm of the gradient.
 
-        To clip in stage 0 they need not, since each rank has the whole gradient. But
-        [each has losses of its own](not_finite.py).
+        To clip, the ranks of one copy exchange theirs. In stage 0 they need not, since
+        each rank has the whole gradient. But [each rank has losses of its
+        own](not_finite.py).
         """
-        return self.watched or (self.clipped and self.stage > 0)
+        if self.watched:
+            return self.world_size - 1
+        return self.sharing - 1 if self.clipped and self.stage > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +149,23 @@ def forecast(setup: Setup, rank: int) -> Forecast:
     with torch.device("meta"):
         model = GPT(setup.config)
     policy = setup.policy
-    units = [layouts_with(policy, layer, setup.world_size) for layer in model]
+    units = [
+        layouts_with(policy, layer, setup.sharing, setup.copies) for layer in model
+    ]
     layouts = [layout for unit in units for layout in unit]
-    kinds = total(layouts, setup.stage, policy)
-    steady = steady_terms(setup, layouts, rank)
+    kinds = total(layouts, setup.stage, policy, setup.copies)
+    steady = steady_terms(setup, layouts, rank % setup.sharing)
     plain = policy.param_dtype is None and not policy.offload
     changed = setup.checkpointed or setup.compiled
-    known = setup.stage == 3 and plain and not changed
+    known = setup.stage == 3 and plain and not changed and setup.copies == 1
     extra = extra_moments(setup, layouts, rank) if known else {}
     moments = {name: sum(steady.values()) + more for name, more in extra.items()}
     # What the optimizer stores stands where the masters stand.
     state = sum(steady.get(name, 0) for name in ("moments", "step counters"))
     # The ranks compare one flag before each step of the optimizer.
     flag = all_reduce_bytes(rank, setup.world_size, FLOAT, FLOAT) if setup.scaled else 0
-    # For the norm each rank gathers a number of 8 bytes from every other.
-    norms = (setup.world_size - 1) * 8 if setup.measured else 0
+    # For the norm each rank gathers a number of 8 bytes from each of some others.
+    norms = 8 * setup.norm_from
     return Forecast(
         sent=setup.accumulate * kinds.sent + flag + norms,
         steady=steady,

@@ -107,17 +107,19 @@ def own_bytes(
     optimizer: str,
     extra: int | None = None,
     policy: Policy = AS_IT_IS,
+    copies: int = 1,
 ) -> Own:
     """Add up the bytes of one stage from the layouts of all units.
 
     :param extra: the bytes of activations; `None` if they are not known, as under a
         policy with a `param_dtype` or offload
     :param policy: [what it changes](policy_bytes.py) about the bytes
+    :param copies: how many [copies of the model](groups.py) there are
     """
     setup = Setup(
         Config(), layouts[0].world_size, 1, 1, optimizer, stage=stage, policy=policy
     )
-    kinds = total(layouts, stage, policy)
+    kinds = total(layouts, stage, policy, copies)
     _, *terms = steady_terms(setup, layouts, rank=0).values()
     state = sum(terms)
     on_host = kinds.masters_on_host + kinds.gradients_on_host + state
@@ -135,6 +137,10 @@ def own_bytes(
         padded * (whole * dtype.itemsize + vectors * policy.collects_in(dtype).itemsize)
         for (_, dtype, _), padded in largest.items()
     )
+    # Two more means go on [to the other copies](conductor.py#Conductor.advance), each with
+    # memory for what it receives.
+    if copies > 1:
+        in_flight += 2 * 2 * FLOAT * sum(largest.values()) // layouts[0].world_size
     return Own(
         stage=stage,
         parameters=kinds.parameters,
@@ -195,12 +201,14 @@ def moments(config: Config, batch: int) -> tuple[int, int, int, int]:
 
 
 def layouts_of(
-    config: Config, world_size: int, policy: Policy = AS_IT_IS
+    config: Config, world_size: int, policy: Policy = AS_IT_IS, copies: int = 1
 ) -> list[Layout]:
     """The layouts of all units of the GPT. All blocks have the same ones, so they are made once."""
     with torch.device("meta"):
         model = GPT(replace(config, layers=1))
-    first, block, last = (layouts_with(policy, unit, world_size) for unit in model)
+    first, block, last = (
+        layouts_with(policy, unit, world_size, copies) for unit in model
+    )
     return [*first, *block * config.layers, *last]
 
 

@@ -23,6 +23,9 @@ masters and the mean gradients are on the host, and what moves is this rank's ow
 in $b$ bytes a number before each gather, or in stage 0 before each forward pass, and in
 $s$ bytes after each exchange.
 
+If there are $R$ [copies of the model](groups.py), the mean goes on over them, and
+$2s\,S_u\,(R-1)/R$ bytes more are sent.
+
 These figures hold on every backend. Gradients of 16 bits travel as they are also over
 NCCL, by [an all-to-all](exchange.py), though they are added up in FP32.
 
@@ -32,6 +35,7 @@ NCCL, by [an all-to-all](exchange.py), though they are added up in FP32.
 :notation $b$: `computed`, the bytes of a number as modules compute with it
 :notation $c$: `collected`, the bytes of a number in the vector that collects gradients
 :notation $s$: `sent`, the bytes of a number as it travels in the exchange of gradients
+:notation $R$: `copies`, the number of copies of the model
 """
 
 # sidelit: hide
@@ -77,7 +81,7 @@ class Kinds:
         return Kinds(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
-def kinds_of(layout: Layout, stage: int, policy: Policy) -> Kinds:
+def kinds_of(layout: Layout, stage: int, policy: Policy, copies: int = 1) -> Kinds:
     """The bytes of one trainable vector on one rank.
 
     >>> import torch
@@ -87,6 +91,7 @@ def kinds_of(layout: Layout, stage: int, policy: Policy) -> Kinds:
 
     :param layout: its length, and the dtypes in which it is stored and computed with
     :param policy: the dtype in which its gradients travel, and where it is stored
+    :param copies: how many copies of the model there are
     """
     masters, computed = layout.dtype.itemsize, layout.computes_in.itemsize
     collected = policy.collects_in(layout.computes_in).itemsize
@@ -111,34 +116,41 @@ def kinds_of(layout: Layout, stage: int, policy: Policy) -> Kinds:
         masters_on_host=own if policy.offload else 0,
         gradients=vectors if policy.offload else max(vectors, mean),
         gradients_on_host=mean if policy.offload else 0,
-        sent=(reduced * sent + gathers * computed) * (whole - part),
+        sent=(reduced * sent + gathers * computed) * (whole - part)
+        # The mean goes on [over the copies](groups.py#Groups.mean).
+        + 2 * sent * (copies - 1) * part // copies,
         moved=(entered * computed + sent) * kept if policy.offload else 0,
     )
 
 
-def total(layouts: Iterable[Layout], stage: int, policy: Policy) -> Kinds:
+def total(
+    layouts: Iterable[Layout], stage: int, policy: Policy, copies: int = 1
+) -> Kinds:
     """The bytes of all vectors of a model, and of [the comparison](unused.py) of what was
     used, which takes 4 bytes for each parameter tensor and is an all-reduce.
 
     :param layouts: of its trainable vectors
+    :param copies: how many copies of the model there are
     """
     layouts = list(layouts)
     numbers = sum(len(layout.slots) for layout in layouts) + 2 * (stage == 0)
-    size = max((layout.world_size for layout in layouts), default=1)
+    size = copies * max((layout.world_size for layout in layouts), default=1)
     compared = 4 * (numbers + -numbers % (2 * size))
     return sum(
-        (kinds_of(layout, stage, policy) for layout in layouts),
+        (kinds_of(layout, stage, policy, copies) for layout in layouts),
         Kinds(sent=2 * (size - 1) * compared // size),
     )
 
 
 def layouts_with(
-    policy: Policy, unit: nn.Module, world_size: int
+    policy: Policy, unit: nn.Module, world_size: int, copies: int = 1
 ) -> tuple[Layout, ...]:
     """The layouts of a unit's vectors, as sharding under the policy would cut them.
 
     :param unit: not sharded; it may be on the meta device
+    :param world_size: the ranks that share one copy of the model
+    :param copies: how many copies there are
     :returns: one layout for each kind of parameter
     """
     dtypes = dtypes_of(policy, sites_of(unit))
-    return plan(unit.named_parameters(), world_size, computes_in=dtypes)
+    return plan(unit.named_parameters(), world_size, copies, dtypes)

@@ -96,6 +96,7 @@ def summary(
             *["offload"] * options.offload,
             *[f"compiled by {options.compile}"] * (options.compile != "none"),
             *[f"clipped to {options.clip}"] * setup.clipped,
+            *[f"{setup.copies} copies of {setup.sharing} ranks"] * (setup.copies > 1),
         ],
         "steps": steps,
         "parameters": parameters(setup.config),
@@ -108,11 +109,7 @@ def summary(
         "tokens_per_second": tokens * len(timed) / sum(timed),
         "sent_by_collective": ranks[0].sent,
         "sent": [sum(rank.sent.values()) for rank in ranks],
-        "sent_formula": (
-            f"({12 if setup.stage == 3 else 8} ΣP + 8 n) (N-1)/N{' + 8 (N-1)' * setup.measured}"
-            if setup.policy.param_dtype is None
-            else "each vector in its own format"
-        ),
+        "sent_formula": sent_formula(setup),
         "sent_forecast": [steps * one.sent for one in forecasts],
         "steady": [rank.steady for rank in ranks],
         "steady_forecast": [sum(one.steady.values()) for one in forecasts],
@@ -121,6 +118,19 @@ def summary(
         "peak_forecast": [one.peak for one in forecasts],
         "peak_moment": worst.peak_moment,
     }
+
+
+def sent_formula(setup: Setup) -> str:
+    """The formula for the bytes of a step, with N ranks to a copy and A copies."""
+    if setup.policy.param_dtype is not None:
+        return "each vector in its own format"
+    exchanges = 12 if setup.stage == 3 else 8
+    everyone = "N-1" if setup.copies == 1 else "AN-1"
+    norm = f" + 8 ({everyone if setup.watched else 'N-1'})" if setup.norm_from else ""
+    if setup.copies == 1:
+        return f"({exchanges} ΣP + 8 n) (N-1)/N{norm}"
+    means, compared = "8 ΣP/N (A-1)/A", "8 n (AN-1)/(AN)"
+    return f"{exchanges} ΣP (N-1)/N + {means} + {compared}{norm}"
 
 
 def table(figures: dict[str, Any]) -> str:

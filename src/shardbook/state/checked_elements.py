@@ -58,13 +58,14 @@ class Archives:
         """Write a box.
 
         :param values: of any shape, on any device
+        :raises OSError: if the disk is full
         """
         self.begin, self.due = self.end, values.detach().reshape(-1)
         empty = torch.empty(values.shape, dtype=values.dtype)
         if values.nbytes < SMALL:
             empty.copy_(values)
         stream: Any = self
-        with without_sums():
+        with without_sums(), errors_of_disk():
             torch.save(empty, stream)
         if not values.numel():
             self.elements[self.begin] = self.end, 0, []
@@ -123,6 +124,22 @@ def without_sums() -> Iterator[None]:
         yield
     finally:
         set_crc32_options(before)
+
+
+@contextmanager
+def errors_of_disk() -> Iterator[None]:
+    """In this block the error of a full disk is raised, and not that of PyTorch's archive, which
+    closes what it could not write.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        cause = error.__cause__ or error.__context__
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise OSError(cause.errno, cause.strerror) from error
 
 
 def take(

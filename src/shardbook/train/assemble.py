@@ -37,6 +37,7 @@ from shardbook.models import corpus, gpt
 from shardbook.parameters.policy import Policy
 from shardbook.planning.forecast import Setup
 from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.train.machines import mesh_of
 from shardbook.train.not_finite import NotFinite
 from shardbook.train.position import Batches
 from shardbook.train.schedule import Schedule
@@ -102,7 +103,8 @@ def sharded_model(options: argparse.Namespace, device: torch.device) -> gpt.GPT:
     if options.checkpoint != "none":
         reentrant = options.checkpoint == "reentrant"
         checkpoint_module(model, units=gpt.Block, use_reentrant=reentrant)
-    shard(model, stage=options.stage, policy=policy_of(options), device=device)
+    policy, mesh = policy_of(options), mesh_of(options, device)
+    shard(model, stage=options.stage, mesh=mesh, policy=policy, device=device)
     if options.compile != "none":
         # What a block computes is compiled, and not the hooks that gather it.
         for block in model.blocks:
@@ -147,6 +149,7 @@ def setup_of(options: argparse.Namespace, world_size: int, text: int) -> Setup:
         optimizer=options.optimizer,
         text=text,
         stage=options.stage,
+        copies=1 if options.mesh is None else options.mesh.copies,
         policy=policy_of(options),
         checkpointed=options.checkpoint != "none",
         clipped=options.clip is not None,

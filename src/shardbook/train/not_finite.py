@@ -50,9 +50,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardbook.command import Mistake
+from shardbook.foundations.collectives import world
+from shardbook.foundations.groups import Groups
 from shardbook.foundations.torch_private import as_plain
 from shardbook.training.clip import (
     combine,
@@ -102,10 +105,11 @@ class NotFinite:
         bad = [micro for micro, loss in enumerate(losses) if not math.isfinite(loss)]
         if bad:
             own.fill_(-1 - bad[0])
-        sums = of_all_ranks(model, own.view(1), "checking the gradients")
+        sums = of_all_ranks(model, own.view(1), "checking the gradients", copies=True)
         first = next(iter(conductor_of(model).drivers))
         # In stage 0 each rank has the whole gradient, and sends the same sum.
-        total = combine(2.0)(sums) if first.stage else sums[first.rank]
+        rows = rows_of(first.groups) if first.stage else [first.rank]
+        total = combine(2.0)(sums[rows])
         return total.sqrt(), fault(model, sums.tolist(), scale)
 
     def act(self, number: int, found: str) -> None:
@@ -129,6 +133,18 @@ class NotFinite:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting."""
         self.skipped = state["skipped"]
+
+
+def rows_of(groups: Groups) -> list[int]:
+    """The places, among all ranks, of those that share this rank's copy of the model.
+
+    [Other copies](groups.py) have the same gradients, and add up to the same norm.
+    """
+    if groups.copies == 1:
+        return list(range(world(groups.everyone)[1]))
+    everyone = dist.get_process_group_ranks(groups.everyone)
+    sharing = dist.get_process_group_ranks(groups.shards)
+    return [everyone.index(rank) for rank in sharing]
 
 
 def fault(
@@ -174,7 +190,8 @@ def first_bad(
         bad = [not all(map(finite, tensors(unit))) for unit in units]
     device = units[0].flats[0].full.device
     own = torch.tensor(bad, dtype=torch.float64, device=device)
-    found = of_all_ranks(model, own, "checking the units").view(-1, len(units))
+    found = of_all_ranks(model, own, "checking the units", copies=True)
+    found = found.view(-1, len(units))
     anywhere = found.amax(dim=0).tolist()
     return next(
         (unit for unit, there in zip(units, anywhere, strict=True) if there), None

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shardbook.train.machines import shape
 from shardbook.train.not_finite import not_finite
 from shardbook.train.ranks import machine
 from shardbook.train.saving import saving
@@ -155,6 +156,13 @@ def techniques(add: Add) -> None:
         default=3,
         help="what is split over the ranks: 0 nothing, 1 the optimizer's state, 2 the gradients too, "
         "3 the parameters too",
+    )
+    add(
+        "--mesh",
+        type=shape,
+        metavar="COPIESxRANKS",
+        help="copies of the model, and how many ranks share each: 2x8 for two machines of 8 ranks; left "
+        "out: all ranks share one",
     )
     add(
         "--precision",

@@ -122,6 +122,10 @@ def refuse_senseless(options: argparse.Namespace) -> None:
         raise Mistake(f"--seed is {options.seed}, but it must be from 0 to 2**63 - 1")
     if options.sample and not options.prompt:
         raise Mistake("--prompt is empty, but a text has to go on from something")
+    if options.mesh is not None and options.stage == 0:
+        raise Mistake(
+            "--mesh is for stages 1 to 3: in stage 0 each rank has a copy of its own"
+        )
     for name in ("ranks", "memory"):
         if getattr(options, name) is not None and not options.plan:
             raise Mistake(f"--{name} is for a plan; add --plan")

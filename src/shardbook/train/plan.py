@@ -47,6 +47,7 @@ from shardbook.planning.forecast import Setup, forecast
 from shardbook.planning.planner import activations, layouts_of, own_bytes
 from shardbook.planning.policy_bytes import total
 from shardbook.train.assemble import setup_of
+from shardbook.train.machines import refuse_unfit_shape
 from shardbook.train.ranks import choose_device, number
 
 __all__ = ["Plan", "plan", "plan_figures", "table"]
@@ -87,17 +88,20 @@ class Plan:
 
 def plan(options: argparse.Namespace) -> tuple[Plan, Setup]:
     """The plan of a run, made without starting it, and what it was made for."""
-    ranks = options.ranks or number("WORLD_SIZE", least=1, default="1")
+    alone = "1" if options.mesh is None else str(options.mesh.size)
+    ranks = options.ranks or number("WORLD_SIZE", least=1, default=alone)
+    refuse_unfit_shape(options, ranks)
     setup = setup_of(options, ranks, text_bytes(options))
     # Ranks differ in padding, and in what gloo sends for a single number.
     forecasts = [forecast(setup, rank) for rank in {0, ranks - 1}]
-    layouts = layouts_of(setup.config, ranks, setup.policy)
+    layouts = layouts_of(setup.config, setup.sharing, setup.policy, setup.copies)
     own = own_bytes(
         layouts,
         setup.stage,
         setup.optimizer,
         activations(setup.config, setup.batch, setup.checkpointed),
         setup.policy,
+        setup.copies,
     )
     kinds = total(layouts, setup.stage, setup.policy)
     # The mean of the micro-batches before. From stage 2 on it takes the place of the

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
 
 from shardbook.command import Mistake, OwnMistake
+from shardbook.train.machines import part_of_store
 
 __all__ = ["LAUNCH", "machine", "start"]
 # sidelit: show
@@ -65,11 +65,11 @@ def meeting_place(rank: int, world_size: int, limit: timedelta) -> Any:
     """The store where the ranks tell each other their addresses.
 
     `torchrun` may [start the ranks again](saving.py), and keeps the store meanwhile,
-    with the addresses of ranks that are gone. So each attempt has keys of its own.
+    with the addresses of ranks that are gone. So the ranks that run now [agree on a
+    part of it](machines.py#part_of_store) that is new.
     """
     store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=limit))  # type: ignore[attr-defined]
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"attempt {attempt}", store)
+    return part_of_store(store, rank, world_size, limit)
 
 
 def environment() -> tuple[int, int]:

@@ -136,20 +136,25 @@ def exponent(order: float) -> float:
     return 1.0 if math.isinf(order) else order
 
 
-def of_all_ranks(model: nn.Module, own: Tensor, kind: str) -> Tensor:
+def of_all_ranks(
+    model: nn.Module, own: Tensor, kind: str, *, copies: bool = False
+) -> Tensor:
     """The numbers of all ranks, on every rank. Collective.
 
     :param own: 1-D, as many numbers on every rank
     :param kind: what the ranks do, for the message if one of them does something else
+    :param copies: on a mesh, also those of [other copies](groups.py)
     :returns: 1-D, the numbers of rank 0, then those of rank 1, and so on
     """
     units = list(conductor_of(model).drivers)
-    group = units[0].groups.shards
+    groups = units[0].groups
+    group = groups.everyone if copies else groups.shards
     found = own.new_empty(world(group)[1] * own.numel())
     # A rank that does not clip must not leave the others waiting.
     checked, first = units[0].order, units[0].sites[0].name
     checked.begin(kind)
-    checked.before("gather", "the norm of the gradients", first)
+    action = "compare" if copies else "gather"
+    checked.before(action, "the norm of the gradients", first)
     # An all-reduce would not do for the largest value: between a number and NaN some
     # backends choose the number, and one rank's NaN would be lost.
     gathering = all_gather(found, own, group=group)

@@ -113,33 +113,36 @@ def test_the_unit_that_made_a_gradient_not_finite_is_named(ranks_there: int, set
             )
 
 
-def losses_named(stage: int) -> list[str]:
+def losses_named(words: str) -> list[str]:
     found = []
     # What is looked at is the norm that clipping takes.
-    norms = [
-        step(run_of(f"--stage {stage} {words}")).norm for words in ("", "--clip 9 --not-finite continue")
-    ]
+    norms = [step(run_of(f"{words} {more}")).norm for more in ("", "--clip 9 --not-finite continue")]
     assert norms[0] == norms[1]
     for by in (lambda loss: (-loss).log(), lambda loss: loss + float("inf")):
         with pytest.MonkeyPatch.context() as monkeypatch:
-            run = run_of(f"--stage {stage} --accumulate 3")
-            spoil_loss(monkeypatch, rank=1, micro=2, by=by)
+            run = run_of(f"{words} --accumulate 3")
+            spoil_loss(monkeypatch, rank=dist.get_world_size() - 1, micro=2, by=by)
             found.append(said(run))
     # A weight that is NaN, such as in a checkpoint from elsewhere.
-    run = run_of(f"--stage {stage}")
+    run = run_of(words)
     state = run.model.state_dict()
     state["block1.attention.merge.bias"][-1] = float("nan")
     run.model.load_state_dict(state)
     return [*found, said(run)]
 
 
-@pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[0, 3]))
-def test_a_loss_is_named_with_its_rank_and_its_micro_batch(stage: int) -> None:
-    found = ranks.run(2, losses_named, stage)
-    assert found[0] == found[1]
+# On a mesh the loss is one of another copy of the model.
+LOSSES = [(2, "--stage 0"), (2, "--stage 1"), (2, "--stage 2"), (2, "--stage 3"), (4, "--mesh 2x2")]
+
+
+@pytest.mark.parametrize(("number", "words"), rows(LOSSES, now=[LOSSES[0], LOSSES[-1]]))
+def test_a_loss_is_named_with_its_rank_and_its_micro_batch(number: int, words: str) -> None:
+    found = ranks.run(number, losses_named, words)
+    assert all(each == found[0] for each in found)
     negative, infinite, weight = found[0]
     # The gradients of the infinite one are finite.
-    assert "because the loss itself, of rank 1, micro-batch 2, is infinite or NaN; what was" in negative
+    named = f"because the loss itself, of rank {number - 1}, micro-batch 2, is infinite or NaN; what was"
+    assert named in negative
     assert infinite == negative
     assert (
         "the loss itself, of rank 0, micro-batch 0, is infinite or NaN, as are parameters of block1" in weight

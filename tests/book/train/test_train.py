@@ -153,6 +153,8 @@ def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         ("--device cuda", "torch sees no CUDA device here; use --device cpu"),
         ("--backend nccl", "use --backend gloo on the CPU"),
         ("--stage 4", "argument --stage: invalid choice: 4"),
+        ("--mesh 2x1 --stage 0", "--mesh is for stages 1 to 3: in stage 0 each rank has a copy of its own"),
+        ("--mesh 2x4", "--mesh 2x4 is for 8 ranks, but there is 1; let copies times ranks be 1"),
         ("--batch 100000", "lower batch or context"),
         ("--context 140000", "lower batch or context"),
     ],

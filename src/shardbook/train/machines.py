@@ -1,0 +1,166 @@
+r"""# Several machines
+
+> Where the network between machines is slow, each machine gets a copy of the model, and shards that.
+
+Four ranks on two machines could share one copy of a model. Then each unit would be
+gathered over the network between the machines, once for the forward pass and once for
+the backward pass. With `--mesh 2x2` there are two copies, and the two ranks of a machine
+share one. Units are gathered inside of a machine, and only [the mean of the
+gradients](groups.py) travels between machines. For a GPT of 33.7 million parameters in
+FP32, 135 MB, what one machine sends to the other in a step is:
+
+| | formula | with $A = 2$ machines of $S = 2$ ranks |
+|---|---|---|
+| `--mesh 2x2` | $2\,\frac{A-1}{A}\,B$ | 135 MB |
+| one copy, at least | $(2 + S)\,\frac{A-1}{A}\,B$ | 270 MB |
+
+In the first row each of the $S$ ranks of a machine averages its part of the gradients,
+$B/S$ bytes, with the other copies. In the second row two gathers bring each other
+machine the part that a machine stores, $B/A$. They send more where a collective sends
+one piece to several ranks of a machine. For the reduce-scatter, each rank sends [over
+gloo](exchange.py) every rank of the other machines a piece. `python -m
+benchmarks.two_nodes` measures both over a network of limited speed. The price is
+memory: with $A$ copies a rank stores $1/S$ of parameters, gradients and moments, and no
+longer $1/(A\,S)$.
+
+Every machine starts the same line, which names the machine where all of them meet:
+
+```sh
+torchrun --nnodes 2 --nproc-per-node 8 --max-restarts 3 \
+    --rdzv-backend c10d --rdzv-endpoint first-machine:29500 --rdzv-id run-1 \
+    -m shardbook.train --mesh 2x8 --checkpoints /shared/run
+```
+
+`torchrun` numbers the ranks of a machine one after the other, and a row of the mesh has
+such neighbours. The folder of [the checkpoints](saving.py) has to be one that all
+machines see, because each rank writes its part. The folder `examples/` of the repository
+holds this line as a script, a script for Slurm and a `PyTorchJob` for Kubernetes.
+
+:notation $A$: `copies`, the number of copies of the model, here one for each machine
+:notation $S$: `ranks`, the number of ranks that share one copy
+:notation $B$: the bytes of all parameters
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import argparse
+import time
+from datetime import timedelta
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+
+from shardbook.command import Mistake
+
+__all__ = ["Shape", "mesh_of", "part_of_store", "refuse_unfit_shape", "shape"]
+# sidelit: show
+
+
+class Shape(NamedTuple):
+    """How many copies of the model there are, and how many ranks share each of them."""
+
+    copies: int
+    ranks: int
+
+    @property
+    def size(self) -> int:
+        """The number of all ranks."""
+        return self.copies * self.ranks
+
+    def __str__(self) -> str:
+        return f"{self.copies}x{self.ranks}"
+
+
+def shape(text: str) -> Shape:
+    """A shape as the command line writes it.
+
+    >>> shape("2x4")
+    Shape(copies=2, ranks=4)
+
+    :raises argparse.ArgumentTypeError: if the text is no shape
+    """
+    numbers = text.split("x")
+    if len(numbers) != 2 or not all(one.isdecimal() and int(one) for one in numbers):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no shape; write copies x ranks without blanks, such as 2x8"
+        )
+    return Shape(*map(int, numbers))
+
+
+def mesh_of(options: argparse.Namespace, device: torch.device) -> Any:
+    """The mesh for [`shard`](model.py#shard); `None` if all ranks share one copy.
+
+    :raises Mistake: on every rank, if the shape is for another number of ranks
+    """
+    if options.mesh is None:
+        return None
+    refuse_unfit_shape(options, dist.get_world_size())
+    mesh: DeviceMesh = init_device_mesh(device.type, tuple(options.mesh))
+    return mesh
+
+
+def part_of_store(
+    store: Any, rank: int, world_size: int, limit: timedelta
+) -> PrefixStore:
+    """A part of a store that only the ranks use that run now.
+
+    When a rank dies, `torchrun` ends the ranks of all machines and starts them again. The
+    store stays, and holds what the dead have written. `TORCHELASTIC_RESTART_COUNT` does not
+    tell the attempts apart: the `torchrun` of the machine where the rank has died counts
+    the restart, and that of another machine may count none.
+
+    So rank 0 offers a new name, and each other rank accepts it. A rank may come early and
+    find the name that an earlier rank 0 has offered. Then nobody answers, and the rank
+    looks again. An answer is for one process, which never started before.
+
+    :param store: the same for all ranks
+    :param limit: how long to wait for the other ranks
+    :raises TimeoutError: on a rank that got no answer in this time
+    """
+    if rank:
+        return PrefixStore(accepted_name(store, rank, limit), store)
+    name = f"ranks {uuid4().hex}"
+    store.set(OFFER, name)
+    for other in range(1, world_size):
+        process = store.get(f"{name} accepted by {other}").decode()
+        store.set(f"{name} answered to {process}", "")
+    return PrefixStore(name, store)
+
+
+OFFER = "shardbook.train: offered name"
+
+
+def accepted_name(store: Any, rank: int, limit: timedelta) -> str:
+    """The name that the rank 0 of this attempt has offered, and answered for."""
+    process, name = uuid4().hex, ""
+    until = time.monotonic() + limit.total_seconds()
+    while time.monotonic() < until:
+        if store.check([OFFER]):
+            offered = store.get(OFFER).decode()
+            if offered != name:
+                name = offered
+                store.set(f"{name} accepted by {rank}", process)
+            if store.check([f"{name} answered to {process}"]):
+                return name
+        time.sleep(0.01)
+    raise TimeoutError(f"rank 0 has not answered rank {rank} within {limit}")
+
+
+# sidelit: depth A shape that does not fit the run.
+
+
+def refuse_unfit_shape(options: argparse.Namespace, ranks: int) -> None:
+    """Refuse a shape for another number of ranks.
+
+    :raises Mistake: naming both numbers
+    """
+    if options.mesh is not None and options.mesh.size != ranks:
+        raise Mistake(
+            f"--mesh {options.mesh} is for {options.mesh.size} ranks, but there "
+            f"{'is' if ranks == 1 else 'are'} {ranks}; let copies times ranks be {ranks}"
+        )

@@ -1,0 +1,108 @@
+"""Two nodes, each with a network of its own, train as one machine does; also where a rank of one dies.
+
+The nodes are made by `benchmarks/nodes.py`. The wire between them is slow enough to matter and fast enough
+for a test; how long a step takes on it is measured by `benchmarks/two_nodes.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import warm
+from warm import TORCHRUN, start
+
+ROOT = Path(__file__).parents[3]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks import nodes  # noqa: E402
+
+MORTAL, NODE = ROOT / "tests" / "mortal.py", ROOT / "tests" / "node.py"
+SIZE = "--layers 2 --width 64 --heads 2 --context 16 --batch 2"
+OPTIONS = f"{SIZE} --steps 12 --device cpu --evaluate-batches 1 --sample 0 --save-every 4"
+# 4 bytes for each of the parameters.
+MODEL_BYTES = 4 * (2 * 256 * 64 + 16 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64 + 256)
+
+
+def losses(file: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    found = {line["step"]: line["loss"] for line in lines}
+    assert [*found] == [*range(1, len(lines) + 1)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Three runs on two nodes, one after the other: the folder with what they wrote, and what they said."""
+    folder = tmp_path_factory.mktemp("nodes")
+    line = [*OPTIONS.split(), "--jsonl"]
+    script = [str(ROOT / "examples" / "torchrun.sh"), "FIRST", "2", "2", *line, str(folder / "mesh")]
+    torchrun = ["PYTHON", "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "FIRST:29600"]
+    flat = [*torchrun, "--rdzv-id", "flat", "-m", "shardbook.train", *line, str(folder / "flat")]
+    killed = [*torchrun, "--rdzv-id", "killed", "--max-restarts", "2", str(MORTAL), "backward", "3", "20"]
+    killed += [*line, str(folder / "killed"), "--mesh", "2x2", "--checkpoints", str(folder / "killed-run")]
+    try:
+        command = nodes.command(
+            sys.executable, str(NODE), str(folder), json.dumps([script, flat, killed]), rate="400mbit"
+        )
+    except nodes.Missing as missing:
+        pytest.fail(str(missing))
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *(entry for entry in sys.path if entry)])
+    job = subprocess.run(
+        command,
+        env={**warm.environment(), "PYTHONPATH": path},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert job.returncode == 0, job.stderr
+    return folder, job.stderr
+
+
+def on_one_machine(folder: Path, *options: str) -> Any:
+    file = folder / f"one-machine{''.join(options)}"
+    line = [*TORCHRUN, "4", "-m", "shardbook.train", *OPTIONS.split(), "--jsonl", str(file), *options]
+    run = start(*line)
+    assert run.returncode == 0, run.stderr
+    return losses(file)
+
+
+@pytest.mark.full
+def test_two_nodes_train_like_one_machine_to_the_bit(trained: tuple[Path, str]) -> None:
+    folder, _ = trained
+    mesh = losses(folder / "mesh")
+    assert len(mesh) == 12
+    assert mesh[12] < mesh[1]
+    assert mesh == on_one_machine(folder, "--mesh", "2x2")
+    assert losses(folder / "flat") == on_one_machine(folder)
+
+
+@pytest.mark.full
+def test_on_the_wire_a_mesh_sends_the_mean_and_one_copy_sends_units_too(trained: tuple[Path, str]) -> None:
+    folder, _ = trained
+    for node in (0, 1):
+        mesh, flat, _ = json.loads((folder / f"crossed-{node}").read_text("utf-8"))
+        # Each step sends the mean of the gradients, in both directions; the beginning and the end send more.
+        assert 12 * MODEL_BYTES < mesh < 18 * MODEL_BYTES
+        # With one copy a reduce-scatter sends as much, and two gathers at least half of it each.
+        assert flat > 24 * MODEL_BYTES
+
+
+@pytest.mark.full
+def test_a_rank_that_dies_on_one_node_is_started_again_on_both(trained: tuple[Path, str]) -> None:
+    folder, said = trained
+    assert "exitcode: -9" in said, said
+    assert re.search(r"going on after step [48]", said), said
+    assert losses(folder / "killed") == losses(folder / "mesh")
+    names = sorted(path.name for path in (folder / "killed-run").iterdir())
+    assert names == ["step-00000008", "step-00000012"]
