@@ -6,8 +6,8 @@ Rank 1 waits for a file server that does not answer. Rank 0 has started the gath
 `blocks.3` and waits for rank 1. An exchange may take as long as [the time limit of its
 process group](store_rounds.py#limit_of), half an hour unless the program says
 otherwise, and the error at its end names a socket. The reader of the logs needs to know
-three things much earlier: who waits, for whom, and where that one is. So after 60
-seconds the log of rank 0 says:
+three things much earlier: who waits, for whom, and what the late rank is doing. So
+after 60 seconds the log of rank 0 says:
 
     rank 0 has waited for 60 s, after 42 exchanges, for rank 1 to gather blocks.3
     (parameter blocks.3.weight) as exchange 4 of its forward pass; rank 0 is at
@@ -34,9 +34,9 @@ round](store_rounds.py) the first caller is the one that waits.
 | it does not wait, and others wait for it | who waits, and where it is |
 | nobody waits | nothing: the model is not in use |
 
-A rank that compiles for two minutes is late, and nothing is wrong. It is named after
-the first of them, because nobody can know. When it goes on, the log of each rank that
-has waited says so, too. Where the ranks stand still for longer, the report is repeated
+A rank that compiles for two minutes is late, and nothing is wrong. After the first
+minute it is named all the same, because the others cannot know what it will do. When it
+goes on, the log of each rank that has reported says so, too. Where the ranks stand still for longer, the report is repeated
 after 120, 240, … seconds.
 
 Only the exchanges of the model are seen. A rank that waits in a barrier of the program's
