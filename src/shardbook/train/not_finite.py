@@ -22,7 +22,8 @@ All ranks see the same numbers, so all of them decide alike. `--not-finite` says
 they do:
 
 - `stop`, the default: the program ends with one sentence and exit code 1, and its newest
-  checkpoint is from before.
+  checkpoint is from before. Started again, it comes to the same step with the same
+  numbers, so it takes other options to get further.
 - `skip`: the gradients are dropped, and the optimizer keeps its state. The schedule
   and the text move on, as if the step had been taken. A run that [goes on](saving.py)
   after a skipped step does so to the same bit, and knows how many there were.

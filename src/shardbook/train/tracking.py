@@ -91,6 +91,7 @@ def json_lines(path: Path, first: int = 0, *, again: bool = False) -> Iterator[T
     :param first: how many steps of the run were taken before
     :param again: whether the run was started before, and may have left lines of steps
         that nothing was saved after
+    :raises Mistake: on this rank alone, if the disk is full
     """
     tidy(path, first if first or again else None)
     with path.open("a", encoding="utf-8") as file:
@@ -101,7 +102,10 @@ def json_lines(path: Path, first: int = 0, *, again: bool = False) -> Iterator[T
                 name: value if math.isfinite(value) else None
                 for name, value in figures.items()
             }
-            print(json.dumps({"step": number + 1, **known}), file=file, flush=True)
+            try:
+                print(json.dumps({"step": number + 1, **known}), file=file, flush=True)
+            except OSError as error:
+                raise Mistake(f"--jsonl {path} cannot be written: {error}") from error
 
         yield track
 
@@ -114,7 +118,8 @@ def tidy(path: Path, last: int | None) -> None:
 
     :param last: the step whose line stays as the run's last one; `None` to keep them all
     """
-    if not path.exists():
+    # A pipe or a terminal holds no lines from before.
+    if not path.is_file():
         return
     lines = path.read_text("utf-8").splitlines(keepends=True)
     # What is killed, or a machine without power, leaves half a line.

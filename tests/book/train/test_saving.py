@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -188,6 +189,13 @@ def test_a_log_has_each_step_once_and_no_half_line(
     lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     assert [line["step"] for line in lines] == [*kept, first + 1]
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_a_log_on_a_full_disk_is_told_in_one_sentence() -> None:
+    full = pytest.raises(Mistake, match=r"^--jsonl /dev/full cannot be written: \[Errno 28\] No space left")
+    # What was not written is still in the file's buffer when it is closed.
+    with suppress(OSError), json_lines(Path("/dev/full"), 3) as track, full:
+        track(3, {"loss": 1.0})
 
 
 def test_sigterm_saves_and_the_same_line_goes_on(undisturbed: dict[int, Any], tmp_path: Path) -> None:
