@@ -479,7 +479,8 @@ CLEAN = {
         f"frozen parameters in stage {stage}": f"""
         model = build()
         model[1].requires_grad_(False)
-        shard(model, units=Block, stage={stage})
+        policy = Policy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+        shard(model, units=Block, stage={stage}, policy=policy)
         torch.manual_seed(rank)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
         LOOP
