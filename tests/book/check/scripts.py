@@ -475,14 +475,18 @@ CLEAN = {
         optimizer = torch.optim.AdamW(model.parameters())
         LOOP
         """,
-    "frozen parameters": """
+    **{
+        f"frozen parameters in stage {stage}": f"""
         model = build()
         model[1].requires_grad_(False)
-        shard(model, units=Block)
+        policy = Policy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+        shard(model, units=Block, stage={stage}, policy=policy)
         torch.manual_seed(rank)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
         LOOP
-        """,
+        """
+        for stage in (2, 3)
+    },
     "a scaler whose steps overflow": """
         policy = Policy(param_dtype=torch.float16, output_dtype=torch.float32)
         model = shard(build(), units=Block, policy=policy)
@@ -567,6 +571,18 @@ CLEAN = {
             for p in other.parameters():
                 dist.all_reduce(p.grad)
                 p.grad /= dist.get_world_size()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+    "a second model of each rank's own": """
+        model = shard(build(), units=Block)
+        torch.manual_seed(rank)
+        other = nn.Linear(8, 8)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other)]
+        for step in range(100):
+            x, y = batch()
+            F.cross_entropy(model(other(x)), y).backward()
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
