@@ -134,6 +134,7 @@ def compare(runs: dict[str, list[Run]]) -> Figures:
     figures: Figures = {}
     for other in (name for name in runs if not name.startswith(OURS)):
         figures |= spread(f"step_ratio_{other}", runs[OURS], runs[other], seconds)
+        figures |= spread(f"cpu_ratio_{other}", runs[OURS], runs[other], cpu)
         # Where nothing is exchanged the peak means nothing; its floor is a sum.
         if other != FLOOR:
             figures |= spread(f"peak_ratio_{other}", runs[OURS], runs[other], peak)
@@ -240,6 +241,11 @@ def spread_of(key: str, numbers: list[float]) -> Figures:
 def seconds(run: Run) -> float:
     """How long a step takes."""
     return run.seconds
+
+
+def cpu(run: Run) -> float:
+    """How long the threads of a rank compute in a step."""
+    return run.cpu
 
 
 def peak(run: Run) -> float:

@@ -135,17 +135,20 @@ def main(name: str, size: Size) -> None:
     forget_peak()
     before = network_bytes()
     seconds = []
+    computed = time.process_time()
     with ledger() as book, timed("before") as checks, timed("watch") as waits, exchanges():
         for _ in range(size.steps):
             started = time.perf_counter()
             training.step()
             seconds.append(time.perf_counter() - started)
+    computed = time.process_time() - computed
     dist.barrier()
     crossed = network_bytes() - before
     peak, resident = memory("VmHWM") - base, memory("VmRSS") - base
     ours = name.startswith("shardbook")
     mine = {
         "seconds": statistics.median(seconds),
+        "cpu": computed / size.steps,
         "peak": peak,
         "steady": resident,
         "checks": sum(checks) / size.steps if ours else None,
@@ -156,7 +159,7 @@ def main(name: str, size: Size) -> None:
     dist.all_gather_object(ranks, mine)
     if dist.get_rank() == 0:
         report = {
-            **{key: max(rank[key] for rank in ranks) for key in ("seconds", "peak", "steady")},
+            **{key: max(rank[key] for rank in ranks) for key in ("seconds", "cpu", "peak", "steady")},
             "wire": crossed / size.steps / len(ranks) if os.environ["COUNTED"] else None,
             "payload": book.total / size.steps if ours else None,
             **{key: max(rank[key] for rank in ranks) if ours else None for key in ("checks", "waits")},

@@ -54,7 +54,7 @@ def test_a_folder_that_is_missing_is_told_before_anything_runs() -> None:
 
 def figures_of(seconds: float, peak: float) -> Run:
     known = {"wire": 1e6, "payload": 9e5, "checks": seconds / 100, "waits": seconds / 10}
-    return Run(seconds, peak, peak / 2, **known, stored={"parameters": 5})
+    return Run(seconds, seconds / 2, peak, peak / 2, **known, stored={"parameters": 5})
 
 
 def test_ratios_are_taken_round_by_round_and_their_median_counts() -> None:
@@ -116,7 +116,7 @@ def test_the_peak_is_compared_with_the_sum_and_the_time_with_the_step_that_excha
     runs = {name: [figures_of(4.0, 2.0 * least)] * 2 for name in CORE}
     runs["floor"] = [figures_of(2.0, 0.0), figures_of(4.0, 0.0)]
     figures = {**compare(runs), **over_floor(runs, SMALL)}
-    assert figures["step_ratio_floor"] == pytest.approx(1.5)
+    assert figures["step_ratio_floor"] == figures["cpu_ratio_floor"] == pytest.approx(1.5)
     assert "peak_ratio_floor" not in figures
     assert figures["peak_over_floor"] == pytest.approx(2)
     assert figures["lean_least_over_fsdp2"] == pytest.approx(lean / least / 2)
