@@ -36,7 +36,8 @@ class Size:
 class Run:
     """What one run showed: the slowest rank's median step, and bytes of the rank with most.
 
-    `cpu` are the seconds that a rank's threads compute in a step, however long they wait for a core. `wire` are the bytes that the network counted, for one rank and one step; `payload` those of our ledger.
+    `cpu` are the seconds that a rank's threads compute in a step, however long they wait for a core. `wire`
+    are the bytes that the network counted, for one rank and one step; `payload` those of our ledger.
     `checks` are the seconds that a step spends on checking the order of its exchanges, `waits` those that it
     waits for their end, and `stored` what the bytes between two steps are. The last four are known of our own
     runs only.

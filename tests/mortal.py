@@ -79,7 +79,7 @@ class Trace:
         def traced_write(self_: Any, *args: Any) -> Any:
             written = write(self_, *args)
             folder = Path(self_.path)
-            self.add(wrote=sum(file.stat().st_size for file in checkpoints.own_files(folder)))
+            self.add(wrote=sum(file.stat().st_size for file in folder.glob(f"__{RANK}_*.distcp")))
             return written
 
         loop.step = traced_step

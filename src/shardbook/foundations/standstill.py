@@ -36,8 +36,8 @@ round](store_rounds.py) the first caller is the one that waits.
 
 A rank that compiles for two minutes is late, and nothing is wrong. After the first
 minute it is named all the same, because the others cannot know what it will do. When it
-goes on, the log of each rank that has reported says so, too. Where the ranks stand still for longer, the report is repeated
-after 120, 240, … seconds.
+goes on, the log of each rank that has reported says so, too. Where the ranks stand
+still for longer, the report is repeated after 120, 240, … seconds.
 
 Only the exchanges of the model are seen. A rank that waits in a barrier of the program's
 own, while another one is in its data loader, says nothing.

@@ -307,17 +307,17 @@ def lasting_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: t for name, t in held if t is not None and name not in fleeting}
 
 
-# **Checkpoints.** What the index of a distributed checkpoint names beside public
+# **Checkpoints.** Says in which file of a checkpoint a box is, and where. Each writer of
+# files has to give it to the public `WriteResult`, and PyTorch's readers look into it.
+from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
+
+# What the index of a distributed checkpoint names beside public
 # classes: how a tensor lies in memory, and where in a file its bytes are.
 INDEX_NAMES = {
     ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    (StorageInfo.__module__, StorageInfo.__name__),
     ("torch.serialization", "_get_layout"),
 }
-
-# Says in which file of a checkpoint a box is, and where. Each writer of files has to
-# give it to the public `WriteResult`, and PyTorch's readers look into it.
-from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
 
 
 def own_children(module: nn.Module) -> dict[str, nn.Module | None]:

@@ -34,7 +34,7 @@ BOOK = Path(__file__).parents[3] / "src" / "shardbook"
 # The counter of a tensor's changes is the subject of another chapter.
 ELSEWHERE = {"_version"}
 # Private names of Python, and strings that look like a private name and are none of torch's.
-OF_PYTHON = {"_actions", "_current_frames", "_exit", "_getframe", "_make"}
+OF_PYTHON = {"_actions", "_current_frames", "_exit", "_getframe", "_make", "_replace"}
 NOT_OF_TORCH = {"_", "_forecast", "_growth_tracker"}
 
 

@@ -22,7 +22,7 @@ from torch import nn
 import ranks
 from book.toys import assert_equal
 from shardbook import Disagreement, shard
-from shardbook.state import checked_elements, checkpoints, file_list, sharded, sharded_files
+from shardbook.state import checked_elements, checkpoints, sharded, sharded_files
 from shardbook.state.checkpoint_index import Damaged
 from shardbook.state.checkpoints import Checkpoints
 
@@ -268,7 +268,7 @@ FAULTS: list[tuple[Any, str, int, int]] = [
     (os, "fsync", 0, errno.ENOSPC),
     (os, "fsync", 1, errno.EIO),
     (sharded.Writer, "finish", 0, errno.ENOSPC),
-    (file_list, "checksum", 0, errno.EIO),
+    (checkpoints, "checksums", 0, errno.EIO),
     (checkpoints, "write_list", 0, errno.ENOSPC),
     (Path, "rename", 0, errno.EROFS),
 ]
@@ -317,7 +317,7 @@ def test_a_fault_in_any_phase_of_a_save_is_told_on_every_rank_and_leaves_the_che
     for said, (_, name, victim, number) in zip(found[0], FAULTS, strict=False):
         assert said.startswith(f"step 2 could not be saved into {folder}: ")
         assert os.strerror(number) in said, name
-        assert f"rank {victim}: " in said or name in ("mkdir", "checksum", "write_list", "rename")
+        assert f"rank {victim}: " in said or name in ("mkdir", "checksums", "write_list", "rename")
         assert "\n" not in said
 
 
