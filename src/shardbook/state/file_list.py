@@ -54,7 +54,7 @@ def write_list(folder: Path, step: int, files: dict[str, Any]) -> None:
     """
     said = {"format": FORMAT, "step": step, "files": files}
     with (folder / WHOLE).open("w") as file:
-        json.dump(said, file)
+        file.write(json.dumps(said))
         file.flush()
         os.fsync(file.fileno())
 

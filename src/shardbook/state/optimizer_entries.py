@@ -33,20 +33,13 @@ def wanted_state(
     :returns: the number of the parameter, the entry's key, the room, and what to read
         into it
     """
-    found = {
-        name: there
-        for name, there in index.state_dict_metadata.items()
-        if name.startswith(f"{OPTIMIZER}.") and isinstance(there, TensorStorageMetadata)
-    }
+    found: dict[str, dict[str, TensorStorageMetadata]] = {}
+    for name, there in index.state_dict_metadata.items():
+        if isinstance(there, TensorStorageMetadata):
+            parameter, _, key = name.rpartition(".")
+            found.setdefault(parameter, {})[key] = there
     places = list(places_in(model, optimizer))
-    keys = [
-        {
-            name.removeprefix(prefix): there
-            for name, there in found.items()
-            if name.startswith(prefix) and "." not in name.removeprefix(prefix)
-        }
-        for prefix in (f"{OPTIMIZER}.{place.slot.names[0]}." for place in places)
-    ]
+    keys = [found.get(f"{OPTIMIZER}.{place.slot.names[0]}", {}) for place in places]
     numbers = {"step"} | {key for entries in keys for key in entries}
     numbers -= {
         key
