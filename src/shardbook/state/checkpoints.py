@@ -76,16 +76,23 @@ class Checkpoints:
     :param folder: made if it is not there; on a disk that all ranks see
     :param keep: how many checkpoints stay
     :param background: whether [a thread](background.py) writes, while training goes on
+    :param frozen: whether parameters that are not trained are saved, too; if not, `load`
+        leaves them as they are
     """
 
     def __init__(
-        self, folder: Path | str, *, keep: int = 2, background: bool = False
+        self,
+        folder: Path | str,
+        *,
+        keep: int = 2,
+        background: bool = False,
+        frozen: bool = True,
     ) -> None:
         if type(keep) is not int or keep < 1:
             raise ValueError(
                 f"keep={keep!r} is no number of checkpoints; choose 1 or more"
             )
-        self.folder, self.keep = Path(folder), keep
+        self.folder, self.keep, self.frozen = Path(folder), keep, frozen
         self.background = Background() if background else None
 
     def save(
@@ -103,7 +110,7 @@ class Checkpoints:
             behind. In the background the next call raises it.
         """
         self.wait()
-        stored, settings = state_of(model, optimizer, **others)
+        stored, settings = state_of(model, optimizer, self.frozen, **others)
         if self.background is None:
             self.write(step, stored, settings)
         else:
@@ -158,7 +165,7 @@ class Checkpoints:
         newest = self.folder / names[0]
         step = self.check(newest, before=names[1:])
         with told_alike():
-            load_run(newest, model, optimizer, **others)
+            load_run(newest, model, optimizer, self.frozen, **others)
         return step
 
     def all(self) -> list[Path]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -36,6 +36,7 @@ from shardbook.models import corpus, gpt
 from shardbook.parameters.policy import Policy
 from shardbook.planning.forecast import Setup
 from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.state.run_state import Stateful
 from shardbook.train.position import Batches
 from shardbook.train.schedule import Schedule
 from shardbook.zero.model import shard
@@ -51,6 +52,7 @@ class Run:
     :param accumulate: the micro-batches of a step
     :param clip: the largest norm of the gradient; `None` for any
     :param number: how many steps were done
+    :param others: what else is saved with the run, by name
     """
 
     model: nn.Module
@@ -61,6 +63,7 @@ class Run:
     accumulate: int = 1
     clip: float | None = None
     number: int = 0
+    others: dict[str, Stateful] = field(default_factory=dict)
 
 
 def assemble(
@@ -118,15 +121,16 @@ def policy_of(options: argparse.Namespace) -> Policy:
 def make_optimizer(
     options: argparse.Namespace, model: nn.Module
 ) -> torch.optim.Optimizer:
-    """An ordinary optimizer over the model's own parameters.
+    """An ordinary optimizer over the model's own parameters, without those that are frozen.
 
     Unless the stage is 0, each parameter is a 1-D slice of a shard by now, often an
     empty one. To an elementwise optimizer that makes no difference. `foreach=False`
     treats one slice after the other and so needs temporaries for a single one.
     """
+    trained = [each for each in model.parameters() if each.requires_grad]
     if options.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=options.lr, foreach=False)
-    return torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=False)
+        return torch.optim.SGD(trained, lr=options.lr, foreach=False)
+    return torch.optim.AdamW(trained, lr=options.lr, foreach=False)
 
 
 def setup_of(options: argparse.Namespace, world_size: int, text: int) -> Setup:

@@ -47,10 +47,16 @@ from shardbook.command import Mistake, complain
 from shardbook.foundations.labels import label
 from shardbook.foundations.ledger import ledger
 from shardbook.models import gpt
+from shardbook.models.corpus import Reader
 from shardbook.planning.measure import Meter
 from shardbook.planning.report import Counted, Progress, report, write
 from shardbook.train.assemble import Run, assemble, make_optimizer, mistakes, setup_of
-from shardbook.train.evaluation import evaluate, mean_over_ranks, sample
+from shardbook.train.evaluation import (
+    evaluate,
+    logits_of,
+    mean_over_ranks,
+    sample,
+)
 from shardbook.train.memory_snapshot import MemorySnapshot
 from shardbook.train.options import parse
 from shardbook.train.plan import plan, plan_figures, table
@@ -97,6 +103,28 @@ def train(options: argparse.Namespace, device: torch.device) -> int:
     counted = Counted()
     # A run that was saved goes on from there.
     saves = Saves(options, run)
+    code = take_steps(options, run, saves, unseen, counted)
+    if code is None:
+        held = stored(training.text, unseen.text)
+        report(setup_of(options, dist.get_world_size(), held), counted, options)
+        show_sample(options, run, device)
+    return code or 0
+
+
+def take_steps(
+    options: argparse.Namespace,
+    run: Run,
+    saves: Saves,
+    unseen: Reader,
+    counted: Counted,
+) -> int | None:
+    """Take the steps that are left, with all that goes on beside them.
+
+    :param unseen: the text to evaluate on
+    :param counted: what is counted on the way
+    :returns: the exit code of a program that has nothing to report: 0 if no step was
+        left, 143 if `SIGTERM` has come; `None` after the last step
+    """
     steps = range(run.number, options.steps)
     if not steps:
         say(f"all {run.number} steps were taken before; more --steps would go on")
@@ -112,7 +140,7 @@ def train(options: argparse.Namespace, device: torch.device) -> int:
             figures = watched_step(options, run, steps, counted)
             if evaluation_is_due(options, number):
                 counted.unseen = evaluate(run.model, unseen, options.evaluate_batches)
-                figures["unseen"] = mean_over_ranks(counted.unseen, device)
+                figures["unseen"] = mean_over_ranks(counted.unseen, unseen.device)
                 progress.say(f"step {number + 1}  unseen text {figures['unseen']:.3f}")
             track(number, figures)
             progress.show(number, figures["loss"])
@@ -122,10 +150,7 @@ def train(options: argparse.Namespace, device: torch.device) -> int:
                     f"saved after step {run.number}, as SIGTERM wants this job to end"
                 )
                 return LEFT
-    held = stored(training.text, unseen.text)
-    report(setup_of(options, dist.get_world_size(), held), counted, options)
-    show_sample(options, run, device)
-    return 0
+    return None
 
 
 def step(run: Run) -> Taken:
@@ -142,7 +167,9 @@ def step(run: Run) -> Taken:
     for micro in range(run.accumulate):
         inputs_BT, targets_BT = next(run.batches)
         with label("forward", f"micro-batch {micro}"):
-            loss = gpt.loss(run.model(inputs_BT), targets_BT) / run.accumulate
+            # The logits have no name, so that they are freed before the backward pass.
+            loss = gpt.loss(logits_of(run.model, inputs_BT), targets_BT)
+            loss = loss / run.accumulate
         # In FP32 and BF16 the scaler is turned off. Then these are `loss.backward()`
         # and `optimizer.step()`.
         with label("backward", f"micro-batch {micro}"):

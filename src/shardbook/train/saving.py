@@ -56,9 +56,12 @@ class Saves:
     """The checkpoints of a run, and the signal that ends it.
 
     :param run: before its first step; it goes on from the newest checkpoint
+    :param frozen: whether [what is not trained](run_state.py) is saved, too
     """
 
-    def __init__(self, options: argparse.Namespace, run: Run) -> None:
+    def __init__(
+        self, options: argparse.Namespace, run: Run, *, frozen: bool = True
+    ) -> None:
         self.run, self.every, self.last = run, options.save_every, options.steps
         self.signals = Signal()
         self.checkpoints: Checkpoints | None = None
@@ -67,6 +70,7 @@ class Saves:
                 options.checkpoints,
                 keep=options.keep,
                 background=options.save_in_background,
+                frozen=frozen,
             )
             self.go_on(self.checkpoints)
 
@@ -116,7 +120,7 @@ class Saves:
 
 def others(run: Run) -> dict[str, Any]:
     """What has a state beside the model and its optimizer."""
-    return {"scaler": run.scaler, "batches": run.batches}
+    return {"scaler": run.scaler, "batches": run.batches, **run.others}
 
 
 class Signal:
