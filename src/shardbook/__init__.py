@@ -54,7 +54,9 @@ report](report.py), [what is stored](measure.py), [what a step will cost](foreca
 boxes](boxes.py), [files that any ranks read](sharded.py), [an index without a
 program](checkpoint_index.py), [the state of a run](run_state.py) with [what is each
 rank's own](rank_state.py), [the optimizer's](optimizer_entries.py), and [plain
-data](plain_data.py).
+data](plain_data.py); [one act for all ranks](together.py). **For others**: [a model in a
+folder](model_folder.py), [which tensor is in which file](folder_names.py), [under which
+name](hub_names.py), [a file of tensors](tensor_file.py).
 """
 
 # The press and its site live in the same distribution and need no torch. So torch is
@@ -83,6 +85,7 @@ from shardbook.precision.autocast import autocast
 from shardbook.precision.loss_scaling import GradScaler
 from shardbook.precision.sharded_scaler import ShardedGradScaler
 from shardbook.state.checkpoints import Checkpoints
+from shardbook.state.model_folder import load_safetensors, save_safetensors
 from shardbook.streaming.residual import offload, partition
 from shardbook.streaming.streaming import stream
 from shardbook.training.accumulate import no_sync
@@ -124,12 +127,14 @@ __all__ = [
     "join",
     "ledger",
     "load_optimizer_state_dict",
+    "load_safetensors",
     "no_sync",
     "offload",
     "optimizer_state_dict",
     "partition",
     "profiler_labels",
     "rank0_only",
+    "save_safetensors",
     "shard",
     "step_in_backward",
     "stream",

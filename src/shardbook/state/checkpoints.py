@@ -33,15 +33,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from shardbook.foundations.collectives import world
@@ -63,11 +60,10 @@ from shardbook.state.run_state import (
 )
 from shardbook.state.sharded import write
 from shardbook.state.stored import Stretch
+from shardbook.state.together import gathered, on_first, told_alike
 
 __all__ = ["Checkpoints", "Damaged"]
 # sidelit: show
-
-T = TypeVar("T")
 
 
 class Checkpoints:
@@ -228,40 +224,3 @@ NAME = re.compile(r"step-\d{8,}")
 def own_files(folder: Path) -> list[Path]:
     """The files that this rank has written."""
     return sorted(folder.glob(f"__{world(None)[0]}_*.distcp"))
-
-
-# sidelit: depth Errors that one rank has and all have to tell.
-
-
-def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The values of all ranks, on all ranks."""
-    found: list[Any] = [None] * world(None)[1]
-    dist.all_gather_object(found, value, group=group)
-    return found
-
-
-def on_first(act: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Let the first rank act for all, which get its result or its error."""
-    said: list[Any] = [None, None]
-    if world(None)[0] == 0:
-        try:
-            said[0] = act()
-        except (OSError, ValueError) as error:
-            said[1] = error
-    dist.broadcast_object_list(said, group=group)
-    if said[1] is not None:
-        raise said[1]
-    result: T = said[0]
-    return result
-
-
-@contextmanager
-def told_alike() -> Iterator[None]:
-    """In this block an error of one rank is raised on all of them, in its own words."""
-    try:
-        yield
-    except CheckpointException as error:
-        rank, (cause, _) = min(error.failures.items())
-        if isinstance(cause, OSError | ValueError):
-            raise type(cause)(f"rank {rank}: {cause}") from error
-        raise

@@ -32,6 +32,7 @@ from shardbook.foundations.rng import write as set_generator
 from shardbook.foundations.torch_private import lasting_buffers
 from shardbook.state.plain_data import plain, restored
 from shardbook.state.stored import MODEL, Stretch
+from shardbook.zero.model_casts import before_casting
 
 __all__ = ["blob", "buffers", "generators", "go_on", "own"]
 # sidelit: show
@@ -45,14 +46,18 @@ def own(kind: str, name: str) -> str:
 def buffers(model: nn.Module, *, mine: bool) -> Iterator[tuple[Tensor, Stretch]]:
     """The buffers that a `state_dict` has, each with a copy of it to write or to read into.
 
+    A buffer that [the policy has cast](model_casts.py#cast_buffers) has its old dtype there.
+
     :param mine: whether this rank has its own, or takes those of the first one
     """
     first = not mine or world(None)[0] == 0
+    wide = before_casting.get(model, {})
     for prefix, module in model.named_modules(remove_duplicate=False):
         for key, buffer in lasting_buffers(module).items():
             name = f"{prefix}.{key}" if prefix else key
             stored = f"{MODEL}.{name}" if first else own("buffer", name)
-            copy = buffer.detach().clone(memory_format=torch.contiguous_format)
+            dtype = wide.get(name, buffer.dtype)
+            copy = buffer.detach().to(dtype, copy=True).contiguous()
             yield buffer, blob(stored, copy)
 
 

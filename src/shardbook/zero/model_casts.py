@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ from shardbook.parameters.norms import InFP32, compute_in_fp32
 from shardbook.parameters.policy import Policy
 from shardbook.zero.conductor import conductor_of
 
-__all__ = ["enforce"]
+__all__ = ["before_casting", "enforce"]
 # sidelit: show
 
 
@@ -137,6 +138,12 @@ def cast_buffers(
                 state[prefix + name] = state[prefix + name].to(before)
 
     model.register_state_dict_post_hook(widen)
+    before_casting[model] = names
+
+
+# The dtypes that buffers had, by their names in the model.
+before_casting: WeakKeyDictionary[nn.Module, dict[str, torch.dtype]]
+before_casting = WeakKeyDictionary()
 
 
 def cast(dtype: torch.dtype, value: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ what it found.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -440,3 +442,36 @@ def test_dropout_drops_what_it_drops_under_ddp() -> None:
     for found in ranks.run(2, with_dropout, timeout=200):
         assert len(found) == len(STAGES) * len(CHECKPOINTS)
         assert all(differences == SAME for differences in found.values())
+
+
+def folder_and_back(kind: str, place: Path) -> tuple[dict[str, Tensor], ...]:
+    """What is there after a model went out as a folder, and after the library's own came in."""
+    from shardbook import load_safetensors, save_safetensors, shard
+
+    plain, block = build(kind)
+    model = shard(build(kind)[0], units=block)
+    save_safetensors(model, place / "ours", shard_bytes=4000, also=model.config.save_pretrained)
+    opened = type(plain).from_pretrained(place / "ours")
+    if dist.get_rank() == 0:
+        plain.save_pretrained(place / "theirs", max_shard_size=4000)
+    dist.barrier()
+    for parameter in model.parameters():
+        parameter.data.fill_(1.0)
+    load_safetensors(model, place / "theirs")
+    return dict(plain.state_dict()), dict(opened.state_dict()), dict(model.state_dict())
+
+
+@pytest.mark.parametrize("kind", rows(KINDS, now=["t5", "gpt_neox"]))
+def test_from_pretrained_opens_a_folder_and_a_folder_of_save_pretrained_is_loaded(
+    kind: str, tmp_path: Path
+) -> None:
+    for plain, *others in ranks.run(2, folder_and_back, kind, tmp_path):
+        for other in others:
+            assert plain.keys() == other.keys()
+            assert all(torch.equal(plain[name], other[name]) for name in plain)
+    ours, theirs = (
+        json.loads((tmp_path / whose / "model.safetensors.index.json").read_text())
+        for whose in ("ours", "theirs")
+    )
+    assert ours["weight_map"].keys() == theirs["weight_map"].keys()
+    assert len({*ours["weight_map"].values()}) > 3
