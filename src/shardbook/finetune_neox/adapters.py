@@ -79,7 +79,7 @@ def draw(name: str, module: nn.Module) -> bool:
     :returns: whether it is one
     """
     if ".lora_B." in name:
-        module.weight.detach().zero_()  # type: ignore[operator, union-attr]
+        module.weight.detach().zero_()  # type: ignore[operator]
     elif ".lora_A." in name:
         nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))  # type: ignore[arg-type]
     else:

@@ -108,6 +108,8 @@ def begin(options: argparse.Namespace) -> tuple[Pretrained, Any]:
     blocks_of(beginning.model, options.units)
     adapters = add_adapters(beginning, options) if options.train == "lora" else None
     freeze_the_rest(beginning.model, options.train)
+    if options.checkpoint == "reentrant":
+        refuse_reentrant(beginning.model)
     keep_16_bits(beginning, policy_of(options))
     return beginning, adapters
 
@@ -133,7 +135,7 @@ def finetune(
             text=held,
         )
         try:
-            loaded = measured_loading(beginning, options, device)
+            loaded, others = measured_loading(beginning, options, device)
         except OSError as error:
             raise Mistake(f"--model {options.model}: {error}") from error
     run = Run(
@@ -162,6 +164,8 @@ def finetune(
     if options.out is not None:
         keep(options, beginning, adapters)
     if code is None:
+        # Libraries have tensors of their own.
+        counted.steady -= others - held
         compare(options, beginning, expected, loaded, counted)
         show_sample(options, run, device)
     return 0
@@ -169,12 +173,15 @@ def finetune(
 
 def measured_loading(
     beginning: Pretrained, options: argparse.Namespace, device: torch.device
-) -> int:
-    """Shard the model, load it, and count the most that this rank has held for it."""
+) -> tuple[int, int]:
+    """Shard the model, load it, and count the most that this rank has held for it.
+
+    :returns: also what was there before
+    """
     with Meter() as meter:
         before = meter.now()
         shard_and_load(beginning, options, device)
-    return meter.peak - before
+    return meter.peak - before, before
 
 
 def keep(options: argparse.Namespace, beginning: Pretrained, adapters: Any) -> None:
@@ -252,7 +259,21 @@ def table(model: str, figures: dict[str, Any]) -> str:
     return "\n".join(["", heading, *lines])
 
 
-# sidelit: depth What is printed instead of a run.
+# sidelit: depth A variant of checkpointing that would lose gradients, and what is printed instead of a run.
+
+
+def refuse_reentrant(model: Any) -> None:
+    """Refuse checkpoints that give no gradient to a block whose input has none.
+
+    :raises Mistake: if the embedding is frozen
+    """
+    if not any(
+        each.requires_grad for each in model.get_input_embeddings().parameters()
+    ):
+        raise Mistake(
+            "--checkpoint reentrant needs inputs with gradients, and the embedding is "
+            "frozen; use --checkpoint non-reentrant"
+        )
 
 
 def show_plan(options: argparse.Namespace, beginning: Pretrained) -> int:

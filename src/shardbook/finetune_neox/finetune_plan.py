@@ -7,13 +7,16 @@ python -m shardbook.finetune_neox --model FOLDER --plan --ranks 8 --memory 80
 ```
 
 The shapes of the model and the heads of its files are all that this needs. For the
-GPT-NeoX of 20.6 billion parameters it reads a few hundred kilobytes.
+GPT-NeoX of 20.6 billion parameters it reads less than a megabyte.
 
-| | exact | is |
-|---|---|---|
-| while it is loaded | yes, for the rank itself | [the peak of the construction](construction.py), or the shards and the 4 MB through which they are read |
-| between steps | yes | shards, buffers, AdamW's moments of what is trained, step counters, text |
-| in a step | no, at most | the gradients of what is trained, the root and the two largest units whole, and three vectors of gradients |
+- While the model is loaded, a rank holds [the peak of the
+  construction](construction.py), or its shards, the buffers and the 4 MB through which
+  it reads. This is exact.
+- Between steps it holds shards, buffers, AdamW's moments of what is trained, step
+  counters and text. This is exact, too.
+- In a step come the gradients of what is trained, three vectors of gradients on their
+  way, and in stage 3 the root and the two largest units whole. Not all of them are there
+  at the same moment, so their sum is a bound.
 
 What a model saves for its backward pass is left out: it depends on the model's own
 forward pass. [Checkpoints](checkpointing.py) of the blocks make it small, so take
@@ -30,7 +33,7 @@ from typing import Any
 from shardbook.finetune_neox.model_units import blocks_of, units_of
 from shardbook.finetune_neox.pretrained import Pretrained
 from shardbook.foundations.layout import Layout
-from shardbook.planning.construction import Built, built
+from shardbook.planning.construction import Built, built, is_sliced
 from shardbook.planning.forecast import pieces
 from shardbook.planning.policy_bytes import kinds_of
 from shardbook.state.tensor_file import PIECE
@@ -114,17 +117,13 @@ def forecast_of(
 def room(start: Pretrained, made: Built, stage: int) -> int:
     """The memory through which a rank reads its elements of one tensor."""
     largest = 0
-    for layouts in made.vectors.values():
-        for layout in layouts:
-            for slot in layout.slots:
-                stored = next(
-                    (start.stored[n] for n in slot.names if n in start.stored), None
-                )
-                if stored is not None:
-                    size = start.places[stored].dtype.itemsize
-                    most = min(slot.numel, layout.shard_numel) if stage else slot.numel
-                    largest = max(largest, min(PIECE, size * most))
-    return largest
+    for layout in (each for unit in made.vectors.values() for each in unit):
+        most = layout.shard_numel if is_sliced(layout, stage) else layout.padded
+        for slot in layout.slots:
+            for stored in (start.stored[n] for n in slot.names if n in start.stored):
+                size = start.places[stored].dtype.itemsize
+                largest = max(largest, size * min(slot.numel, most))
+    return min(PIECE, largest)
 
 
 def in_flight(made: Built, options: argparse.Namespace) -> int:
@@ -150,10 +149,9 @@ def sent_of(layout: Layout, options: argparse.Namespace) -> int:
     policy = policy_of(options)
     if layout.trainable:
         return kinds_of(layout, options.stage, policy).sent
-    # A frozen one is gathered, and has no gradient. Stages below 3 have it whole.
-    gathers = 2 if options.stage == 3 else int(options.stage and policy.offload)
+    # A frozen one is gathered, and has no gradient. Stages below 3 keep it whole.
     others = layout.padded - layout.shard_numel
-    return gathers * others * layout.computes_in.itemsize
+    return 2 * others * layout.computes_in.itemsize if options.stage == 3 else 0
 
 
 def plan_table(

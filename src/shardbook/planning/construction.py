@@ -38,7 +38,7 @@ from shardbook.parameters.policy import Policy
 from shardbook.planning.policy_bytes import AS_IT_IS
 from shardbook.zero.model import Select, select
 
-__all__ = ["Built", "built"]
+__all__ = ["Built", "built", "is_sliced"]
 # sidelit: show
 
 
@@ -114,12 +114,13 @@ def moments(layouts: tuple[Layout, ...], stage: int, policy: Policy) -> Iterator
     done = 0
     for layout in layouts:
         converts = policy.offload or layout.computes_in != layout.dtype
+        sliced = is_sliced(layout, stage)
         apart = kept_apart(layout, stage, policy)
         yield done + waiting + apart
         if converts:
-            # The vector is dropped before the one is made that is computed with, but
-            # for stage 0, whose masters are that vector.
-            dropped = 0 if stage == 0 and not policy.offload else whole(layout)
+            # The vector is dropped before the one is made that is computed with,
+            # unless all of it is kept as masters.
+            dropped = whole(layout) if sliced or policy.offload else 0
             yield done + waiting - dropped + apart + computed(layout)
         waiting -= whole(layout)
         parameters = sum(slot.numel for slot in layout.slots) * layout.dtype.itemsize
@@ -130,15 +131,23 @@ def kept_of(layout: Layout, stage: int, policy: Policy) -> int:
     """What a rank keeps of a vector."""
     if not policy.offload and layout.computes_in == layout.dtype:
         return part(layout) if stage == 3 else whole(layout)
-    masters = part(layout) if stage else whole(layout)
+    masters = part(layout) if is_sliced(layout, stage) else whole(layout)
     return masters + (0 if stage == 3 else computed(layout))
+
+
+def is_sliced(layout: Layout, stage: int) -> bool:
+    """Whether a rank keeps a part of a vector. Stages 1 and 2 keep [what is
+    frozen](zero1.py#Zero1.keep) whole.
+    """
+    return stage == 3 or (stage > 0 and layout.trainable)
 
 
 def kept_apart(layout: Layout, stage: int, policy: Policy) -> int:
     """What of it is copied out of the vector, and not a view into it."""
+    sliced = is_sliced(layout, stage)
     if policy.offload:
-        return part(layout) if stage else whole(layout)
-    apart = stage == 3 or (stage and layout.computes_in != layout.dtype)
+        return part(layout) if sliced else whole(layout)
+    apart = stage == 3 or (sliced and layout.computes_in != layout.dtype)
     return part(layout) if apart else 0
 
 

@@ -90,13 +90,14 @@ def save_run(
     :raises RuntimeError: if gradients wait for their exchange, since they would be lost
     :raises Disagreement: if another rank does something else
     """
-    write(folder, *state_of(model, optimizer, **others))
+    write(folder, *state_of(model, optimizer, True, **others))
 
 
 def state_of(
     model: nn.Module,
     optimizer: Optimizer | None = None,
     frozen: bool = True,
+    /,
     **others: Stateful,
 ) -> tuple[list[Stretch], dict[str, Any]]:
     """Everything that the next step depends on, where it lies: nothing is copied. Collective.
@@ -145,6 +146,7 @@ def load_run(
     model: nn.Module,
     optimizer: Optimizer | None = None,
     frozen: bool = True,
+    /,
     **others: Stateful,
 ) -> None:
     """Go on from what was saved. Collective. The model was sharded and the optimizer
