@@ -57,6 +57,12 @@ rank's own](rank_state.py), [the optimizer's](optimizer_entries.py), and [plain
 data](plain_data.py); [one act for all ranks](together.py). **For others**: [a model in a
 folder](model_folder.py), [which tensor is in which file](folder_names.py), [under which
 name](hub_names.py), [a file of tensors](tensor_file.py).
+
+**Fine-tuning**: [one command](finetune.py), [its options](finetune_options.py), [what it
+begins with](pretrained.py), [what is trained](trained_parameters.py), also [beside the
+layers](adapters.py), [the units](model_units.py), [weights that go into
+shards](sharded_loading.py), [what a construction takes](construction.py) and [what a run
+takes](finetune_plan.py), [its table](finetune_report.py), [the result](tuned_folder.py).
 """
 
 # The press and its site live in the same distribution and need no torch. So torch is

@@ -37,7 +37,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,11 +48,11 @@ from shardbook.command import Mistake, complain
 from shardbook.finetune_neox.adapters import add_adapters
 from shardbook.finetune_neox.finetune_options import parse
 from shardbook.finetune_neox.finetune_plan import (
-    described,
     forecast_of,
     plan_figures,
     plan_table,
 )
+from shardbook.finetune_neox.finetune_report import compare
 from shardbook.finetune_neox.model_units import blocks_of
 from shardbook.finetune_neox.pretrained import Pretrained, begin_with
 from shardbook.finetune_neox.sharded_loading import shard_and_load
@@ -195,68 +194,6 @@ def keep(options: argparse.Namespace, beginning: Pretrained, adapters: Any) -> N
     except OSError as error:
         raise Mistake(f"--out {out}: {error}") from error
     say(f"written to {out}")
-
-
-def compare(
-    options: argparse.Namespace,
-    beginning: Pretrained,
-    expected: Any,
-    loaded: int,
-    counted: Counted,
-) -> None:
-    """Print what was counted beside what was expected, and write it if a file was named."""
-    own = {
-        "losses": counted.losses,
-        "unseen": counted.unseen,
-        "loading": loaded,
-        "loading_forecast": expected.loading,
-        "steady": counted.steady,
-        "steady_forecast": expected.between,
-        "sent": sum(counted.sent.values()),
-    }
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, own)
-    if dist.get_rank() != 0:
-        return
-    figures = {
-        "ranks": len(ranks),
-        "stage": options.stage,
-        "losses": [
-            statistics.fmean(step)
-            for step in zip(*(r["losses"] for r in ranks), strict=True)
-        ],
-        **{name: [each[name] for each in ranks] for name in own if name != "losses"},
-    }
-    print(table(described(beginning), figures))
-    if options.json is not None:
-        write(options.json, json.dumps(figures, indent=1) + "\n")
-
-
-def table(model: str, figures: dict[str, Any]) -> str:
-    """The figures as text. Of those that differ by rank it shows the largest."""
-    most = {
-        name: max(value) for name, value in figures.items() if isinstance(value, list)
-    }
-    unseen = statistics.fmean(figures["unseen"])
-    losses, steps = figures["losses"], len(figures["losses"])
-    rows = [
-        ("", "counted", "by formula"),
-        ("loss, first step", f"{losses[0]:.3f}", ""),
-        ("loss, last step", f"{losses[-1]:.3f}", ""),
-        ("loss, unseen text", f"{unseen:.3f}", ""),
-        (
-            "bytes while it was loaded",
-            f"{most['loading']:,}",
-            f"{most['loading_forecast']:,}",
-        ),
-        ("bytes between steps", f"{most['steady']:,}", f"{most['steady_forecast']:,}"),
-        ("bytes sent in a step", f"{most['sent'] / steps:,.0f}", ""),
-    ]
-    heading = (
-        f"{model}, {figures['ranks']} ranks, stage {figures['stage']}, {steps} steps"
-    )
-    lines = [f"{name:<30}{left:>18}{right:>18}".rstrip() for name, left, right in rows]
-    return "\n".join(["", heading, *lines])
 
 
 # sidelit: depth A variant of checkpointing that would lose gradients, and what is printed instead of a run.

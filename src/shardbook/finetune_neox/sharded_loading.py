@@ -77,6 +77,8 @@ def shard_and_load(
         synchronize=False,
     )
     load(start, model)
+    # A model of the library returns an object. The training loop wants the logits.
+    model.register_forward_hook(lambda _model, _inputs, result: result.logits)
     if options.compile != "none":
         for block in blocks:
             block.compile(backend=options.compile)

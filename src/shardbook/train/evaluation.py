@@ -21,13 +21,13 @@ from unicodedata import category
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from shardbook.foundations.collectives import all_reduce
 from shardbook.models import corpus, gpt
 from shardbook.train.tokens import load
 
-__all__ = ["evaluate", "logits_of", "mean_over_ranks", "sample"]
+__all__ = ["evaluate", "mean_over_ranks", "sample"]
 # sidelit: show
 
 
@@ -45,21 +45,10 @@ def evaluate(
     """
     numbers = range(min(unseen.batches, batches or unseen.batches))
     losses = [
-        gpt.loss(logits_of(model, inputs), targets).item()
+        gpt.loss(model(inputs), targets).item()
         for inputs, targets in map(unseen.__getitem__, numbers)
     ]
     return sum(losses) / len(losses)
-
-
-def logits_of(model: nn.Module, tokens_BT: Tensor) -> Tensor:
-    """What a model predicts for each position, of shape `(B, T, V)`.
-
-    The GPT of this book returns the logits. A model of the `transformers` library
-    returns an object that has them.
-    """
-    result = model(tokens_BT)
-    logits: Tensor = result if isinstance(result, Tensor) else result.logits
-    return logits
 
 
 def mean_over_ranks(value: float, device: torch.device | None) -> float:
@@ -80,7 +69,7 @@ def sample(options: argparse.Namespace, model: nn.Module, device: torch.device) 
     generator = torch.Generator().manual_seed(options.seed)
     for _ in range(options.sample):
         seen_1T = torch.tensor([tokens[-options.context :]], device=device)
-        logits_V = logits_of(model, seen_1T)[0, -1].float().cpu()
+        logits_V = model(seen_1T)[0, -1].float().cpu()
         drawn = torch.multinomial(logits_V.softmax(dim=0), 1, generator=generator)
         tokens.append(int(drawn))
     return decode(options, tokens)

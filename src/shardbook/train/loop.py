@@ -51,12 +51,7 @@ from shardbook.models.corpus import Reader
 from shardbook.planning.measure import Meter
 from shardbook.planning.report import Counted, Progress, report, write
 from shardbook.train.assemble import Run, assemble, make_optimizer, mistakes, setup_of
-from shardbook.train.evaluation import (
-    evaluate,
-    logits_of,
-    mean_over_ranks,
-    sample,
-)
+from shardbook.train.evaluation import evaluate, mean_over_ranks, sample
 from shardbook.train.memory_snapshot import MemorySnapshot
 from shardbook.train.options import parse
 from shardbook.train.plan import plan, plan_figures, table
@@ -167,9 +162,7 @@ def step(run: Run) -> Taken:
     for micro in range(run.accumulate):
         inputs_BT, targets_BT = next(run.batches)
         with label("forward", f"micro-batch {micro}"):
-            # The logits have no name, so that they are freed before the backward pass.
-            loss = gpt.loss(logits_of(run.model, inputs_BT), targets_BT)
-            loss = loss / run.accumulate
+            loss = gpt.loss(run.model(inputs_BT), targets_BT) / run.accumulate
         # In FP32 and BF16 the scaler is turned off. Then these are `loss.backward()`
         # and `optimizer.step()`.
         with label("backward", f"micro-batch {micro}"):

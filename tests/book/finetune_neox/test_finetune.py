@@ -259,7 +259,7 @@ def tune_lora(home: Path, out: Path) -> dict[str, Any]:
             warnings.simplefilter("ignore", FutureWarning)
             opened = peft.PeftModel.from_pretrained(plain, out).eval()
         logits = opened(tokens).logits
-        own = beginning.model.eval()(tokens).logits
+        own = beginning.model.eval()(tokens)
     return {"same": torch.equal(own, logits), "moved": not torch.equal(first, logits)}
 
 

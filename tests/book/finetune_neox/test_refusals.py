@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -149,8 +150,6 @@ def refused(place: Path) -> dict[str, str]:
 
 
 def test_what_cannot_be_trained_is_told_in_one_sentence(tmp_path: Path) -> None:
-    import re
-
     (said,) = ranks.run(1, refused, tmp_path)
     for name, (_, _, sentence) in CASES.items():
         assert re.search(sentence, said[name]), (name, said[name])
@@ -211,7 +210,7 @@ def without_a_library() -> list[str]:
 
     said = []
     for name, words in (("peft", ["--train", "lora"]), ("transformers", [])):
-        kept = sys.modules[name] if name in sys.modules else None
+        kept = sys.modules.get(name)
         sys.modules[name] = None  # type: ignore[assignment]
         with pytest.raises(Mistake) as mistake:
             begin(parse(words))
