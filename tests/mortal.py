@@ -31,7 +31,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "plan": (sharded.Written, "create_local_plan"),
     "write": (sharded.Writer, "write_data"),
     "index": (sharded.Writer, "finish"),
-    "sum": (checkpoints, "checksums"),
+    "sum": (checkpoints, "gathered"),
     "rename": (Path, "rename"),
     "named": (checkpoints, "flush_folder"),
     "remove": (shutil, "rmtree"),

@@ -51,12 +51,14 @@ of](assemble.py), [the training](loop.py), [its evaluations](evaluation.py), [it
 figures](tracking.py), [a trace](trace.py), [its peak](memory_snapshot.py), [its
 report](report.py), [what is stored](measure.py), [what a step will cost](forecast.py),
 [checkpoints of a run](checkpoints.py): [what a rank stores](stored.py), [slices as
-boxes](boxes.py), [files that any ranks read](sharded.py), [an index without a
+boxes](boxes.py), [files that any ranks read](sharded.py), [their archives](sharded_files.py) with
+[checksums](checked_elements.py), [an index without a
 program](checkpoint_index.py), [the state of a run](run_state.py) with [what is each
 rank's own](rank_state.py), [the optimizer's](optimizer_entries.py), and [plain
 data](plain_data.py); [one act for all ranks](together.py). **For others**: [a model in a
 folder](model_folder.py), [which tensor is in which file](folder_names.py), [under which
-name](hub_names.py), [a file of tensors](tensor_file.py).
+name](hub_names.py), [a file of tensors](tensor_file.py); [checkpoints of other programs](torch_checkpoint.py)
+and [their index](foreign_index.py).
 
 **Fine-tuning**: [one command](finetune.py), [its options](finetune_options.py), [what it
 begins with](pretrained.py), [what is trained](trained_parameters.py), also [beside the
@@ -92,6 +94,7 @@ from shardbook.precision.loss_scaling import GradScaler
 from shardbook.precision.sharded_scaler import ShardedGradScaler
 from shardbook.state.checkpoints import Checkpoints
 from shardbook.state.model_folder import load_safetensors, save_safetensors
+from shardbook.state.torch_checkpoint import load_torch_checkpoint
 from shardbook.streaming.residual import offload, partition
 from shardbook.streaming.streaming import stream
 from shardbook.training.accumulate import no_sync
@@ -134,6 +137,7 @@ __all__ = [
     "ledger",
     "load_optimizer_state_dict",
     "load_safetensors",
+    "load_torch_checkpoint",
     "no_sync",
     "offload",
     "optimizer_state_dict",

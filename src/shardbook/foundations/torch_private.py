@@ -54,6 +54,7 @@ __all__ = [
     "SOFTMAX_OF_ATTENTION",
     "OpOverload",
     "OpOverloadPacket",
+    "StorageInfo",
     "TorchDispatchMode",
     "TreeSpec",
     "apply_to_own",
@@ -301,6 +302,10 @@ INDEX_NAMES = {
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
 }
+
+# Says in which file of a checkpoint a box is, and where. Each writer of files has to
+# give it to the public `WriteResult`, and PyTorch's readers look into it.
+from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
 
 
 def own_children(module: nn.Module) -> dict[str, nn.Module | None]:

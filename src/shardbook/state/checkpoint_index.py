@@ -14,16 +14,16 @@ reason.
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata
 
 from shardbook.foundations.torch_private import INDEX_NAMES
 
-__all__ = ["Damaged", "Reader", "index_of"]
+__all__ = ["Changed", "Damaged", "index_of", "reason"]
 # sidelit: show
 
 
@@ -31,18 +31,8 @@ class Damaged(ValueError):
     """A folder that is no whole checkpoint. The message is for the user."""
 
 
-class Reader(FileSystemReader):
-    """Reads the files that the index names."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.folder = folder
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The index, on one rank; the others are sent it."""
-        index = index_of(self.folder)
-        index.storage_meta = StorageMeta(load_id=self.load_id)
-        return index
+class Changed(Damaged):
+    """A file that is not what was written."""
 
 
 def index_of(folder: Path) -> Metadata:
@@ -106,3 +96,12 @@ class Names(pickle.Unpickler):
         ):
             return found
         raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def reason(error: Exception) -> str:
+    """Why PyTorch has refused to unpickle, in one line.
+
+    Its message goes on for many lines, about how to load the file all the same.
+    """
+    named = re.search(r"(?:GLOBAL|global:?) ([\w.]+)", str(error))
+    return f"it names {named[1]}" if named else str(error).partition("\n")[0]

@@ -25,7 +25,9 @@ under a name that nobody looks for, and gets its own when all ranks are done:
 A rename is done or not done, whatever happens. What comes before it has reached the
 disk, because each file is flushed. Later a disk may still lose a file, or somebody may
 copy half of one. So before anything is loaded the ranks share the files among them, and
-compare sizes and checksums.
+compare their sizes. The checksums are compared [while the elements are
+read](checked_elements.py), so a model that was not loaded to the end is no model: load
+another checkpoint into it before it trains.
 """
 
 # sidelit: hide
@@ -35,7 +37,7 @@ import re
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import nn
@@ -43,7 +45,7 @@ from torch.optim import Optimizer
 
 from shardbook.foundations.collectives import world
 from shardbook.state.background import Background
-from shardbook.state.checkpoint_index import Damaged
+from shardbook.state.checkpoint_index import Changed, Damaged
 from shardbook.state.file_list import (
     checksums,
     contents,
@@ -134,9 +136,9 @@ class Checkpoints:
         on_first(lambda: self.make_room(draft), group)
         try:
             with told_alike():
-                write(draft, stored, settings, process_group=group)
-            sums = gathered(checksums(own_files(draft)), group)
-            on_first(lambda: self.publish(draft, name, step, sums), group)
+                written = write(draft, stored, settings, process_group=group)
+            files = gathered(written, group)
+            on_first(lambda: self.publish(draft, name, step, files), group)
         except BaseException:
             if world(None)[0] == 0:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -160,8 +162,11 @@ class Checkpoints:
             return None
         newest = self.folder / names[0]
         step = self.check(newest, before=names[1:])
-        with told_alike():
-            load_run(newest, model, optimizer, self.frozen, **others)
+        try:
+            with told_alike():
+                load_run(newest, model, optimizer, self.frozen, **others)
+        except Changed as error:
+            refuse_damaged(newest, str(error), names[1:])
         return step
 
     def all(self) -> list[Path]:
@@ -179,10 +184,10 @@ class Checkpoints:
         draft.mkdir()
 
     def publish(
-        self, draft: Path, name: str, step: int, sums: list[dict[str, Any]]
+        self, draft: Path, name: str, step: int, written: list[dict[str, Any]]
     ) -> None:
         """Give a checkpoint its name, and remove those that are too old."""
-        files = {file: said for each in sums for file, said in each.items()}
+        files = {file: said for each in written for file, said in each.items()}
         files |= checksums([draft / ".metadata"])
         write_list(draft, step, files)
         final = self.folder / name
@@ -194,7 +199,7 @@ class Checkpoints:
             shutil.rmtree(old)
 
     def check(self, folder: Path, before: list[str]) -> int:
-        """Compare the files of a checkpoint with what was written. Collective.
+        """Compare the sizes of a checkpoint's files with what was written. Collective.
 
         :returns: the step that it was saved after
         :raises Damaged: on every rank, with what is wrong
@@ -208,12 +213,7 @@ class Checkpoints:
             for complaint in each
         ]
         if complaints:
-            offer = (
-                f"; the one before is {before[0]}; remove this folder to go on from there"
-                if before
-                else ""
-            )
-            raise Damaged(f"{folder} is damaged: {complaints[0]}{offer}")
+            refuse_damaged(folder, complaints[0], before)
         step: int = said["step"]
         return step
 
@@ -221,6 +221,14 @@ class Checkpoints:
 NAME = re.compile(r"step-\d{8,}")
 
 
-def own_files(folder: Path) -> list[Path]:
-    """The files that this rank has written."""
-    return sorted(folder.glob(f"__{world(None)[0]}_*.distcp"))
+def refuse_damaged(folder: Path, what: str, before: list[str]) -> NoReturn:
+    """Refuse a checkpoint, and offer the one before.
+
+    :raises Damaged: always
+    """
+    offer = (
+        f"; the one before is {before[0]}; remove this folder to go on from there"
+        if before
+        else ""
+    )
+    raise Damaged(f"{folder} is damaged: {what}{offer}")

@@ -2,19 +2,18 @@ r"""# The list of a checkpoint's files
 
 > A checkpoint names its files, with their sizes and checksums, so that a damaged one is known.
 
-Each rank adds up the files that it has written, and the first rank writes the list:
+Each rank says what it has written, and the first rank writes the list:
 
 ```json
-{
- "format": 1,
- "step": 200,
- "files": {
-  "__0_0.distcp": [53712, 2903341712],
-  "__1_0.distcp": [53712, 1185940177],
-  ".metadata": [4208, 3380118406]
- }
-}
+{"format": 1, "step": 200, "files": {
+ "__0_0.distcp": {"size": 53712, "elements": {"0": [704, 48000, [2903341712]], …}},
+ "__1_0.distcp": {"size": 53712, "elements": {"0": [704, 48000, [1185940177]], …}},
+ ".metadata": {"size": 4208, "sum": 3380118406}}}
 ```
+
+Of each [archive](checked_elements.py), by the place where it begins, the list says where
+its elements are, how many bytes, and their sums. A file that is missing or too short is
+found before anything is read. The sums are compared while the elements are read.
 
 A checksum finds what a disk or a copy has lost. It is no seal: who changes a file can
 change the list, too.
@@ -30,9 +29,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shardbook.state.checked_elements import Elements
 from shardbook.state.checkpoint_index import Damaged
 
-__all__ = ["checksums", "contents", "differences", "flush_folder", "write_list"]
+__all__ = [
+    "checksums",
+    "contents",
+    "differences",
+    "elements_in",
+    "flush_folder",
+    "write_list",
+]
 # sidelit: show
 
 WHOLE = "whole.json"
@@ -47,23 +54,30 @@ def write_list(folder: Path, step: int, files: dict[str, Any]) -> None:
     """
     said = {"format": FORMAT, "step": step, "files": files}
     with (folder / WHOLE).open("w") as file:
-        json.dump(said, file, indent=1)
+        json.dump(said, file)
         file.flush()
         os.fsync(file.fileno())
 
 
 def checksums(files: list[Path]) -> dict[str, Any]:
     """The size and the CRC-32 of each file."""
-    return {path.name: [path.stat().st_size, checksum(path)] for path in files}
+    return {
+        path.name: {"size": path.stat().st_size, "sum": zlib.crc32(path.read_bytes())}
+        for path in files
+    }
 
 
-def checksum(path: Path) -> int:
-    """The CRC-32 of a file."""
-    total = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            total = zlib.crc32(block, total)
-    return total
+def elements_in(folder: Path) -> dict[str, dict[int, Elements]] | None:
+    """Where in each file the elements of its archives are.
+
+    :returns: by file and by the place where an archive begins; `None` if there is no list
+    """
+    if not (folder / WHOLE).exists():
+        return None
+    return {
+        name: {int(begin): where for begin, where in said.get("elements", {}).items()}
+        for name, said in contents(folder)["files"].items()
+    }
 
 
 def flush_folder(folder: Path) -> None:
@@ -102,12 +116,12 @@ def contents(folder: Path) -> dict[str, Any]:
 
 
 def differences(folder: Path, said: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with files, in words."""
-    for name, (size, total) in said.items():
+    """What is wrong with files, in words, as far as it is seen without their elements."""
+    for name, wanted in said.items():
         path = folder / name
         if not path.is_file():
             yield f"{name} is missing"
-        elif path.stat().st_size != size:
-            yield f"{name} has {path.stat().st_size} bytes of {size}"
-        elif checksum(path) != total:
+        elif path.stat().st_size != wanted["size"]:
+            yield f"{name} has {path.stat().st_size} bytes of {wanted['size']}"
+        elif "sum" in wanted and checksums([path])[name] != wanted:
             yield f"{name} is not what was written"

@@ -24,26 +24,34 @@ listed by the caller.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 
-from shardbook.state.stored import Stretch
+from shardbook.state.stored import MODEL, Stretch
 from shardbook.state.tensor_file import Named, Place, places_in
 
 __all__ = [
     "INDEX",
+    "Rename",
     "cut_into_files",
     "places_of",
     "refuse_extra_state",
     "refuse_taken",
     "refuse_twice",
+    "renamed",
+    "some",
     "wanted",
 ]
 # sidelit: show
+
+# From the name of a parameter or buffer to its name in a folder, `None` if it is not there.
+Rename = Callable[[str], "str | None"]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -112,14 +120,27 @@ def places_by_index(folder: Path) -> dict[str, Place]:
     return {name: held[file][name] for name, file in files.items()}
 
 
+class Shaped(Protocol):
+    """What has a shape and a dtype: a tensor, or the place of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+There = TypeVar("There", bound=Shaped)
+
+
 def wanted(
     stretches: Iterable[Stretch],
-    found: Mapping[str, Place],
+    found: Mapping[str, There],
     folder: Path,
     *,
     cast: bool,
     ignore: Iterable[str],
-) -> list[tuple[Stretch, Place]]:
+) -> list[tuple[Stretch, There]]:
     """Where each stretch of a model is in a folder.
 
     Of a tied weight a folder may hold several names. The last one counts, as for
@@ -129,7 +150,7 @@ def wanted(
     :raises ValueError: if the folder holds other names than the model, or a tensor in
         another shape or dtype
     """
-    pairs: list[tuple[Stretch, Place]] = []
+    pairs: list[tuple[Stretch, There]] = []
     missing: list[str] = []
     known: set[str] = set()
     for each in stretches:
@@ -149,6 +170,23 @@ def wanted(
     for each, place in pairs:
         refuse_misfit(folder, each, place, cast=cast)
     return pairs
+
+
+def renamed(
+    stretches: Iterable[Stretch], rename: Callable[[str], str | tuple[str, ...] | None]
+) -> list[Stretch]:
+    """Stretches with the names that they have in a folder, without those that have none there.
+
+    :param rename: gives the name, or several that are possible
+    """
+    found = []
+    for each in stretches:
+        given = [rename(name.removeprefix(f"{MODEL}.")) for name in each.names]
+        names = [(one,) if isinstance(one, str) else one for one in given if one]
+        unique = tuple(dict.fromkeys(name for some in names for name in some))
+        if unique:
+            found.append(replace(each, names=unique))
+    return found
 
 
 # sidelit: depth Folders that do not fit the model or lead elsewhere, and models that do not fit the format.
@@ -171,14 +209,14 @@ def some(names: list[str]) -> str:
     return ", ".join(names[:3]) + rest
 
 
-def refuse_misfit(folder: Path, each: Stretch, place: Place, *, cast: bool) -> None:
+def refuse_misfit(folder: Path, each: Stretch, place: Shaped, *, cast: bool) -> None:
     """Refuse a tensor of another shape or dtype.
 
     :raises ValueError: naming it
     """
-    if place.shape != each.shape:
+    if tuple(place.shape) != each.shape:
         raise ValueError(
-            f"{each.name} has shape {place.shape} in {folder} and {each.shape} in the model"
+            f"{each.name} has shape {tuple(place.shape)} in {folder} and {each.shape} in the model"
         )
     here, there = each.values.dtype, place.dtype
     if here == there:

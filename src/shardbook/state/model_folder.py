@@ -56,11 +56,13 @@ from shardbook.foundations.torch_private import lasting_buffers, own_parameters
 from shardbook.state.file_list import flush_folder
 from shardbook.state.folder_names import (
     INDEX,
+    Rename,
     cut_into_files,
     places_of,
     refuse_extra_state,
     refuse_taken,
     refuse_twice,
+    renamed,
     wanted,
 )
 from shardbook.state.hub_names import names_in_files
@@ -72,9 +74,6 @@ from shardbook.state.together import on_each, on_first
 
 __all__ = ["load_safetensors", "save_safetensors"]
 # sidelit: show
-
-# From the name of a parameter or buffer to its name in a folder, `None` if it is not there.
-Rename = Callable[[str], "str | None"]
 
 Files = dict[str, tuple[bytes, dict[str, Place], int]]
 
@@ -240,23 +239,6 @@ def held_by_name(model: nn.Module, rename: Rename | None) -> dict[str, Stretch]:
     held = renamed(found, rename or files.__getitem__)
     refuse_twice([each.name for each in held])
     return {each.name: each for each in held}
-
-
-def renamed(
-    stretches: Iterable[Stretch], rename: Callable[[str], str | tuple[str, ...] | None]
-) -> list[Stretch]:
-    """Stretches with the names that they have in a folder, without those that have none there.
-
-    :param rename: gives the name, or several that are possible
-    """
-    found = []
-    for each in stretches:
-        given = [rename(name.removeprefix(f"{MODEL}.")) for name in each.names]
-        names = [(one,) if isinstance(one, str) else one for one in given if one]
-        unique = tuple(dict.fromkeys(name for some in names for name in some))
-        if unique:
-            found.append(replace(each, names=unique))
-    return found
 
 
 def keys(model: nn.Module) -> Iterator[str]:

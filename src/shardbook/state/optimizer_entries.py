@@ -11,7 +11,7 @@ says which there are, of what shape and dtype.
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from shardbook.state.stored import OPTIMIZER, Stretch, entry, places_in
 
-__all__ = ["groups_from", "groups_of", "settings_of", "wanted_state"]
+__all__ = ["groups_from", "groups_of", "numbered", "settings_of", "wanted_state"]
 # sidelit: show
 
 
@@ -92,6 +92,18 @@ def groups_from(
             )
         found.append({**settings, "params": numbers["params"]})
     return found
+
+
+def numbered(
+    state: Mapping[Any, Any], model: nn.Module, optimizer: Optimizer
+) -> dict[int, Any]:
+    """State by the numbers of an optimizer's parameters, if it is by their names."""
+    numbers = {
+        name: number
+        for number, place in enumerate(places_in(model, optimizer))
+        for name in place.slot.names
+    }
+    return {numbers.get(key, key): entries for key, entries in state.items()}
 
 
 def settings_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:

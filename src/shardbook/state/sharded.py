@@ -33,10 +33,8 @@ from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
     DefaultSavePlanner,
 )
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
-    Metadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
@@ -54,10 +52,9 @@ from torch.distributed.checkpoint.planner_helpers import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import WriteResult
 
 from shardbook.state.boxes import Box
-from shardbook.state.checkpoint_index import Reader
+from shardbook.state.sharded_files import Reader, Writer
 from shardbook.state.stored import Stretch
 
 __all__ = ["read", "write"]
@@ -66,27 +63,41 @@ __all__ = ["read", "write"]
 
 def write(
     folder: Path, stretches: Iterable[Stretch], values: Mapping[str, Any], **how: Any
-) -> Any:
+) -> dict[str, Any]:
     """Write a checkpoint. Collective.
 
     :param folder: that holds nothing yet
     :param stretches: what lies on this rank
     :param values: what is no tensor, such as learning rates; written by the first rank
     :param how: for `torch.distributed.checkpoint.save`
+    :returns: what this rank has written, for [the list](file_list.py)
     """
     planner = Written(list(stretches))
-    return save(
-        dict(values), storage_writer=Writer(folder, planner), planner=planner, **how
-    )
+    names = {stretch.name: stretch.names for stretch in planner.stretches}
+    writer = Writer(folder, names)
+    save(dict(values), storage_writer=writer, planner=planner, **how)
+    return writer.written
 
 
-def read(folder: Path, stretches: Iterable[Stretch]) -> None:
+def read(
+    folder: Path,
+    stretches: Iterable[Stretch],
+    reader: Reader | None = None,
+    *,
+    cast: bool = False,
+) -> None:
     """Read what lies on this rank into its place. Collective.
 
+    :param reader: reads the files; by default the index of the folder is taken as it is
+    :param cast: whether numbers of another dtype are converted
     :raises ValueError: if the checkpoint lacks a tensor, or holds it in another shape
         or dtype, or only a part of it
     """
-    load({}, storage_reader=Reader(folder), planner=Wanted(list(stretches)))
+    load(
+        {},
+        storage_reader=reader or Reader(folder),
+        planner=Wanted(list(stretches), cast=cast),
+    )
 
 
 class Written(DefaultSavePlanner):
@@ -132,37 +143,15 @@ class Written(DefaultSavePlanner):
         return super().lookup_object(index) if found is None else found
 
 
-class Writer(FileSystemWriter):
-    """Writes the files, and an index in which a tied parameter stands under each of its names."""
-
-    def __init__(self, folder: Path, planner: Written) -> None:
-        super().__init__(folder, overwrite=False)
-        self.names = {stretch.name: stretch.names for stretch in planner.stretches}
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index, on one rank, once all files are there."""
-        tensors = metadata.state_dict_metadata
-        for name in list(tensors):
-            for other in self.names.get(name, ()):
-                tensors[other] = tensors[name]
-        more = [
-            replace(result, index=replace(result.index, fqn=other))
-            for rank in results
-            for result in rank
-            for other in self.names.get(result.index.fqn, ())[1:]
-        ]
-        super().finish(metadata, [*results, more])
-
-
 class Wanted(DefaultLoadPlanner):
     """Tells PyTorch what this rank reads, and where to.
 
     :param stretches: what lies on this rank
     """
 
-    def __init__(self, stretches: list[Stretch]) -> None:
+    def __init__(self, stretches: list[Stretch], *, cast: bool) -> None:
         super().__init__(flatten_state_dict=False)
-        self.stretches = stretches
+        self.stretches, self.cast = stretches, cast
         self.memory: dict[MetadataIndex, Tensor] = {}
 
     def create_local_plan(self) -> LoadPlan:
@@ -175,7 +164,7 @@ class Wanted(DefaultLoadPlanner):
 
     def items(self, wanted: Stretch, found: Mapping[str, Any]) -> list[ReadItem]:
         """The requests for one stretch."""
-        tensor = tensor_for(wanted, found)
+        tensor = tensor_for(wanted, found, cast=self.cast)
         chunks = []
         for box, values in wanted.views():
             chunks.append(chunk(box))
@@ -201,7 +190,9 @@ def chunk(box: Box) -> ChunkStorageMetadata:
 # sidelit: depth Checkpoints that lack a tensor or a part of one, or hold another shape or dtype.
 
 
-def tensor_for(wanted: Stretch, found: Mapping[str, Any]) -> TensorStorageMetadata:
+def tensor_for(
+    wanted: Stretch, found: Mapping[str, Any], *, cast: bool
+) -> TensorStorageMetadata:
     """What a checkpoint says of the tensor that a stretch belongs to.
 
     :raises ValueError: naming the tensor
@@ -217,7 +208,7 @@ def tensor_for(wanted: Stretch, found: Mapping[str, Any]) -> TensorStorageMetada
             f"{name} has shape {tuple(tensor.size)} in the checkpoint and {wanted.shape} "
             "in the model"
         )
-    if tensor.properties.dtype != wanted.values.dtype:
+    if tensor.properties.dtype != wanted.values.dtype and not cast:
         raise ValueError(
             f"{name} is {short(tensor.properties.dtype)} in the checkpoint and "
             f"{short(wanted.values.dtype)} in the model"

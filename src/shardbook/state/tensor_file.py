@@ -35,7 +35,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Named", "Place", "fill", "laid_out", "places_in", "pour"]
+__all__ = [
+    "PIECE",
+    "Named",
+    "Place",
+    "as_tensor",
+    "fill",
+    "in_pieces",
+    "laid_out",
+    "places_in",
+    "pour",
+]
 # sidelit: show
 
 

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shardbook.foundations.collectives import world
+from shardbook.state.checkpoint_index import reason
 
 __all__ = ["gathered", "on_each", "on_first", "told_alike"]
 
@@ -99,4 +101,8 @@ def told_alike() -> Iterator[None]:
         rank, (cause, _) = min(error.failures.items())
         if isinstance(cause, OSError | ValueError):
             raise type(cause)(f"rank {rank}: {cause}") from error
+        if isinstance(cause, UnpicklingError | EOFError):
+            raise ValueError(
+                f"rank {rank}: a part of a file is no tensor: {reason(cause)}"
+            ) from error
         raise

@@ -567,6 +567,19 @@ def test_INDEX_NAMES(tmp_path: Path) -> None:
     assert {each for each in found if each[1].startswith("_")} == private.INDEX_NAMES
 
 
+def test_StorageInfo(tmp_path: Path) -> None:
+    """An index holds one for each box, and its three first fields say where the box is."""
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it saves in one process
+        dcp.save({"a": torch.ones(2, 3)}, checkpoint_id=tmp_path)
+    (place,) = dcp.FileSystemReader(tmp_path).read_metadata().storage_data.values()
+    again = private.StorageInfo(place.relative_path, place.offset, place.length)
+    assert again == place
+    assert torch.load(tmp_path / place.relative_path).equal(torch.ones(2, 3))
+
+
 def test_own_children() -> None:
     net = nn.Sequential(nn.Linear(1, 1))
     net.again, net.none = net[0], None  # type: ignore[assignment]

@@ -186,10 +186,28 @@ def shorten(folder: Path) -> None:
 
 
 def flip(folder: Path) -> None:
-    file = next(folder.glob("__0_*.distcp"))
+    """Change a bit of the elements that lie last in a file."""
+    listed = json.loads((folder / "whole.json").read_text())["files"]["__0_0.distcp"]["elements"]
+    start, size, _ = max(listed.values())
+    file = folder / "__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[start + size - 1] ^= 1
+    file.write_bytes(data)
+
+
+def flip_the_index(folder: Path) -> None:
+    file = folder / ".metadata"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
+
+
+def lose_a_part(folder: Path) -> None:
+    """The list and the index fit no more."""
+    file = folder / "whole.json"
+    said = json.loads(file.read_text())
+    said["files"]["__1_0.distcp"]["elements"] = {}
+    file.write_text(json.dumps(said))
 
 
 def lose(folder: Path) -> None:
@@ -217,7 +235,15 @@ BEFORE = "; the one before is step-00000002; remove this folder to go on from th
         ),
         (
             flip,
-            r"is damaged: __0_0\.distcp is not what was written" + BEFORE,
+            r"is damaged: rank \d: __0_0\.distcp is not what was written" + BEFORE,
+        ),
+        (
+            flip_the_index,
+            r"is damaged: \.metadata is not what was written" + BEFORE,
+        ),
+        (
+            lose_a_part,
+            r"rank \d: the list of its files lacks a part of __1_0\.distcp$",
         ),
         (
             lose,

@@ -42,7 +42,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     return found
 
 
-# A step has three units, each of which is gathered twice. A save of one rank has two files to sum, or one.
+# A step has three units, each of which is gathered twice.
 DEATHS = [
     ("forward", 0, 40),
     ("forward", 1, 40),
@@ -57,7 +57,7 @@ DEATHS = [
     ("write", 0, 3),
     ("write", 1, 3),
     ("index", 0, 3),
-    ("sum", 0, 4),
+    ("sum", 0, 3),
     ("sum", 1, 3),
     ("rename", 0, 3),
     ("named", 0, 3),

@@ -1,0 +1,170 @@
+r"""# The files of a sharded checkpoint
+
+> Each rank writes one file, and reads the parts that it needs of all files.
+
+PyTorch's engine decides which rank writes which box, and asks a *writer* and a *reader*
+to do it. Those here keep its format, so that other programs can read the files, and are
+as fast as one large `torch.save`:
+
+| | PyTorch's own | here |
+|---|---|---|
+| a box is written | copied, and the copy kept until the file is done | in pieces of 4 MiB |
+| a box is read | whole, then the part that is needed is copied | the part, into its place |
+| sums | none that are compared | [on the way](checked_elements.py) |
+
+A folder without [the list of its files](file_list.py) comes from another program, and is
+read by PyTorch's own reader.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from shardbook.foundations.torch_private import StorageInfo
+from shardbook.state.checked_elements import Archives, Elements, take
+from shardbook.state.checkpoint_index import Damaged, index_of
+from shardbook.state.file_list import elements_in
+
+__all__ = ["Reader", "Writer"]
+# sidelit: show
+
+
+class Writer(FileSystemWriter):
+    """Writes the files, and an index in which a tied parameter stands under each of its names.
+
+    :param names: of each tied parameter by the first of them
+    """
+
+    def __init__(self, folder: Path, names: Mapping[str, tuple[str, ...]]) -> None:
+        super().__init__(folder, overwrite=False)
+        self.folder, self.names = folder, names
+        # What this rank has written, for [the list](file_list.py).
+        self.written: dict[str, Any] = {}
+
+    def write_data(
+        self, plan: SavePlan, planner: SavePlanner
+    ) -> Future[list[WriteResult]]:
+        """Write the file of this rank, and wait until the disk has it."""
+        name = f"{plan.storage_data.prefix}0.distcp"
+        results = []
+        with (self.folder / name).open("wb") as file:
+            archives = Archives(file)
+            for item in plan.items:
+                begin, value = archives.end, planner.resolve_data(item)
+                if isinstance(value, Tensor):
+                    archives.add(value)
+                else:
+                    archives.write_part(value.getbuffer())
+                place = StorageInfo(name, begin, archives.end - begin)
+                results.append(WriteResult(item.index, place.length, place))
+            file.flush()
+            os.fsync(file.fileno())
+        self.written[name] = {"size": archives.end, "elements": archives.elements}
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write the index, on one rank, once all files are there."""
+        tensors = metadata.state_dict_metadata
+        for name in list(tensors):
+            for other in self.names.get(name, ()):
+                tensors[other] = tensors[name]
+        more = [
+            replace(result, index=replace(result.index, fqn=other))
+            for rank in results
+            for result in rank
+            for other in self.names.get(result.index.fqn, ())[1:]
+        ]
+        super().finish(metadata, [*results, more])
+
+
+class Reader(FileSystemReader):
+    """Reads the files that the index names."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.folder = folder
+        self.boxes: dict[MetadataIndex, Any] = {}
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The index, on one rank; the others are sent it."""
+        index = index_of(self.folder)
+        index.storage_meta = StorageMeta(load_id=self.load_id)
+        return index
+
+    def set_up_storage_reader(self, metadata: Metadata, *how: Any, **more: Any) -> None:
+        """Keep what the index says of the boxes."""
+        super().set_up_storage_reader(metadata, *how, **more)
+        self.boxes = {
+            MetadataIndex(name, chunk.offsets): (said.properties.dtype, chunk.sizes)
+            for name, said in metadata.state_dict_metadata.items()
+            if isinstance(said, TensorStorageMetadata)
+            for chunk in said.chunks
+        }
+
+    @cached_property
+    def elements(self) -> dict[str, dict[int, Elements]] | None:
+        """Where the elements of each box are, if the checkpoint says so."""
+        return elements_in(self.folder)
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank needs, file by file, each from its beginning to its end.
+
+        :raises Changed: if a file is not what was written
+        """
+        if self.elements is None:
+            return super().read_data(plan, planner)
+        items = [(self.storage_data[item.storage_index], item) for item in plan.items]
+        items.sort(key=lambda pair: (pair[0].relative_path, pair[0].offset))
+        by_file: dict[str, list[tuple[int, ReadItem]]] = {}
+        for place, item in items:
+            by_file.setdefault(place.relative_path, []).append((place.offset, item))
+        for name, wanted in by_file.items():
+            with (self.folder / Path(name).name).open("rb") as file:
+                for begin, item in wanted:
+                    where = self.listed(name, begin)
+                    index = item.storage_index
+                    box = self.boxes[MetadataIndex(index.fqn, index.offset)]
+                    target = planner.resolve_tensor(item)
+                    take(file, where, box, item.storage_offsets, target.detach())
+                    planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    # sidelit: depth An index and a list of files that do not fit together.
+
+    def listed(self, name: str, begin: int) -> Elements:
+        """The place of a box in the list.
+
+        :raises Damaged: if the list lacks it
+        """
+        found = (self.elements or {}).get(name, {}).get(begin)
+        if found is None:
+            raise Damaged(f"the list of its files lacks a part of {name}")
+        return found

@@ -1,0 +1,251 @@
+r"""# Checkpoints of other programs
+
+> What `fully_shard` or plain PyTorch has saved is read into a sharded model, and no pickle runs.
+
+A model that was trained elsewhere comes in one of two forms:
+
+| written by | is | a rank reads |
+|---|---|---|
+| `torch.distributed.checkpoint.save`, by any number of ranks | a folder | the boxes that overlap its own |
+| `torch.save` | a file | the pages of the file with its own elements |
+
+```python
+load_torch_checkpoint(model, "fsdp2/step-1000", optimizer)
+load_torch_checkpoint(model, "weights.pt")
+```
+
+Both forms are pickles, and a pickle can run any program. So the folder's index is read
+[by names that are known](checkpoint_index.py), and all else with `weights_only=True`:
+PyTorch then builds tensors, numbers and containers, and refuses whatever else a file
+names.
+
+Programs keep model and optimizer under keys of their own, and a file may be the model's
+`state_dict` itself. The default is `"model"` and `"optim"`, as in PyTorch's tutorials,
+and `None` means that the names stand alone.
+
+The way back needs no function. [A checkpoint](checkpoints.py) of this book is a folder
+that `torch.distributed.checkpoint.load` reads into the state of a `fully_shard` model.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from shardbook.state.folder_names import Rename, renamed, some, wanted
+from shardbook.state.foreign_index import Foreign, group_settings, refusal
+from shardbook.state.optimizer_entries import groups_from, numbered, wanted_state
+from shardbook.state.rank_state import buffers
+from shardbook.state.run_state import (
+    come_together,
+    note_changes,
+    refuse_waiting,
+    take_apart,
+)
+from shardbook.state.sharded import read
+from shardbook.state.stored import MODEL, Stretch, stretches
+from shardbook.state.tensor_file import Named
+from shardbook.state.together import on_each, on_first, told_alike
+from shardbook.training.optimizer_state import load_optimizer_state_dict
+
+__all__ = ["load_torch_checkpoint"]
+# sidelit: show
+
+
+@torch.no_grad()
+def load_torch_checkpoint(
+    model: nn.Module,
+    path: Path | str,
+    optimizer: Optimizer | None = None,
+    *,
+    model_key: str | None = "model",
+    optimizer_key: str | None = "optim",
+    cast: bool = False,
+    ignore: Iterable[str] = (),
+    rename: Rename | None = None,
+) -> None:
+    """Load what PyTorch has saved. Collective. Each rank keeps the elements that it has.
+
+    :param model: a model that was sharded
+    :param path: a folder of `torch.distributed.checkpoint`, or a file of `torch.save`;
+        on a disk that all ranks see
+    :param optimizer: of the model's parameters; goes on from the state that was saved,
+        by the names of parameters, or in their order where a file has numbers
+    :param model_key: under which the model's `state_dict` was saved; `None` if it was
+        saved by itself. A file may do so in any case
+    :param optimizer_key: under which the optimizer's was saved
+    :param cast: whether parameters and buffers of another dtype are converted
+    :param ignore: patterns of names that the checkpoint may hold and the model lacks
+    :param rename: gives for a name in the model the name in the checkpoint, or `None`
+        for what is not there
+    :raises ValueError: on every rank, if the checkpoint holds other names, shapes or
+        dtypes than the model, or is damaged, or more than tensors and data
+    :raises OSError: on every rank, if one of them cannot read
+    :raises Disagreement: if another rank does something else
+    """
+    come_together(model, "load")
+    refuse_waiting(model)
+    path = Path(path)
+    copies = list(buffers(model, mine=False))
+    held = [*stretches(model), *(copy for _, copy in copies)]
+    held = renamed(held, rename or (lambda name: name))
+    fit = partial(wanted, held, folder=path, cast=cast, ignore=ignore)
+    if on_first(path.is_dir):
+        reader = Foreign(path, model_key, optimizer_key)
+        from_folder(reader, fit, model, optimizer, cast=cast)
+    else:
+        from_file(path, fit, model, optimizer, (model_key, optimizer_key))
+    note_changes(model)
+    for buffer, copy in copies:
+        buffer.copy_(copy.whole)
+
+
+def from_folder(
+    reader: Foreign,
+    fit: Callable[..., list[tuple[Stretch, Named]]],
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    *,
+    cast: bool,
+) -> None:
+    """Read a folder of `torch.distributed.checkpoint`.
+
+    :param fit: finds what the model needs among the tensors that are there
+    """
+    index = on_first(reader.read_metadata)
+    state = list(wanted_state(index, model, optimizer)) if optimizer else []
+    settings = on_first(partial(group_settings, reader)) if optimizer else []
+    if optimizer and not settings:
+        refuse_no_optimizer(reader.folder)
+    held = [
+        replace(each, names=(f"{MODEL}.{there.name}",))
+        for each, there in fit(found=model_in(index))
+    ]
+    take_apart(model)
+    with told_alike():
+        read(reader.folder, [*held, *(each for *_, each in state)], reader, cast=cast)
+    if optimizer is not None:
+        entries: dict[int, dict[str, Tensor]] = {}
+        for number, key, value, _ in state:
+            entries.setdefault(number, {})[key] = value
+        groups = groups_from(settings, model, optimizer)
+        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+
+
+def model_in(index: Metadata) -> dict[str, Named]:
+    """The tensors of the model that a folder holds.
+
+    What is no tensor, such as the extra state of a module, is listed so that it is
+    refused by name.
+    """
+    found = {}
+    for name, there in index.state_dict_metadata.items():
+        if name.startswith(f"{MODEL}."):
+            short = name.removeprefix(f"{MODEL}.")
+            found[short] = Named(short, torch.uint8, ())
+            if isinstance(there, TensorStorageMetadata):
+                found[short] = Named(short, there.properties.dtype, tuple(there.size))
+    return found
+
+
+def from_file(
+    path: Path,
+    fit: Callable[..., list[tuple[Stretch, Tensor]]],
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    keys: tuple[str | None, str | None],
+) -> None:
+    """Read a file of `torch.save`.
+
+    The file is mapped into memory, not read: only the pages with this rank's elements
+    are, one parameter after another.
+    """
+    whole = opened(path)
+    pairs = fit(found=state_dict_in(whole, keys[0], path))
+    state = None if optimizer is None else whole.get(str(keys[1]))
+    if optimizer is not None and not isinstance(state, Mapping):
+        refuse_no_optimizer(path)
+    take_apart(model)
+    for each, there in pairs:
+        size = each.values.numel()
+        each.values.copy_(there.reshape(-1)[each.start : each.start + size])
+    if optimizer is not None and state is not None:
+        entries = numbered(state["state"], model, optimizer)
+        groups = state["param_groups"]
+        if any(isinstance(name, str) for group in groups for name in group["params"]):
+            groups = groups_from(groups, model, optimizer)
+        whole_state = {"state": entries, "param_groups": groups}
+        load_optimizer_state_dict(model, optimizer, whole_state)
+
+
+def opened(path: Path) -> Mapping[str, Any]:
+    """What a file of `torch.save` holds, mapped where its format allows it. Collective."""
+    found: list[Any] = []
+
+    def load() -> None:
+        mapped = zipfile.is_zipfile(path)
+        try:
+            found.append(
+                torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            )
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise ValueError(refusal(path, error)) from error
+        if not isinstance(found[0], Mapping):
+            raise ValueError(f"{path} holds a {type(found[0]).__name__}, no state_dict")
+
+    on_each(load)
+    whole: Mapping[str, Any] = found[0]
+    return whole
+
+
+# sidelit: depth Files whose model or optimizer is elsewhere, and files of slices.
+
+
+def state_dict_in(
+    whole: Mapping[str, Any], key: str | None, path: Path
+) -> dict[str, Any]:
+    """The model's `state_dict` in a file: under its key, or the whole file.
+
+    :raises ValueError: if there is none, or it holds parts of parameters
+    """
+    found = whole if key is None else whole.get(key, whole)
+    if not isinstance(found, Mapping) or any(
+        isinstance(value, Mapping) for value in found.values()
+    ):
+        raise ValueError(
+            f"{path} has no state_dict of a model under {key!r}; it has "
+            f"{some([*map(str, whole)])}: say with model_key which it is"
+        )
+    for name, value in found.items():
+        if isinstance(value, DTensor):
+            raise ValueError(
+                f"{name} in {path} is one rank's part; save with full_state_dict=True, "
+                "or with torch.distributed.checkpoint"
+            )
+    return {
+        name: value if isinstance(value, Tensor) else Named(name, torch.uint8, ())
+        for name, value in found.items()
+    }
+
+
+def refuse_no_optimizer(path: Path) -> NoReturn:
+    """Refuse a checkpoint from which an optimizer cannot go on.
+
+    :raises ValueError: always
+    """
+    raise ValueError(
+        f"{path} holds no state of an optimizer under that key; say with optimizer_key "
+        "which it is, or load the model alone"
+    )
