@@ -62,6 +62,11 @@ def make_folder(folder: Path, kind: str = "neox", dtype: torch.dtype = torch.flo
 
 def go(*words: object) -> int:
     """What the command does on a rank whose process group is there."""
+    return tuned(*words)[0]
+
+
+def tuned(*words: object) -> tuple[int, Any]:
+    """The same, and the model."""
     from shardbook.finetune_neox.finetune import begin, finetune
     from shardbook.finetune_neox.finetune_options import parse
     from shardbook.train.text import prepare
@@ -69,7 +74,7 @@ def go(*words: object) -> int:
     options = parse([str(word) for word in words])
     beginning, adapters = begin(options)
     prepare(options)
-    return finetune(options, beginning, adapters, CPU)
+    return finetune(options, beginning, adapters, CPU), beginning.model
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
@@ -148,7 +153,11 @@ def test_the_result_opens_and_differs_in_the_biases_only(home: Path, tmp_path: P
 def tune_others(home: Path, out: Path) -> None:
     text = ["--text", home / "text.txt"]
     llama = ["--model", home / "llama", "--train", "norm", "--precision", "bf16"]
-    assert go(*llama, *text, *RUN, "--checkpoint", "non-reentrant", "--out", out / "llama") == 0
+    code, model = tuned(*llama, *text, *RUN, "--checkpoint", "non-reentrant", "--out", out / "llama")
+    assert code == 0
+    # What is trained has FP32 masters, and what is not stays as it was.
+    for parameter in model.parameters():
+        assert parameter.dtype is (torch.float32 if parameter.requires_grad else torch.bfloat16)
     gpt2 = ["--model", home / "gpt2", "--train", "all", "--stage", "2", "--accumulate", "2"]
     assert go(*gpt2, *text, *RUN, "--out", out / "gpt2") == 0
 
@@ -233,6 +242,28 @@ def test_a_run_does_not_go_on_from_another_beginning(home: Path, tmp_path: Path)
         assert "which is not trained now" in train
 
 
+def tune_random(home: Path, out: Path) -> dict[str, Any]:
+    """Train a random model, twice into the same folder, and open it."""
+    from shardbook.finetune_neox.pretrained import library
+
+    words = ["--text", home / "text.txt", *RUN, "--layers", "2", "--width", "24", "--out", out]
+    assert go(*words) == 0
+    dist.barrier()
+    code, model = tuned(*words, "--replace", "--train", "all", "--no-offload")
+    assert code == 0
+    dist.barrier()
+    opened = library().AutoModelForCausalLM.from_pretrained(out)
+    whole = model.state_dict()
+    names = [name for name, value in opened.state_dict().items() if not torch.equal(value, whole[name])]
+    return {"differ": names, "held": len(whole), "cache": opened.config.use_cache}
+
+
+def test_a_random_model_is_written_whole_and_replaces_the_one_before(home: Path, tmp_path: Path) -> None:
+    for found in ranks.run(2, tune_random, home, tmp_path / "out"):
+        assert found == {"differ": [], "held": 2 * 12 + 4, "cache": True}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
 # --- LoRA ---
 
 
@@ -240,15 +271,11 @@ def tune_lora(home: Path, out: Path) -> dict[str, Any]:
     """Train LoRA matrices, and compare the model with the one that peft opens."""
     import peft
 
-    from shardbook.finetune_neox.finetune import begin, finetune
-    from shardbook.finetune_neox.finetune_options import parse
     from shardbook.finetune_neox.pretrained import library
 
     words = ["--model", home / "neox", "--text", home / "text.txt", *RUN]
-    options = parse([*map(str, words), "--train", "lora", "--lora-rank", "2", "--out", str(out)])
-    options.files, options.token_dtype = [home / "text.txt"], torch.uint8
-    beginning, adapters = begin(options)
-    assert finetune(options, beginning, adapters, CPU) == 0
+    code, model = tuned(*words, "--train", "lora", "--lora-rank", "2", "--out", out)
+    assert code == 0
     dist.barrier()
     plain = library().AutoModelForCausalLM.from_pretrained(home / "neox")
     tokens = torch.arange(16)[None]
@@ -259,7 +286,7 @@ def tune_lora(home: Path, out: Path) -> dict[str, Any]:
             warnings.simplefilter("ignore", FutureWarning)
             opened = peft.PeftModel.from_pretrained(plain, out).eval()
         logits = opened(tokens).logits
-        own = beginning.model.eval()(tokens)
+        own = model.eval()(tokens)
     return {"same": torch.equal(own, logits), "moved": not torch.equal(first, logits)}
 
 
