@@ -18,9 +18,10 @@ GPT-NeoX of 20.6 billion parameters it reads less than a megabyte.
   way, and in stage 3 the root and the two largest units whole. Not all of them are there
   at the same moment, so their sum is a bound.
 
-What a model saves for its backward pass is left out: it depends on the model's own
-forward pass. [Checkpoints](checkpointing.py) of the blocks make it small, so take
-`--checkpoint non-reentrant` where memory is short.
+What the compiler keeps, with `--compile`, is left out. So is what a model saves for its
+backward pass, since that depends on the model's own forward pass.
+[Checkpoints](checkpointing.py) of the blocks make it small, so take `--checkpoint
+non-reentrant` where memory is short.
 """
 
 # sidelit: hide

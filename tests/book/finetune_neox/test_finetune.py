@@ -120,13 +120,16 @@ def tune_neox(home: Path, out: Path) -> dict[str, Any]:
 
     figures = out.with_suffix(".json")
     words = ["--model", home / "neox", "--text", home / "text.txt", *RUN, "--out", out, "--json", figures]
-    assert go(*words) == 0
+    code, model = tuned(*words)
+    assert code == 0
     dist.barrier()
     again = library().AutoModelForCausalLM.from_pretrained(out)
     before = library().AutoModelForCausalLM.from_pretrained(home / "neox")
+    own = model.state_dict()
     pairs = zip(again.named_parameters(), before.parameters(), strict=True)
     return {
         "differ": [name for (name, one), other in pairs if not torch.equal(one, other)],
+        "other than trained": [n for n, one in again.named_parameters() if not torch.equal(one, own[n])],
         "biases": [name for name, _ in before.named_parameters() if name.endswith("bias")],
         "figures": json.loads(figures.read_text()),
     }
@@ -136,6 +139,7 @@ def test_the_result_opens_and_differs_in_the_biases_only(home: Path, tmp_path: P
     out = tmp_path / "out"
     for found in ranks.run(2, tune_neox, home, out):
         assert found["differ"] == found["biases"]
+        assert found["other than trained"] == []
         figures = found["figures"]
         assert figures["losses"][-1] < figures["losses"][0] - 0.02
         # What the plan says, to the byte.
@@ -162,6 +166,7 @@ def tune_others(home: Path, out: Path) -> None:
     assert go(*gpt2, *text, *RUN, "--out", out / "gpt2") == 0
 
 
+@pytest.mark.full
 def test_other_models_tied_weights_and_16_bits(home: Path, tmp_path: Path) -> None:
     ranks.run(2, tune_others, home, tmp_path)
     llama = changed(home / "llama", tmp_path / "llama")
@@ -236,6 +241,7 @@ def go_on_from_another(home: Path, out: Path) -> list[str]:
     return said
 
 
+@pytest.mark.full
 def test_a_run_does_not_go_on_from_another_beginning(home: Path, tmp_path: Path) -> None:
     for seed, train in ranks.run(2, go_on_from_another, home, tmp_path):
         assert "seed" in seed or "another model" in seed
@@ -258,6 +264,7 @@ def tune_random(home: Path, out: Path) -> dict[str, Any]:
     return {"differ": names, "held": len(whole), "cache": opened.config.use_cache}
 
 
+@pytest.mark.full
 def test_a_random_model_is_written_whole_and_replaces_the_one_before(home: Path, tmp_path: Path) -> None:
     for found in ranks.run(2, tune_random, home, tmp_path / "out"):
         assert found == {"differ": [], "held": 2 * 12 + 4, "cache": True}
@@ -290,6 +297,7 @@ def tune_lora(home: Path, out: Path) -> dict[str, Any]:
     return {"same": torch.equal(own, logits), "moved": not torch.equal(first, logits)}
 
 
+@pytest.mark.full
 def test_lora_matrices_open_in_peft(home: Path, tmp_path: Path) -> None:
     for found in ranks.run(2, tune_lora, home, tmp_path / "lora"):
         assert found == {"same": True, "moved": True}

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import ranks
 from book.toys import plain_gradients, whole_gradients
-from matrix import rows
 from shardbook import shard
 
 VOCABULARY, WIDTH, HEADS = 40, 32, 4
@@ -96,7 +95,8 @@ def both_ways(biases_only: bool, stage: int) -> dict[str, Any]:
 CASES = [(biases_only, stage) for biases_only in (True, False) for stage in (1, 2, 3)]
 
 
-@pytest.mark.parametrize(("biases_only", "stage"), rows(CASES, now=[(True, 3)]))
+@pytest.mark.full
+@pytest.mark.parametrize(("biases_only", "stage"), CASES)
 def test_the_layers_of_labml_train_sharded_as_they_train_plain(biases_only: bool, stage: int) -> None:
     for found in ranks.run(2, both_ways, biases_only, stage):
         assert found["losses"]

@@ -16,6 +16,7 @@ import torch
 import ranks
 from shardbook.command import Mistake
 
+pytestmark = pytest.mark.full
 Change = Callable[[Path], None]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 
