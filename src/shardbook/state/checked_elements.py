@@ -8,14 +8,15 @@ is used would mean to read it twice. So the sums are made on the way:
 
 | | frame | elements |
 |---|---|---|
-| when a box is written | as PyTorch makes it | in pieces of 4 MiB, each with its CRC-32 |
+| when a box is written | as PyTorch makes it | in pieces of 1 MiB, each with its CRC-32 |
 | when it is read here | not read | the pieces that are needed, whose sums are compared |
 | when PyTorch reads it | read | read |
 
 PyTorch wants a tensor of its own for each archive, and a box is a part of a vector. A
 copy of it would be as large as the box, and its memory new, which costs more time than
-the copying. So PyTorch is given an empty tensor of the same size, whose memory nobody
-touches. The moment it writes that one's elements, the real ones are written.
+the copying. So PyTorch is given an empty tensor of the same shape, whose memory nobody
+touches, and what it writes before and after the elements is kept. A model repeats its
+shapes, so that few frames serve many boxes.
 """
 
 # sidelit: hide
@@ -33,7 +34,7 @@ from torch import Tensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from shardbook.state.checkpoint_index import Changed
-from shardbook.state.tensor_file import PIECE, as_tensor, in_pieces
+from shardbook.state.tensor_file import PIECE, as_tensor, in_pieces, new_room
 
 __all__ = ["Archives", "Elements", "take"]
 # sidelit: show
@@ -49,66 +50,72 @@ class Archives:
     """
 
     def __init__(self, file: BufferedWriter) -> None:
-        self.file, self.begin, self.end = file, 0, 0
+        self.file, self.end, self.room = file, 0, new_room()
         # By the place where their archive begins.
         self.elements: dict[int, Elements] = {}
-        self.due: Tensor | None = None
+        self.frames: dict[tuple[torch.dtype, torch.Size], Frame] = {}
 
     def add(self, values: Tensor) -> None:
         """Write a box.
 
         :param values: of any shape, on any device
         """
-        self.begin, self.due = self.end, values.detach().reshape(-1)
-        empty = torch.empty(values.shape, dtype=values.dtype)
-        if values.nbytes < SMALL:
-            empty.copy_(values)
-        stream: Any = self
-        with without_sums():
-            torch.save(empty, stream)
-        if not values.numel():
-            self.elements[self.begin] = self.end, 0, []
-        assert self.begin in self.elements, "PyTorch writes archives in another way"
-
-    def write(self, data: Any) -> int:
-        """Called by PyTorch with each part of an archive, one after another."""
-        if self.due is not None and self.are_elements(data, self.due):
-            self.write_elements(self.due)
-            self.due = None
-        else:
-            self.write_part(data)
-        return len(data)
-
-    def write_elements(self, values: Tensor) -> None:
-        """Write the elements of a box piece by piece."""
+        kind = values.dtype, values.shape
+        if kind not in self.frames:
+            self.frames[kind] = Frame(*kind)
+        frame, begin = self.frames[kind], self.end
+        self.write(frame.before)
         sums: list[int] = []
-        self.elements[self.begin] = self.end, values.nbytes, sums
-        for part, room in in_pieces(values, values.dtype):
+        self.elements[begin] = self.end, values.nbytes, sums
+        flat = values.detach().reshape(-1)
+        for part, room in in_pieces(flat, values.dtype, self.room):
             as_tensor(room, values.dtype).copy_(part)
             sums.append(zlib.crc32(room))
-            self.write_part(room)
+            self.write(room)
+        self.write(frame.after)
 
-    def write_part(self, data: Any) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Write something as it is."""
         self.file.write(data)
         self.end += len(data)
 
-    def flush(self) -> None:
-        """Called by PyTorch after each archive. One flush of the file, at its end, is enough."""
 
-    def are_elements(self, data: Any, values: Tensor) -> bool:
-        """Whether PyTorch writes the elements of a box now, and not its frame.
+class Frame:
+    """What PyTorch writes around the elements of a box.
 
-        No part of a frame is long. Of a small box the elements themselves are compared:
-        a part of the frame with the same bytes would do as well.
+    :param dtype: of the box
+    :param shape: of the box
+    """
+
+    def __init__(self, dtype: torch.dtype, shape: torch.Size) -> None:
+        empty = torch.empty(shape, dtype=dtype)
+        if empty.nbytes < SMALL:
+            empty.zero_()
+        self.nbytes = empty.nbytes
+        self.before, self.after, self.found = b"", b"", not empty.nbytes
+        stream: Any = self
+        with without_sums():
+            torch.save(empty, stream)
+        assert self.found, "PyTorch writes archives in another way"
+
+    def write(self, data: memoryview) -> int:
+        """Called by PyTorch with each part of an archive, one after another.
+
+        The elements are one part. No other one is long, and none has only zeros.
         """
-        if len(data) != values.nbytes:
-            return False
-        if values.nbytes >= SMALL:
-            return True
-        room = memoryview(bytearray(values.nbytes))
-        as_tensor(room, values.dtype).copy_(values)
-        return bytes(data) == bytes(room)
+        size = len(data)
+        if not self.found and size == self.nbytes:
+            self.found = size >= SMALL or bytes(data) == bytes(size)
+            if self.found:
+                return size
+        if self.found:
+            self.after += bytes(data)
+        else:
+            self.before += bytes(data)
+        return size
+
+    def flush(self) -> None:
+        """Called by PyTorch after the last part."""
 
 
 SMALL = 4096
@@ -131,12 +138,14 @@ def take(
     box: tuple[torch.dtype, Sequence[int]],
     offsets: Sequence[int],
     target: Tensor,
+    room: memoryview,
 ) -> None:
     """Read a part of a box, and compare the sums of the pieces that it lies in.
 
     :param box: its dtype and shape
     :param offsets: where the part begins in the box
     :param target: has the shape of the part, and is written
+    :param room: [memory](tensor_file.py#new_room) for a piece
     :raises Changed: if the file holds something else than was written
     """
     dtype, sizes = box
@@ -147,11 +156,11 @@ def take(
     ends = zip(target.shape, strides, strict=True)
     length = 1 + sum((size - 1) * step for size, step in ends)
     if length == target.numel() and target.is_contiguous():
-        read_into(target.view(-1), file, elements, dtype, first)
+        read_into(target.view(-1), file, elements, dtype, first, room)
         return
     # The part leaves out elements between others.
     around = torch.empty(length, dtype=dtype)
-    read_into(around, file, elements, dtype, first)
+    read_into(around, file, elements, dtype, first, room)
     target.copy_(around.as_strided(target.shape, strides))
 
 
@@ -161,6 +170,7 @@ def read_into(
     elements: Elements,
     dtype: torch.dtype,
     first: int,
+    room: memoryview,
 ) -> None:
     """Read consecutive elements of a box.
 
@@ -170,7 +180,6 @@ def read_into(
     """
     start, nbytes, sums = elements
     begin, end = (each * dtype.itemsize for each in (first, first + values.numel()))
-    room = memoryview(bytearray(min(PIECE, nbytes)))
     for number in range(begin // PIECE, -(-end // PIECE)):
         at = number * PIECE
         piece = room[: min(PIECE, nbytes - at)]

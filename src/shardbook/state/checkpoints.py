@@ -33,8 +33,11 @@ another checkpoint into it before it trains.
 # sidelit: hide
 from __future__ import annotations
 
+import gc
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -110,7 +113,8 @@ class Checkpoints:
         self.wait()
         stored, settings = state_of(model, optimizer, self.frozen, **others)
         if self.background is None:
-            self.write(step, stored, settings)
+            with without_collector():
+                self.write(step, stored, settings)
         else:
             copies, group = copied(stored), self.background.group
             self.background.start(partial(self.write, step, copies, settings, group))
@@ -163,7 +167,7 @@ class Checkpoints:
         newest = self.folder / names[0]
         step = self.check(newest, before=names[1:])
         try:
-            with told_alike():
+            with told_alike(), without_collector():
                 load_run(newest, model, optimizer, self.frozen, **others)
         except Changed as error:
             refuse_damaged(newest, str(error), names[1:])
@@ -216,6 +220,22 @@ class Checkpoints:
             refuse_damaged(folder, complaints[0], before)
         step: int = said["step"]
         return step
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """In this block Python looks for no garbage.
+
+    PyTorch's engine describes each box by many small objects. They would make Python
+    search all objects of the program, for longer than it takes to write a file.
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 NAME = re.compile(r"step-\d{8,}")

@@ -23,7 +23,7 @@ columns in FP32:
 | 0 | 0 to 9 | 0 to 39 |
 | 1 | 10 to 19 | 40 to 79 |
 
-Beside its own elements a rank needs a few megabytes, and each of $N$ ranks writes or
+Beside its own elements a rank needs one megabyte, and each of $N$ ranks writes or
 reads a part of $1/N$. All of them have to see the same disk.
 
 | in the folder | what |
@@ -69,7 +69,7 @@ from shardbook.state.hub_names import names_in_files
 from shardbook.state.rank_state import buffers
 from shardbook.state.run_state import come_together, note_changes, take_apart
 from shardbook.state.stored import MODEL, Stretch, stretches
-from shardbook.state.tensor_file import Named, Place, fill, laid_out, pour
+from shardbook.state.tensor_file import Named, Place, fill, laid_out, new_room, pour
 from shardbook.state.together import on_each, on_first
 
 __all__ = ["load_safetensors", "save_safetensors"]
@@ -160,13 +160,15 @@ def save_safetensors(
 def write_own(files: Files, held: dict[str, Stretch]) -> None:
     """Write what lies on this rank into all files, and wait until the disk has it."""
     own = {name: each.own for name, each in held.items()}
+    room = new_room()
     for _, places, _ in files.values():
         mine = [name for name in places if own[name].values.numel()]
         if not mine:
             continue
         with places[mine[0]].file.open("r+b") as file:
             for name in mine:
-                pour(own[name].values, file, places[name], own[name].start)
+                each = own[name]
+                pour(each.values, file, places[name], each.start, room)
             flush(file)
 
 
@@ -214,10 +216,11 @@ def read_own(pairs: list[tuple[Stretch, Place]]) -> None:
     for each, place in pairs:
         if each.values.numel():
             by_file.setdefault(place.file, []).append((each, place))
+    room = new_room()
     for path, here in by_file.items():
         with path.open("rb") as file:
             for each, place in sorted(here, key=lambda pair: pair[1].start):
-                fill(each.values, file, place, each.start)
+                fill(each.values, file, place, each.start, room)
 
 
 def held_by_name(model: nn.Module, rename: Rename | None) -> dict[str, Stretch]:

@@ -8,7 +8,7 @@ as fast as one large `torch.save`:
 
 | | PyTorch's own | here |
 |---|---|---|
-| a box is written | copied, and the copy kept until the file is done | in pieces of 4 MiB |
+| a box is written | copied, and the copy kept until the file is done | in pieces of 1 MiB |
 | a box is read | whole, then the part that is needed is copied | the part, into its place |
 | sums | none that are compared | [on the way](checked_elements.py) |
 
@@ -48,6 +48,7 @@ from shardbook.foundations.torch_private import StorageInfo
 from shardbook.state.checked_elements import Archives, Elements, take
 from shardbook.state.checkpoint_index import Damaged, index_of
 from shardbook.state.file_list import elements_in
+from shardbook.state.tensor_file import new_room
 
 __all__ = ["Reader", "Writer"]
 # sidelit: show
@@ -78,7 +79,7 @@ class Writer(FileSystemWriter):
                 if isinstance(value, Tensor):
                     archives.add(value)
                 else:
-                    archives.write_part(value.getbuffer())
+                    archives.write(value.getbuffer())
                 place = StorageInfo(name, begin, archives.end - begin)
                 results.append(WriteResult(item.index, place.length, place))
             file.flush()
@@ -144,6 +145,7 @@ class Reader(FileSystemReader):
         by_file: dict[str, list[tuple[int, ReadItem]]] = {}
         for place, item in items:
             by_file.setdefault(place.relative_path, []).append((place.offset, item))
+        room = new_room()
         for name, wanted in by_file.items():
             with (self.folder / Path(name).name).open("rb") as file:
                 for begin, item in wanted:
@@ -151,7 +153,8 @@ class Reader(FileSystemReader):
                     index = item.storage_index
                     box = self.boxes[MetadataIndex(index.fqn, index.offset)]
                     target = planner.resolve_tensor(item)
-                    take(file, where, box, item.storage_offsets, target.detach())
+                    offsets = item.storage_offsets
+                    take(file, where, box, offsets, target.detach(), room)
                     planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)

@@ -43,6 +43,7 @@ __all__ = [
     "fill",
     "in_pieces",
     "laid_out",
+    "new_room",
     "places_in",
     "pour",
 ]
@@ -105,46 +106,62 @@ def laid_out(
     return head, places, len(head) + end
 
 
-def pour(values: Tensor, file: BufferedRandom, place: Place, first: int) -> None:
+def pour(
+    values: Tensor, file: BufferedRandom, place: Place, first: int, room: memoryview
+) -> None:
     """Write elements to their place, in the dtype that the file has.
 
     :param values: of shape `(n,)`, on any device
     :param first: the number of their first element in the whole tensor
+    :param room: [memory](#new_room) for a piece
     """
     file.seek(place.start + first * place.dtype.itemsize)
-    for part, room in in_pieces(values, place.dtype):
-        as_tensor(room, place.dtype).copy_(part)
-        file.write(room)
+    for part, piece in in_pieces(values, place.dtype, room):
+        as_tensor(piece, place.dtype).copy_(part)
+        file.write(piece)
 
 
-def fill(values: Tensor, file: BufferedReader, place: Place, first: int) -> None:
+def fill(
+    values: Tensor, file: BufferedReader, place: Place, first: int, room: memoryview
+) -> None:
     """Read elements from their place, and cast them to the dtype that they have here.
 
     :param values: of shape `(n,)`, on any device; is written
+    :param first: the number of the first of them in the whole tensor
+    :param room: [memory](#new_room) for a piece
     :raises EOFError: if the file ends before
     """
     file.seek(place.start + first * place.dtype.itemsize)
-    for part, room in in_pieces(values, place.dtype):
-        if file.readinto(room) != len(room):
+    for part, piece in in_pieces(values, place.dtype, room):
+        if file.readinto(piece) != len(piece):
             raise EOFError(f"{place.file} has become shorter while it was read")
-        part.copy_(as_tensor(room, place.dtype))
+        part.copy_(as_tensor(piece, place.dtype))
 
 
 def in_pieces(
-    values: Tensor, dtype: torch.dtype
+    values: Tensor, dtype: torch.dtype, room: memoryview
 ) -> Iterator[tuple[Tensor, memoryview]]:
-    """The elements in pieces, each with room on the host for its bytes.
+    """The elements in pieces, each with a part of the room for its bytes.
 
-    The room is used again and again, so a pass needs a few megabytes beside the model.
+    :param values: of shape `(n,)`
+    :param dtype: that the bytes have
     """
     size = PIECE // dtype.itemsize
-    room = memoryview(bytearray(min(values.numel(), size) * dtype.itemsize))
     for start in range(0, values.numel(), size):
         part = values[start : start + size]
         yield part, room[: part.numel() * dtype.itemsize]
 
 
-PIECE = 1 << 22
+def new_room() -> memoryview:
+    """Memory for one piece.
+
+    It is used for all pieces of a file. New memory for each would take longer than to
+    fill it, and one megabyte stays in the processor's cache between the copies.
+    """
+    return memoryview(bytearray(PIECE))
+
+
+PIECE = 1 << 20
 
 
 def as_tensor(room: memoryview, dtype: torch.dtype) -> Tensor:

@@ -159,35 +159,25 @@ def legs(seed: int, count: int) -> list[dict[str, Any]]:
             found += random.sample(choices, len(choices))
         return found[:count]
 
+    columns = {
+        "layout": drawn(LAYOUTS),
+        "stage": drawn([0, 1, 2, 3]),
+        "format": drawn(FORMATS),
+        "steps": drawn([0, 1, 2]),
+        "background": drawn([False, True]),
+    }
     return [
-        {
-            "number": number,
-            "layout": layout,
-            "stage": stage,
-            "format": form,
-            "steps": steps,
-            "background": late,
-        }
-        for number, (layout, stage, form, steps, late) in enumerate(
-            zip(
-                drawn(LAYOUTS),
-                drawn([0, 1, 2, 3]),
-                drawn(FORMATS),
-                drawn([0, 1, 2]),
-                drawn([False, True]),
-                strict=True,
-            )
-        )
+        {"number": number, **dict(zip(columns, row, strict=True))}
+        for number, row in enumerate(zip(*columns.values(), strict=True))
     ]
+
+
+FULL = pytest.mark.full
 
 
 @pytest.mark.parametrize(
     ("seed", "count"),
-    [
-        (1, 6),
-        pytest.param(2, 20, marks=pytest.mark.full),
-        pytest.param(3, 60, marks=[pytest.mark.full, pytest.mark.matrix]),
-    ],
+    [(1, 6), pytest.param(2, 20, marks=FULL), pytest.param(3, 60, marks=[FULL, pytest.mark.matrix])],
 )
 def test_a_walk_through_layouts_stages_and_formats_loses_no_bit(
     tmp_path: Path, seed: int, count: int
