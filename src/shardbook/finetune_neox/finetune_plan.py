@@ -10,7 +10,7 @@ The shapes of the model and the heads of its files are all that this needs. For 
 GPT-NeoX of 20.6 billion parameters it reads less than a megabyte.
 
 - While the model is loaded, a rank holds [the peak of the
-  construction](construction.py), or its shards, the buffers and the 4 MB through which
+  construction](construction.py), or its shards, the buffers and the 1 MB through which
   it reads. This is exact.
 - Between steps it holds shards, buffers, AdamW's moments of what is trained, step
   counters and text. This is exact, too.

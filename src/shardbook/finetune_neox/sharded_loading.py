@@ -10,7 +10,7 @@ ranks a rank keeps 5 GB of them. So the order is turned round:
 |---|---|
 | the model is [built without memory](pretrained.py) | nothing |
 | `shard` gives [one unit after the other](construct.py) memory, and cuts it | its shards, and one unit |
-| each rank reads its elements from the files | its shards, and 4 MB |
+| each rank reads its elements from the files | its shards, and 1 MB |
 
 A rank knows [which elements of which tensor](stored.py) it has, and [the head of a
 file](tensor_file.py) says where they lie. So it reads them straight from there. Of the
@@ -41,7 +41,7 @@ from shardbook.finetune_neox.pretrained import Pretrained
 from shardbook.foundations.torch_private import own_buffers, own_parameters
 from shardbook.state.model_folder import load_safetensors
 from shardbook.state.stored import MODEL, stretches
-from shardbook.state.tensor_file import fill
+from shardbook.state.tensor_file import fill, new_room
 from shardbook.state.together import on_each
 from shardbook.train.assemble import policy_of
 from shardbook.zero.construct import Init
@@ -138,7 +138,7 @@ def refuse_two_values(start: Pretrained, model: nn.Module) -> None:
             place = start.places[start.stored[name]]
             again = torch.empty_like(own.values)
             with place.file.open("rb") as file:
-                fill(again, file, place, own.start)
+                fill(again, file, place, own.start, new_room())
             if not torch.equal(own.values, again):
                 raise ValueError(
                     f"{here[0]} and {here[-1]} are one parameter by config.json, and have "

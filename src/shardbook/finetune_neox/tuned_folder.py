@@ -42,7 +42,7 @@ from shardbook.foundations.collectives import world
 from shardbook.state.file_list import flush_folder
 from shardbook.state.model_folder import save_safetensors
 from shardbook.state.stored import MODEL, Stretch, stretches
-from shardbook.state.tensor_file import Named, Place, laid_out, pour
+from shardbook.state.tensor_file import Named, Place, laid_out, new_room, pour
 from shardbook.state.together import on_each, on_first
 
 __all__ = ["write_result"]
@@ -125,11 +125,12 @@ def write_adapters(model: nn.Module, draft: Path, config: Any) -> None:
 
 def overwrite(places: list[tuple[Stretch, Place]]) -> None:
     """Write this rank's elements to their places, and wait until they are on the disk."""
+    room = new_room()
     for file in sorted({place.file for _, place in places}):
         with file.open("r+b") as opened:
             for each, place in places:
                 if place.file == file:
-                    pour(each.own.values, opened, place, each.own.start)
+                    pour(each.own.values, opened, place, each.own.start, room)
             opened.flush()
             os.fsync(opened.fileno())
 
