@@ -13,7 +13,8 @@ SRC = Path(__file__).parent.parent / "src"
 ORDER = {
     "shardbook": [
         *("command", "foundations", "models", "parameters", "guards", "zero", "training", "precision"),
-        *("checkpointing", "streaming", "planning", "state", "memory", "train", "check", "__init__"),
+        *("checkpointing", "streaming", "planning", "state", "memory", "train", "finetune_neox", "check"),
+        "__init__",
     ],
     "sidelit": [
         *("errors", "tables", "assets", "page_names", "proofs", "config", "glossary", "origin"),

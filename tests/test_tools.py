@@ -108,6 +108,18 @@ def test_the_pins_and_pips_arguments_reach_pip(monkeypatch: pytest.MonkeyPatch) 
     assert commands[1][-4:-2] == ["--extra-index-url", "https://index.example"]
 
 
+def test_what_would_bring_another_torch_comes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[Any]] = []
+    monkeypatch.setattr(environment, "works", lambda python: True)
+    monkeypatch.setattr(subprocess, "check_call", commands.append)
+    environment.main(["somewhere", "dev", "--quiet"])
+    assert [command[-1] for command in commands] == [".[dev]", "labml-nn"]
+    assert commands[1][-3:-1] == ["--quiet", "--no-deps"]
+    assert "constraints.txt" in commands[1]
+    pinned = (ROOT / "constraints.txt").read_text("utf-8")
+    assert all(f"\n{name}==" in pinned for names in environment.ALONE.values() for name in names)
+
+
 def test_a_folder_that_is_no_environment_does_not_work(tmp_path: Path) -> None:
     assert not environment.works(str(tmp_path / "bin" / "python"))
     assert environment.works(sys.executable)

@@ -10,6 +10,9 @@ import subprocess
 import sys
 
 OLDEST = (3, 10)
+# What an extra needs without what that asks for in turn, at the versions of constraints.txt. The layers of
+# labml-nn are plain PyTorch, but the package asks for older builds of torch, torchvision and torchtext.
+ALONE = {"dev": ["labml-nn"]}
 
 
 def missing():
@@ -32,6 +35,8 @@ def make(folder, extra, pip_arguments):
         subprocess.check_call([sys.executable, "-m", "venv", "--clear", folder])
     pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-c", "constraints.txt"]
     subprocess.check_call([*pip, *pip_arguments, "--editable", f".[{extra}]"])
+    if extra in ALONE:
+        subprocess.check_call([*pip, *pip_arguments, "--no-deps", *ALONE[extra]])
 
 
 def works(python):

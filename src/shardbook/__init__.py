@@ -62,6 +62,12 @@ folder](model_folder.py), [which tensor is in which file](folder_names.py), [und
 name](hub_names.py), [a file of tensors](tensor_file.py); [checkpoints of other programs](torch_checkpoint.py)
 and [their index](foreign_index.py).
 
+**Fine-tuning**: [one command](finetune.py), [its options](finetune_options.py), [what it
+begins with](pretrained.py), [what is trained](trained_parameters.py), also [beside the
+layers](adapters.py), [the units](model_units.py), [weights that go into
+shards](sharded_loading.py), [what a construction takes](construction.py) and [what a run
+takes](finetune_plan.py), [its table](finetune_report.py), [the result](tuned_folder.py).
+
 **Checking it**: [a command](check_command.py) that runs a few steps of a script [under
 watch](checked_run.py), by [observers](observers.py) and [watches](watches.py), whose
 [findings](findings.py) name [a line](place.py): of [the steps](watch_steps.py), [the

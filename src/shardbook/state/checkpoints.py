@@ -77,16 +77,23 @@ class Checkpoints:
     :param folder: made if it is not there; on a disk that all ranks see
     :param keep: how many checkpoints stay
     :param background: whether [a thread](background.py) writes, while training goes on
+    :param frozen: whether parameters that are not trained are saved, too; if not, `load`
+        leaves them as they are
     """
 
     def __init__(
-        self, folder: Path | str, *, keep: int = 2, background: bool = False
+        self,
+        folder: Path | str,
+        *,
+        keep: int = 2,
+        background: bool = False,
+        frozen: bool = True,
     ) -> None:
         if type(keep) is not int or keep < 1:
             raise ValueError(
                 f"keep={keep!r} is no number of checkpoints; choose 1 or more"
             )
-        self.folder, self.keep = Path(folder), keep
+        self.folder, self.keep, self.frozen = Path(folder), keep, frozen
         self.background = Background() if background else None
 
     def save(
@@ -104,7 +111,7 @@ class Checkpoints:
             behind. In the background the next call raises it.
         """
         self.wait()
-        stored, settings = state_of(model, optimizer, **others)
+        stored, settings = state_of(model, optimizer, self.frozen, **others)
         if self.background is None:
             with without_collector():
                 self.write(step, stored, settings)
@@ -164,7 +171,7 @@ class Checkpoints:
         step = self.check(newest, before=names[1:])
         try:
             with told_alike(), without_collector():
-                load_run(newest, model, optimizer, **others)
+                load_run(newest, model, optimizer, self.frozen, **others)
         except Changed as error:
             refuse_damaged(newest, str(error), names[1:])
         return step

@@ -15,6 +15,10 @@ The first row fits any number of ranks. The second and third belong to the numbe
 has written them: on another one, each rank takes the first rank's buffers, and goes on
 with the random numbers it has.
 
+Parameters that are not trained are saved as well, unless `frozen=False`. A run that
+fine-tunes a few of them has the others from the folder that it began with, and need not
+write them again and again.
+
 Objects with `state_dict` and `load_state_dict`, such as a schedule or [a
 scaler](sharded_scaler.py), are passed by name.
 """
@@ -45,7 +49,7 @@ from shardbook.state.optimizer_entries import (
 )
 from shardbook.state.plain_data import plain, restored
 from shardbook.state.sharded import read, write
-from shardbook.state.stored import Stretch, stretches, stretches_of_state
+from shardbook.state.stored import MODEL, Stretch, stretches, stretches_of_state
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.state_dict import refuse_in_block
 
@@ -86,20 +90,25 @@ def save_run(
     :raises RuntimeError: if gradients wait for their exchange, since they would be lost
     :raises Disagreement: if another rank does something else
     """
-    write(folder, *state_of(model, optimizer, **others))
+    write(folder, *state_of(model, optimizer, True, **others))
 
 
 def state_of(
-    model: nn.Module, optimizer: Optimizer | None = None, **others: Stateful
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    frozen: bool = True,
+    /,
+    **others: Stateful,
 ) -> tuple[list[Stretch], dict[str, Any]]:
     """Everything that the next step depends on, where it lies: nothing is copied. Collective.
 
+    :param frozen: whether parameters that are not trained belong to it
     :returns: what lies on this rank, and settings that are no tensors
     :raises ValueError: as `save_run`
     """
     come_together(model, "save")
     refuse_waiting(model)
-    stored = [*stretches(model), *rank_state.generators(model)]
+    stored = [*stretches(model, frozen=frozen), *rank_state.generators(model)]
     stored += [copy for _, copy in rank_state.buffers(model, mine=True)]
     text: dict[str, Any] = {"ranks": world(None)[1], "optimizer": None, "others": {}}
     settings: dict[str, Any] = {}
@@ -136,11 +145,15 @@ def load_run(
     folder: Path,
     model: nn.Module,
     optimizer: Optimizer | None = None,
+    frozen: bool = True,
+    /,
     **others: Stateful,
 ) -> None:
     """Go on from what was saved. Collective. The model was sharded and the optimizer
     made before, as at the start of the run.
 
+    :param frozen: whether parameters that are not trained are read; otherwise they stay
+        as they are
     :raises Damaged: if the folder is no whole checkpoint
     :raises ValueError: if it holds other tensors than the model, or nothing for one of
         the `others`
@@ -151,12 +164,15 @@ def load_run(
     index = index_of(folder)
     text = text_in(folder, index)
     refuse_missing(folder, text, optimizer, others)
+    if not frozen:
+        refuse_trained_before(folder, index, model)
     again = text["ranks"] == world(None)[1]
     copies = list(rank_state.buffers(model, mine=again))
     states = list(states_in(index)) if again else []
     state = list(wanted_state(index, model, optimizer)) if optimizer else []
     take_apart(model)
-    stored = [*stretches(model), *(copy for _, copy in copies), *states]
+    own = stretches(model, frozen=frozen)
+    stored = [*own, *(copy for _, copy in copies), *states]
     read(folder, [*stored, *(each for *_, each in state)])
     note_changes(model)
     for buffer, copy in copies:
@@ -248,3 +264,18 @@ def refuse_missing(
         missing.append("optimizer")
     if missing:
         raise ValueError(f"{folder} holds no state of {', '.join(missing)}")
+
+
+def refuse_trained_before(folder: Path, index: Metadata, model: nn.Module) -> None:
+    """Refuse to leave a parameter as it is for which a checkpoint holds other values.
+
+    :raises ValueError: naming the parameter
+    """
+    trained = {each.name for each in stretches(model, frozen=False)}
+    for each in stretches(model):
+        if each.name not in trained and each.name in index.state_dict_metadata:
+            raise ValueError(
+                f"{folder} holds values of {each.name.removeprefix(MODEL + '.')}, which "
+                "is not trained now; train what was trained before, or load with "
+                "frozen=True"
+            )

@@ -99,12 +99,16 @@ class Stretch:
             at += box.numel
 
 
-def stretches(model: nn.Module) -> Iterator[Stretch]:
+def stretches(model: nn.Module, *, frozen: bool = True) -> Iterator[Stretch]:
     """The stretches of a sharded model's parameters, in the order of its units.
 
     Their values share memory with the model: to write into them is to load.
+
+    :param frozen: whether those are among them that require no gradient
     """
     for place in places(model):
+        if not frozen and not place.parameter.requires_grad:
+            continue
         names = tuple(f"{MODEL}.{name}" for name in place.slot.names)
         with as_plain():
             yield stretch(place, names, place.parameter.detach())

@@ -37,6 +37,7 @@ from shardbook.models import corpus, gpt
 from shardbook.parameters.policy import Policy
 from shardbook.planning.forecast import Setup
 from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.state.run_state import Stateful
 from shardbook.train.machines import mesh_of
 from shardbook.train.not_finite import NotFinite
 from shardbook.train.position import Batches
@@ -55,6 +56,7 @@ class Run:
     :param clip: the largest norm of the gradient; `None` for any
     :param number: how many steps were done
     :param not_finite: what becomes of a step that [is not finite](not_finite.py)
+    :param others: what else is saved with the run, by name
     """
 
     model: nn.Module
@@ -66,6 +68,7 @@ class Run:
     clip: float | None = None
     number: int = 0
     not_finite: NotFinite = field(default_factory=NotFinite)
+    others: dict[str, Stateful] = field(default_factory=dict)
 
 
 def assemble(
@@ -125,15 +128,16 @@ def policy_of(options: argparse.Namespace) -> Policy:
 def make_optimizer(
     options: argparse.Namespace, model: nn.Module
 ) -> torch.optim.Optimizer:
-    """An ordinary optimizer over the model's own parameters.
+    """An ordinary optimizer over the model's own parameters, without those that are frozen.
 
     Unless the stage is 0, each parameter is a 1-D slice of a shard by now, often an
     empty one. To an elementwise optimizer that makes no difference. `foreach=False`
     treats one slice after the other and so needs temporaries for a single one.
     """
+    trained = [each for each in model.parameters() if each.requires_grad]
     if options.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=options.lr, foreach=False)
-    return torch.optim.AdamW(model.parameters(), lr=options.lr, foreach=False)
+        return torch.optim.SGD(trained, lr=options.lr, foreach=False)
+    return torch.optim.AdamW(trained, lr=options.lr, foreach=False)
 
 
 def setup_of(options: argparse.Namespace, world_size: int, text: int) -> Setup:

@@ -51,7 +51,7 @@ def evaluate(
     return sum(losses) / len(losses)
 
 
-def mean_over_ranks(value: float, device: torch.device) -> float:
+def mean_over_ranks(value: float, device: torch.device | None) -> float:
     """The mean of a number that each rank has one of."""
     total = torch.tensor([value], dtype=torch.float64, device=device)
     all_reduce(total)
@@ -68,7 +68,7 @@ def sample(options: argparse.Namespace, model: nn.Module, device: torch.device) 
     tokens = encode(options)
     generator = torch.Generator().manual_seed(options.seed)
     for _ in range(options.sample):
-        seen_1T = torch.tensor([tokens[-options.config.context :]], device=device)
+        seen_1T = torch.tensor([tokens[-options.context :]], device=device)
         logits_V = model(seen_1T)[0, -1].float().cpu()
         drawn = torch.multinomial(logits_V.softmax(dim=0), 1, generator=generator)
         tokens.append(int(drawn))

@@ -50,6 +50,7 @@ from shardbook.command import Mistake, complain
 from shardbook.foundations.labels import label
 from shardbook.foundations.ledger import ledger
 from shardbook.models import gpt
+from shardbook.models.corpus import Reader
 from shardbook.planning.measure import Meter
 from shardbook.planning.report import Counted, Progress, report, write
 from shardbook.train.assemble import Run, assemble, make_optimizer, mistakes, setup_of
@@ -100,6 +101,29 @@ def train(options: argparse.Namespace, device: torch.device) -> int:
     counted = Counted()
     # A run that was saved goes on from there.
     saves = Saves(options, run)
+    code = take_steps(options, run, saves, unseen, counted)
+    if code is None:
+        held = stored(training.text, unseen.text)
+        report(setup_of(options, dist.get_world_size(), held), counted, options)
+        show_skipped(run)
+        show_sample(options, run, device)
+    return code or 0
+
+
+def take_steps(
+    options: argparse.Namespace,
+    run: Run,
+    saves: Saves,
+    unseen: Reader,
+    counted: Counted,
+) -> int | None:
+    """Take the steps that are left, with all that goes on beside them.
+
+    :param unseen: the text to evaluate on
+    :param counted: what is counted on the way
+    :returns: the exit code of a program that has nothing to report: 0 if no step was
+        left, 143 if `SIGTERM` has come; `None` after the last step
+    """
     steps = range(run.number, options.steps)
     if not steps:
         say(f"all {run.number} steps were taken before; more --steps would go on")
@@ -117,7 +141,7 @@ def train(options: argparse.Namespace, device: torch.device) -> int:
                 progress.say(f"step {number + 1} is skipped, because {taken.fault}")
             if evaluation_is_due(options, number):
                 counted.unseen = evaluate(run.model, unseen, options.evaluate_batches)
-                figures["unseen"] = mean_over_ranks(counted.unseen, device)
+                figures["unseen"] = mean_over_ranks(counted.unseen, unseen.device)
                 progress.say(f"step {number + 1}  unseen text {figures['unseen']:.3f}")
             track(number, figures)
             progress.show(number, figures["loss"])
@@ -127,12 +151,7 @@ def train(options: argparse.Namespace, device: torch.device) -> int:
                     f"saved after step {run.number}, as SIGTERM wants this job to end"
                 )
                 return LEFT
-    held = stored(training.text, unseen.text)
-    report(setup_of(options, dist.get_world_size(), held), counted, options)
-    if run.not_finite.skipped:
-        say(f"{run.not_finite.skipped} of {run.number} steps were skipped")
-    show_sample(options, run, device)
-    return 0
+    return None
 
 
 def step(run: Run) -> Taken:
@@ -280,6 +299,12 @@ def say(sentence: str) -> None:
     """Print a sentence, on one rank."""
     if dist.get_rank() == 0:
         print(sentence)
+
+
+def show_skipped(run: Run) -> None:
+    """Print how many steps [were not finite](not_finite.py), if any were."""
+    if run.not_finite.skipped:
+        say(f"{run.not_finite.skipped} of {run.number} steps were skipped")
 
 
 def show_sample(options: argparse.Namespace, run: Run, device: torch.device) -> None:

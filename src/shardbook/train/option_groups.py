@@ -53,6 +53,7 @@ def text(add: Add) -> None:
     """What [the model reads](text.py). Without these options that is a book."""
     add(
         "--data",
+        "--text",
         type=Path,
         metavar="PATH",
         help="a file, or a folder of files, to train on; left out: a book",

@@ -22,7 +22,7 @@ from shardbook.train.option_groups import add_groups
 from shardbook.train.ranks import LAUNCH
 from shardbook.train.tokens import load
 
-__all__ = ["parse", "parser"]
+__all__ = ["add_config", "parse", "parser", "read"]
 # sidelit: show
 
 
@@ -31,13 +31,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
     :raises Mistake: if an option is unknown, or its value makes no sense
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser().parse_args(given)
-    if options.file is not None:
-        # The words of the file come first, so that the command line has the last one.
-        options = parser().parse_args([*arguments_in(options.file, parser()), *given])
-    refuse_senseless(options)
-    refuse_unwritable(options)
+    options = read(parser(), arguments)
     shape = {name: getattr(options, name) for name in SHAPE}
     if options.tokenizer is not None:
         shape["vocabulary"] = load(options.tokenizer).get_vocab_size()
@@ -49,6 +43,25 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 SHAPE = ("layers", "width", "heads", "context")
+
+
+def read(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """The options of a command line and of the file that it names, checked as far as
+    every program has them.
+
+    :param arguments: `None` for those of this process
+    :raises Mistake: as `parse`
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(given)
+    if options.file is not None:
+        # The words of the file come first, so that the command line has the last one.
+        options = parser.parse_args([*arguments_in(options.file, parser), *given])
+    refuse_senseless(options)
+    refuse_unwritable(options)
+    return options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,15 +76,20 @@ def parser() -> argparse.ArgumentParser:
         # A shortened option would be another one as soon as a new one begins alike.
         allow_abbrev=False,
     )
-    result.add_argument(
+    add_config(result)
+    add_groups(result)
+    return result
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Let a parser name [a file](option_file.py) of options."""
+    parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
         dest="file",
         help="read options from this TOML or YAML file; the command line wins",
     )
-    add_groups(result)
-    return result
 
 
 # sidelit: depth Values that make no sense, and files that could not be written.

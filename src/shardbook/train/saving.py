@@ -60,9 +60,12 @@ class Saves:
     """The checkpoints of a run, and the signal that ends it.
 
     :param run: before its first step; it goes on from the newest checkpoint
+    :param frozen: whether [what is not trained](run_state.py) is saved, too
     """
 
-    def __init__(self, options: argparse.Namespace, run: Run) -> None:
+    def __init__(
+        self, options: argparse.Namespace, run: Run, *, frozen: bool = True
+    ) -> None:
         self.run, self.every, self.last = run, options.save_every, options.steps
         self.signals = Signal()
         self.checkpoints: Checkpoints | None = None
@@ -71,6 +74,7 @@ class Saves:
                 options.checkpoints,
                 keep=options.keep,
                 background=options.save_in_background,
+                frozen=frozen,
             )
             self.go_on(self.checkpoints)
 
@@ -134,6 +138,7 @@ def others(run: Run) -> dict[str, Any]:
         "scaler": run.scaler,
         "batches": run.batches,
         "not_finite": run.not_finite,
+        **run.others,
     }
 
 

@@ -52,7 +52,7 @@ def readers(
 ) -> tuple[corpus.Reader, corpus.Reader]:
     """This rank's share of the training text and of the unseen text."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    context = options.config.context
+    context = options.context
     training, unseen = halves(options, device)
     # The unseen text is short. With many ranks there may be less than a whole batch of
     # it for each.

@@ -66,6 +66,48 @@ def test_the_newest_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
     assert ranks.run(3, load, tmp_path / "run") == [30] * 3
 
 
+def tuned(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model of which only biases are trained."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    shard(model, units=nn.Linear)
+    return model, torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.1)
+
+
+def save_what_is_trained(folder: Path) -> Any:
+    model, optimizer = tuned(1)
+    train(model, optimizer, 2)
+    Checkpoints(folder, frozen=False).save(2, model, optimizer)
+    return model.state_dict()
+
+
+def load_what_is_trained(folder: Path) -> Any:
+    """The values of a model that loads it; and what one says that needs more, and one that trains less."""
+    model, optimizer = tuned(2)
+    before = model.state_dict()
+    assert Checkpoints(folder, frozen=False).load(model, optimizer) == 2
+    said = []
+    for frozen in (True, False):
+        other, rule = tuned(3)
+        if not frozen:
+            other[0].bias.requires_grad_(False)
+        with pytest.raises(ValueError, match=r"weight|bias") as refused:
+            Checkpoints(folder, frozen=frozen).load(other, rule)
+        said.append(str(refused.value))
+    return before, model.state_dict(), said
+
+
+def test_what_is_frozen_is_left_out_and_stays_as_it_is(tmp_path: Path) -> None:
+    saved = ranks.run(2, save_what_is_trained, tmp_path / "run")[0]
+    for before, after, (whole, other) in ranks.run(3, load_what_is_trained, tmp_path / "run"):
+        for name, value in after.items():
+            assert torch.equal(value, (saved if name.endswith("bias") else before)[name])
+        assert "the checkpoint has no model.0.weight" in whole
+        assert "holds values of 0.bias, which is not trained now" in other
+
+
 def save_in_the_background(folder: Path) -> list[list[str]]:
     """Train on while a thread writes, in the order that is hardest: it writes when training has gone on."""
     model, optimizer = job(1)

@@ -1,0 +1,1 @@
+"""The program that fine-tunes a language model of the transformers library."""

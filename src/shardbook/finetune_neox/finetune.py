@@ -1,0 +1,235 @@
+r"""# Fine-tuning a GPT-NeoX
+
+> One command takes a folder of a language model, trains a part of it on a text, and writes a folder.
+
+```sh
+torchrun --standalone --nproc-per-node 2 -m shardbook.finetune_neox \
+    --model pythia-1b --text notes.txt --train biases --out pythia-1b-notes
+```
+
+The model is one of the `transformers` library, and nothing in it was changed for
+sharding. Each chapter of this program does one thing with it:
+
+| step | chapter |
+|---|---|
+| describe the model, without its weights | [what a run begins with](pretrained.py) |
+| choose what is trained | [a pattern](trained_parameters.py), or [LoRA](adapters.py) |
+| choose the units | [blocks and ends](model_units.py) |
+| shard it, and read the weights | [into shards](sharded_loading.py) |
+| take the steps | [those of the training program](train.py) |
+| write the result | [a copy with other numbers](tuned_folder.py) |
+
+No rank ever holds the whole model, from the first line to the last. At the end a table
+compares what a rank held while it loaded, and what it stores between steps, with [the
+plan](finetune_plan.py).
+
+Text, schedule, evaluation, checkpoints of the run, `SIGTERM` and tracking are those of
+[the training program](train.py), with the same options. A run that is saved leaves out
+what is frozen: it is in the folder that the run began with. So the checkpoint of a run
+that trains the biases of 20.6 billion parameters has 36 MB, and not 82 GB.
+
+Without `--model` the command trains a small random GPT-NeoX on a book, in seconds.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardbook.command import Mistake, complain
+from shardbook.finetune_neox.adapters import add_adapters
+from shardbook.finetune_neox.finetune_options import parse
+from shardbook.finetune_neox.finetune_plan import (
+    forecast_of,
+    plan_figures,
+    plan_table,
+)
+from shardbook.finetune_neox.finetune_report import compare
+from shardbook.finetune_neox.model_units import blocks_of
+from shardbook.finetune_neox.pretrained import Pretrained, begin_with
+from shardbook.finetune_neox.sharded_loading import shard_and_load
+from shardbook.finetune_neox.trained_parameters import freeze_the_rest, keep_16_bits
+from shardbook.finetune_neox.tuned_folder import write_result
+from shardbook.planning.measure import Meter
+from shardbook.planning.report import Counted, write
+from shardbook.precision.sharded_scaler import ShardedGradScaler
+from shardbook.train.assemble import Run, make_optimizer, mistakes, policy_of
+from shardbook.train.loop import say, show_sample, show_skipped, take_steps
+from shardbook.train.not_finite import NotFinite
+from shardbook.train.plan import text_bytes
+from shardbook.train.position import Batches
+from shardbook.train.ranks import number, start
+from shardbook.train.saving import Saves
+from shardbook.train.schedule import Schedule
+from shardbook.train.text import prepare, readers, stored
+from shardbook.train.tracking import refuse_missing_tracker
+
+__all__ = ["finetune", "main"]
+# sidelit: show
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fine-tune as the command line says.
+
+    :param arguments: the options, `sys.argv` if left out
+    :returns: the exit code: 1 after a mistake of the user, and for a plan that does not
+        fit; 143 if [`SIGTERM`](saving.py) has ended the run
+    """
+    try:
+        options = parse(arguments)
+        # What is wrong with the folder or the pattern every rank finds out by itself,
+        # before they meet.
+        beginning, adapters = begin(options)
+        if options.plan:
+            return show_plan(options, beginning)
+        refuse_missing_tracker(options)
+        prepare(options)
+        with start(options) as device:
+            return finetune(options, beginning, adapters, device)
+    except Mistake as mistake:
+        return complain("shardbook.finetune_neox", mistake)
+
+
+def begin(options: argparse.Namespace) -> tuple[Pretrained, Any]:
+    """The model without memory, with what is trained chosen.
+
+    :returns: also what `peft` has to know of LoRA matrices, or `None`
+    :raises Mistake: if there is no such model, or the pattern chooses nothing
+    """
+    beginning = begin_with(options)
+    blocks_of(beginning.model, options.units)
+    adapters = add_adapters(beginning, options) if options.train == "lora" else None
+    freeze_the_rest(beginning.model, options.train)
+    if options.checkpoint == "reentrant":
+        refuse_reentrant(beginning.model)
+    keep_16_bits(beginning, policy_of(options))
+    return beginning, adapters
+
+
+def finetune(
+    options: argparse.Namespace,
+    beginning: Pretrained,
+    adapters: Any,
+    device: torch.device,
+) -> int:
+    """Fine-tune on this rank together with all others; the process group is already there.
+
+    :returns: the exit code of the program
+    """
+    with mistakes():
+        training, unseen = readers(options, device)
+        held = stored(training.text, unseen.text)
+        expected = forecast_of(
+            beginning,
+            options,
+            dist.get_world_size(),
+            rank=dist.get_rank(),
+            text=held,
+        )
+        try:
+            loaded, others = measured_loading(beginning, options, device)
+        except OSError as error:
+            raise Mistake(f"--model {options.model}: {error}") from error
+    run = Run(
+        beginning.model,
+        make_optimizer(options, beginning.model),
+        ShardedGradScaler(enabled=options.precision == "fp16"),
+        Batches(training),
+        Schedule(
+            options.lr,
+            options.steps,
+            options.warmup,
+            options.schedule,
+            options.lr_end,
+        ),
+        options.accumulate,
+        options.clip,
+        not_finite=NotFinite(options.not_finite),
+        others={"start": beginning},
+    )
+    # Dropout, where a model has it, is another on each rank.
+    torch.manual_seed(options.seed + 1 + dist.get_rank())
+    counted = Counted()
+    saves = Saves(options, run, frozen=False)
+    code = take_steps(options, run, saves, unseen, counted)
+    if code:
+        return code
+    if options.out is not None:
+        keep(options, beginning, adapters)
+    if code is None:
+        # Libraries have tensors of their own.
+        counted.steady -= others - held
+        compare(options, beginning, expected, loaded, counted)
+        show_skipped(run)
+        show_sample(options, run, device)
+    return 0
+
+
+def measured_loading(
+    beginning: Pretrained, options: argparse.Namespace, device: torch.device
+) -> tuple[int, int]:
+    """Shard the model, load it, and count the most that this rank has held for it.
+
+    :returns: also what was there before
+    """
+    with Meter() as meter:
+        before = meter.now()
+        shard_and_load(beginning, options, device)
+    return meter.peak - before, before
+
+
+def keep(options: argparse.Namespace, beginning: Pretrained, adapters: Any) -> None:
+    """Write the result.
+
+    :raises Mistake: if it cannot be written
+    """
+    out: Path = options.out
+    try:
+        write_result(beginning, beginning.model, out, adapters=adapters)
+    except OSError as error:
+        raise Mistake(f"--out {out}: {error}") from error
+    say(f"written to {out}")
+
+
+# sidelit: depth A variant of checkpointing that would lose gradients, and what is printed instead of a run.
+
+
+def refuse_reentrant(model: Any) -> None:
+    """Refuse checkpoints that give no gradient to a block whose input has none.
+
+    :raises Mistake: if the embedding is frozen
+    """
+    if not any(
+        each.requires_grad for each in model.get_input_embeddings().parameters()
+    ):
+        raise Mistake(
+            "--checkpoint reentrant needs inputs with gradients, and the embedding is "
+            "frozen; use --checkpoint non-reentrant"
+        )
+
+
+def show_plan(options: argparse.Namespace, beginning: Pretrained) -> int:
+    """Print the plan, on one rank, and write it if a file was named."""
+    ranks = options.ranks or number("WORLD_SIZE", least=1, default="1")
+    text = text_bytes(options)
+    made = max(
+        (
+            forecast_of(beginning, options, ranks, rank=rank, text=text)
+            for rank in {0, ranks - 1}
+        ),
+        key=lambda one: one.most,
+    )
+    figures = plan_figures(options, made, ranks)
+    if os.environ.get("RANK", "0") == "0":
+        print(plan_table(beginning, options, made, ranks))
+        if options.json is not None:
+            write(options.json, json.dumps(figures, indent=1) + "\n")
+    return 1 if figures["fits"] is False else 0

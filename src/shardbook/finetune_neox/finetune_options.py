@@ -1,0 +1,193 @@
+r"""# The options of fine-tuning
+
+> Which model, what of it is trained, and where the result goes; the rest is as in training.
+
+A fine-tuning run has [the options of a training run](option_groups.py): the text, the
+steps, the stage of ZeRO, formats, checkpoints, and what a run leaves behind. Three groups
+are its own. They say which model it begins with, which of its parameters train, and
+where the result is written.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardbook.command import Mistake, Parser
+from shardbook.train.option_groups import techniques, text, training, writing
+from shardbook.train.options import add_config, read
+from shardbook.train.ranks import machine
+from shardbook.train.saving import saving
+
+__all__ = ["LAUNCH", "parse", "parser"]
+
+Add = Callable[..., Any]
+# sidelit: show
+
+LAUNCH = "torchrun --standalone --nproc-per-node 2 -m shardbook.finetune_neox"
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, checked.
+
+    :raises Mistake: if an option is unknown, or its value makes no sense
+    """
+    options = read(parser(), arguments)
+    refuse_nonsense(options)
+    refuse_full_folder(options)
+    if options.tokenizer is None and options.model is not None:
+        # Most folders come with the tokenizer that their model was trained with.
+        tokenizer = options.model / "tokenizer.json"
+        options.tokenizer = tokenizer if tokenizer.is_file() else None
+    return options
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every option with its default."""
+    result = Parser(
+        prog="shardbook.finetune_neox",
+        description="Fine-tune a GPT-NeoX, or any other causal language model that the transformers library "
+        "has a class for, sharded over all ranks. No rank ever holds the whole model. Without --model a "
+        "small random GPT-NeoX is trained, which runs anywhere.",
+        epilog=f"Start it with: {LAUNCH} --model FOLDER --out FOLDER",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_config(result)
+    own = (model, trained, result_folder)
+    shared = (text, training, techniques, machine, saving, writing)
+    for add_options in (*own, *shared):
+        name = add_options.__name__.removesuffix("_folder")
+        add_options(result.add_argument_group(name).add_argument)
+    result.set_defaults(lr=3e-3)
+    return result
+
+
+def model(add: Add) -> None:
+    """What [the run begins with](pretrained.py)."""
+    add(
+        "--model",
+        type=Path,
+        metavar="FOLDER",
+        help="config.json and safetensors files, as from_pretrained opens them; left out: random weights",
+    )
+    add("--layers", type=int, help="blocks of a random model; left out: 4")
+    add(
+        "--width",
+        type=int,
+        help="values for each position in a random model; left out: 128",
+    )
+    add(
+        "--heads",
+        type=int,
+        help="attention heads in a block of a random model; left out: 4",
+    )
+    add("--context", type=int, default=128, help="tokens that the model sees at once")
+    add(
+        "--units",
+        metavar="CLASS",
+        help="the class of the model's blocks; left out: the one that the library names",
+    )
+
+
+def trained(add: Add) -> None:
+    """What [is trained](trained_parameters.py)."""
+    add(
+        "--train",
+        metavar="PATTERN",
+        default="biases",
+        help="biases, all, lora, or a regular expression for the names of parameters",
+    )
+    add(
+        "--lora-rank",
+        type=int,
+        metavar="NUMBER",
+        default=8,
+        help="columns of a LoRA matrix",
+    )
+    add(
+        "--lora-targets",
+        metavar="NAMES",
+        help="the layers that get LoRA matrices, with commas between; left out: those that peft names",
+    )
+
+
+def result_folder(add: Add) -> None:
+    """Where [the result](tuned_folder.py) goes."""
+    add(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="write the trained model here, for from_pretrained; left out: it is not kept",
+    )
+    add(
+        "--replace",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="replace what is in the folder of --out",
+    )
+
+
+# sidelit: depth Values that make no sense, and a folder that is not empty.
+
+
+def refuse_nonsense(options: argparse.Namespace) -> None:
+    """Refuse values that would fail later, or would be left aside in silence.
+
+    :raises Mistake: naming the option
+    """
+    for name in ("layers", "width", "heads", "context", "lora_rank"):
+        value = getattr(options, name)
+        flag = name.replace("_", "-")
+        if value is not None and value < 1:
+            raise Mistake(f"--{flag} is {value}, but it must be at least 1")
+        if name in SHAPE and value is not None and options.model is not None:
+            raise Mistake(
+                f"--{flag} is for a random model; leave it out, or leave out --model"
+            )
+    if options.lora_targets is not None and options.train != "lora":
+        raise Mistake("--lora-targets is for LoRA; add --train lora")
+    if options.train == "lora" and options.out is not None and options.model is None:
+        raise Mistake(
+            "--train lora writes matrices that belong to a model in a folder; name it with --model, or "
+            "leave out --out"
+        )
+    if options.mesh is not None:
+        raise Mistake(
+            "--mesh is for shardbook.train; in fine-tuning all ranks share one copy of the model"
+        )
+    if options.train not in WORDS:
+        try:
+            re.compile(options.train)
+        except re.error as error:
+            raise Mistake(
+                f"--train {options.train} is no regular expression ({error}); write one, or one of "
+                + ", ".join(WORDS)
+            ) from error
+
+
+SHAPE = ("layers", "width", "heads")
+WORDS = ("biases", "all", "lora")
+
+
+def refuse_full_folder(options: argparse.Namespace) -> None:
+    """Refuse to write the result over something else. Every rank writes a part of it, so
+    every rank looks.
+
+    :raises Mistake: naming the folder
+    """
+    out: Path | None = options.out
+    if out is None:
+        return
+    if out.exists() and not out.is_dir():
+        raise Mistake(f"--out {out} is a file; name a folder")
+    if options.model is not None and out.resolve() == options.model.resolve():
+        raise Mistake(f"--out {out} is the folder of --model; name another one")
+    if out.is_dir() and any(out.iterdir()) and not options.replace:
+        raise Mistake(
+            f"--out {out} is not empty; name another folder, or add --replace"
+        )

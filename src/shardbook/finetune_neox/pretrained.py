@@ -1,0 +1,297 @@
+r"""# What a run begins with
+
+> A folder with a description of a model and its weights, or a small model with random ones.
+
+The `transformers` library keeps a model in a folder:
+
+| file | what is in it |
+|---|---|
+| `config.json` | the architecture and its sizes |
+| `model.safetensors` | all weights, if they fit into one file |
+| `model-00001-of-00002.safetensors`, … | else a part of them in each |
+| `model.safetensors.index.json` | then also which name is in which file |
+| `tokenizer.json` | how text becomes numbers |
+
+Nothing of the weights is read here. [The head of each file](tensor_file.py) says which
+tensors it holds and where their bytes are. That is enough to build the model without
+memory, to compare it with the files, and to say what a rank will store. [The
+loading](sharded_loading.py) comes after sharding.
+
+Some names in old files are not those of the present model. The library has a list of
+renamings, and it is used here in both directions: a weight is found under the name that
+the file has, and [written](tuned_folder.py) under that name again.
+
+Without a folder the run begins with a random GPT-NeoX of a few layers, whose tokens are
+bytes. It learns something in seconds and runs on any machine.
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardbook.command import Mistake
+from shardbook.state.folder_names import places_of
+from shardbook.state.tensor_file import Place
+from shardbook.train.tokens import load
+
+__all__ = ["Pretrained", "begin_with", "library"]
+# sidelit: show
+
+
+@dataclass(slots=True)
+class Pretrained:
+    """What a run begins with. A checkpoint of the run remembers it, and refuses another one.
+
+    :param folder: `None` for a random model
+    :param config: the library's description of the model
+    :param model: the model without memory
+    :param places: where each tensor of the folder is, by the name that the folder has
+    :param stored: of each of the model's tensors, the name that the folder has
+    :param seed: decides the weights of a random model
+    """
+
+    folder: Path | None
+    config: Any
+    model: nn.Module
+    places: dict[str, Place] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What another beginning does not share: a few letters."""
+        made = hashlib.blake2b(digest_size=8)
+        made.update(
+            json.dumps(self.config.to_dict(), sort_keys=True, default=str).encode()
+        )
+        for file in sorted({place.file for place in self.places.values()}):
+            made.update(sample_of(file))
+        if self.folder is None:
+            made.update(str(self.seed).encode())
+        return {"model": made.hexdigest()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Compare a checkpoint's beginning with this one.
+
+        :raises ValueError: if it was another one
+        """
+        if state != self.state_dict():
+            raise ValueError(
+                "the checkpoint was made from another model, and its own parameters are no "
+                "part of it; name the model that the run began with"
+            )
+
+
+def begin_with(options: argparse.Namespace) -> Pretrained:
+    """The model that the options name, without memory.
+
+    :raises Mistake: if there is no such model, or it cannot be trained
+    """
+    if options.model is None:
+        return random_neox(options)
+    folder: Path = options.model
+    config = config_in(folder)
+    model = without_memory(config)
+    try:
+        places = places_of(folder)
+    except (OSError, ValueError) as error:
+        raise Mistake(f"--model {error}") from error
+    stored = names_in_folder(folder, model, places)
+    refuse_unfit(folder, model, places, stored)
+    refuse_sizes(options, config)
+    return Pretrained(folder, config, model, places, stored)
+
+
+def random_neox(options: argparse.Namespace) -> Pretrained:
+    """A GPT-NeoX whose weights are still to be drawn."""
+    width, vocabulary = options.width or 128, 256
+    if options.tokenizer is not None:
+        vocabulary = load(options.tokenizer).get_vocab_size()
+    try:
+        config = library().GPTNeoXConfig(
+            vocab_size=vocabulary,
+            hidden_size=width,
+            num_hidden_layers=options.layers or 4,
+            num_attention_heads=options.heads or 4,
+            intermediate_size=4 * width,
+            max_position_embeddings=options.context,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        return Pretrained(None, config, without_memory(config), seed=options.seed)
+    except ValueError as error:
+        raise Mistake(f"--width {width} and --heads do not fit: {error}") from error
+
+
+def without_memory(config: Any) -> nn.Module:
+    """A model that has shapes and no values, in FP32.
+
+    A cache of keys and values is for writing text. In training it would only take
+    memory.
+    """
+    own = copy.deepcopy(config)
+    own.use_cache = False
+    with torch.device("meta"):
+        model: nn.Module = library().AutoModelForCausalLM.from_config(
+            own, dtype=torch.float32, trust_remote_code=False
+        )
+    return model.train()
+
+
+def names_in_folder(
+    folder: Path, model: Any, places: dict[str, Place]
+) -> dict[str, str]:
+    """Of each of the model's tensors that a folder holds, the name that it has there."""
+    mapping = import_module("transformers.conversion_mapping")
+    loading = import_module("transformers.core_model_loading")
+    known = mapping.get_model_conversion_mapping(model)
+    renamings = [each for each in known if isinstance(each, loading.WeightRenaming)]
+    conversions = [each for each in known if isinstance(each, loading.WeightConverter)]
+    held = model.state_dict()
+    found = {}
+    for name in places:
+        own, changed = loading.rename_source_key(
+            name, renamings, conversions, model.base_model_prefix, held
+        )
+        if changed is not None:
+            raise Mistake(
+                f"--model {folder}: {name} has another form there than in a "
+                f"{type(model).__name__}; open the folder with from_pretrained, and use "
+                "what save_pretrained writes"
+            )
+        if own in held:
+            found[own] = name
+    return found
+
+
+def sample_of(file: Path) -> bytes:
+    """A file's size and some of its bytes, so that a file of any size takes no time."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        parts = [size.to_bytes(8, "little")]
+        for index in range(64):
+            opened.seek(index * size // 64)
+            parts.append(opened.read(64))
+    return b"".join(parts)
+
+
+def library() -> Any:
+    """The transformers library, silent and kept off the network.
+
+    :raises Mistake: if it is not installed
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        found = import_module("transformers")
+    except ModuleNotFoundError as error:
+        raise Mistake(
+            "fine-tuning needs the library transformers: pip install 'shardbook[finetune]'"
+        ) from error
+    found.logging.set_verbosity_error()
+    found.utils.logging.disable_progress_bar()
+    return found
+
+
+# sidelit: depth Folders that hold no model, another one, or numbers that cannot be trained.
+
+TRAINABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def config_in(folder: Path) -> Any:
+    """The description of the model.
+
+    :raises Mistake: if there is none, or the library knows no such model
+    """
+    if not folder.is_dir():
+        raise Mistake(f"--model {folder}: there is no such folder")
+    if not (folder / "config.json").is_file():
+        raise Mistake(
+            f"--model {folder}: there is no config.json; name a folder that "
+            "save_pretrained has written"
+        )
+    auto = library()
+    try:
+        config = auto.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise Mistake(
+            f"--model {folder}: config.json describes no model that transformers "
+            f"{auto.__version__} has a class for"
+        ) from error
+    if type(config) not in auto.AutoModelForCausalLM._model_mapping:
+        raise Mistake(
+            f"--model {folder}: {config.model_type} is no causal language model of the "
+            "transformers library"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise Mistake(
+            f"--model {folder}: the weights are quantized; take a folder with float32, "
+            "bfloat16 or float16"
+        )
+    return config
+
+
+def refuse_unfit(
+    folder: Path, model: nn.Module, places: dict[str, Place], stored: dict[str, str]
+) -> None:
+    """Refuse a folder that lacks a parameter, or holds one in another shape or dtype.
+
+    :raises Mistake: naming it
+    """
+    for names, parameter in names_of(model).items():
+        here = [name for name in names if name in stored]
+        if not here:
+            raise Mistake(f"--model {folder}: the files hold no {names[0]}")
+        for name in here:
+            place = places[stored[name]]
+            if place.shape != tuple(parameter.shape):
+                raise Mistake(
+                    f"--model {folder}: {name} has shape {place.shape} in the files, and "
+                    f"{tuple(parameter.shape)} by config.json"
+                )
+            if place.dtype not in TRAINABLE:
+                raise Mistake(
+                    f"--model {folder}: {name} is {str(place.dtype).removeprefix('torch.')}; "
+                    "only float32, bfloat16 and float16 are trained"
+                )
+
+
+def names_of(model: nn.Module) -> dict[tuple[str, ...], nn.Parameter]:
+    """Each parameter with all of its names; a tied one has several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return {tuple(each): parameter for parameter, each in names.items()}
+
+
+def refuse_sizes(options: argparse.Namespace, config: Any) -> None:
+    """Refuse windows or tokens that the model has no place for.
+
+    :raises Mistake: naming the option
+    """
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None)
+    if longest is not None and options.context > longest:
+        raise Mistake(
+            f"--context is {options.context}, but the model sees at most {longest} tokens"
+        )
+    tokens, what = 256, "a byte is a token"
+    if options.tokenizer is not None:
+        tokens, what = load(options.tokenizer).get_vocab_size(), str(options.tokenizer)
+    if tokens > text.vocab_size:
+        raise Mistake(
+            f"--model {options.model} has a vocabulary of {text.vocab_size}, but the text "
+            f"has {tokens} tokens ({what}); name its own tokenizer with --tokenizer"
+        )

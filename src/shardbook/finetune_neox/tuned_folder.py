@@ -1,0 +1,180 @@
+r"""# The result
+
+> A copy of the folder that the run began with, in which the trained numbers are others.
+
+Who fine-tunes 0.015 % of a model has changed a few bytes of its files. So the result is
+made from the files themselves. The ranks copy them, each some of them. Then each rank
+writes the elements that it has trained over the old ones, [in their
+places](tensor_file.py):
+
+| | who |
+|---|---|
+| a folder under a name that nobody looks for | the first rank |
+| copies of the files | each rank some |
+| the trained elements | each rank its own |
+| the folder gets its name | the first rank |
+
+Nothing is gathered, and each byte that was not trained is the byte that was there:
+weights in a 16-bit format are never rounded anew, and names, files and tensors that the
+library no longer uses stay as they were. Trained numbers are cast to the dtype that the
+file has. `from_pretrained` opens the result as it opened the beginning.
+
+LoRA matrices have no place in these files. They are written into a file of their own, as
+[peft](adapters.py) reads it. And a run that began with a random model writes [all of the
+model](model_folder.py).
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardbook.finetune_neox.adapters import adapter_name, describe
+from shardbook.finetune_neox.pretrained import Pretrained
+from shardbook.foundations.collectives import world
+from shardbook.state.file_list import flush_folder
+from shardbook.state.model_folder import save_safetensors
+from shardbook.state.stored import MODEL, Stretch, stretches
+from shardbook.state.tensor_file import Named, Place, laid_out, new_room, pour
+from shardbook.state.together import on_each, on_first
+
+__all__ = ["write_result"]
+# sidelit: show
+
+
+@torch.no_grad()
+def write_result(
+    start: Pretrained,
+    model: nn.Module,
+    folder: Path,
+    *,
+    adapters: Any = None,
+    shard_bytes: int = 5 * 10**9,
+) -> None:
+    """Write what a run has made. Collective.
+
+    :param start: what the run began with
+    :param folder: is there afterwards, whole; what was there before is replaced
+    :param adapters: what `peft` has to know, if LoRA matrices were trained
+    :param shard_bytes: the size of a file of a model that began without files
+    :raises OSError: on every rank, if one of them cannot write; nothing stays behind
+    """
+    draft = folder.with_name(f".{folder.name}.partial")
+    on_first(lambda: make_room(draft))
+    try:
+        if adapters is not None:
+            write_adapters(model, draft, adapters)
+        elif start.folder is not None:
+            write_copy(start, model, draft)
+        else:
+            on_first(draft.rmdir)
+            save_safetensors(
+                model, draft, shard_bytes=shard_bytes, also=start.config.save_pretrained
+            )
+        on_first(lambda: publish(draft, folder))
+    except BaseException:
+        if world(None)[0] == 0:
+            shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def write_copy(start: Pretrained, model: nn.Module, draft: Path) -> None:
+    """Copy the folder of the beginning, and overwrite what was trained."""
+    assert start.folder is not None
+    rank, ranks = world(None)
+    files = files_to_copy(start.folder)
+    on_each(lambda: copy(files[rank::ranks], draft))
+    places = [
+        (each, replace(place, file=draft / place.file.name))
+        for each in stretches(model, frozen=False)
+        for name in each.names
+        if (stored := start.stored.get(name.removeprefix(f"{MODEL}."))) is not None
+        for place in (start.places[stored],)
+    ]
+    on_each(lambda: overwrite(places))
+
+
+def write_adapters(model: nn.Module, draft: Path, config: Any) -> None:
+    """Write the LoRA matrices into a file of their own."""
+    trained = {
+        adapter_name(each.name.removeprefix(f"{MODEL}.")): each
+        for each in stretches(model, frozen=False)
+    }
+    tensors = [
+        Named(name, each.values.dtype, each.shape) for name, each in trained.items()
+    ]
+    file = draft / "adapter_model.safetensors"
+    head, places, size = laid_out(file, tensors, {"format": "pt"})
+
+    def begin() -> None:
+        with file.open("wb") as opened:
+            opened.write(head)
+            opened.truncate(size)
+        describe(config, draft)
+
+    on_first(begin)
+    on_each(lambda: overwrite([(each, places[name]) for name, each in trained.items()]))
+
+
+def overwrite(places: list[tuple[Stretch, Place]]) -> None:
+    """Write this rank's elements to their places, and wait until they are on the disk."""
+    room = new_room()
+    for file in sorted({place.file for _, place in places}):
+        with file.open("r+b") as opened:
+            for each, place in places:
+                if place.file == file:
+                    pour(each.own.values, opened, place, each.own.start, room)
+            opened.flush()
+            os.fsync(opened.fileno())
+
+
+def files_to_copy(folder: Path) -> list[Path]:
+    """All files of a folder but hidden ones, and weights in other formats."""
+    return [
+        each
+        for each in sorted(folder.iterdir())
+        if each.is_file()
+        and not each.name.startswith(".")
+        and each.suffix not in OTHERS
+    ]
+
+
+# What was not trained would be opened in the place of what was.
+OTHERS = {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf"}
+
+
+def copy(files: list[Path], draft: Path) -> None:
+    """Copy files, and wait until they are on the disk."""
+    for file in files:
+        # The copy is going to be written to, also where the original may only be read.
+        shutil.copyfile(file, draft / file.name)
+        with (draft / file.name).open("rb") as opened:
+            os.fsync(opened.fileno())
+
+
+# sidelit: depth A folder that is there already, and what a run that was killed has left.
+
+
+def make_room(draft: Path) -> None:
+    """An empty folder in the place of what was left there."""
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+
+
+def publish(draft: Path, folder: Path) -> None:
+    """Give the result its name. What was there before goes only now."""
+    before = folder.with_name(f".{folder.name}.before")
+    shutil.rmtree(before, ignore_errors=True)
+    if folder.exists():
+        folder.rename(before)
+    flush_folder(draft)
+    draft.rename(folder)
+    flush_folder(folder.parent)
+    shutil.rmtree(before, ignore_errors=True)
