@@ -541,8 +541,14 @@ def _on_stream(stream: Stream) -> Iterator[None]:
         recorder.current, recorder.at_home = before
 
 
+def _set_stream(stream: Stream) -> None:
+    recording().current = stream.number
+
+
 # The module of the modelled device, like `torch.cuda`.
-device = SimpleNamespace(Stream=Stream, Event=Event, current_stream=_current_stream, stream=_on_stream)
+device = SimpleNamespace(
+    Stream=Stream, Event=Event, current_stream=_current_stream, set_stream=_set_stream, stream=_on_stream
+)
 
 
 def recording() -> Recorder:

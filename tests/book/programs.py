@@ -1,0 +1,337 @@
+"""Programs that train a small model in every manner: sharded in each stage, accumulated, offloaded, interrupted.
+
+`test_races.py` records what they ask of a device, and `device/` lets them run on one. Each takes a stage and
+trains what it makes, `Training.last`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import init_device_mesh
+from torch.utils.checkpoint import checkpoint
+
+from shardbook import (
+    Policy,
+    ShardedGradScaler,
+    clip_grad_norm_,
+    clip_grad_value_,
+    no_sync,
+    shard,
+    whole,
+)
+from shardbook.training.full_precision import full_precision
+from shardbook.training.optimizer_state import optimizer_state_dict
+from shardbook.training.step_in_backward import step_in_backward
+
+STEPS, WIDTH, VOCABULARY = 3, 24, 16
+
+
+class Block(nn.Module):
+    """A unit; its parameters are of as many kinds as there are dtypes, and so are its flat vectors."""
+
+    def __init__(self, *dtypes: torch.dtype) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=dtype) for dtype in dtypes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for linear in self.linears:
+            x = x + linear(x.to(linear.weight.dtype)).to(x.dtype)
+        return x
+
+
+class Model(nn.Module):
+    """Four blocks, and a root around them."""
+
+    def __init__(self, *dtypes: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block(*dtypes) for _ in range(4))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        # Which blocks run, whether they are checkpointed, and before which one the backward pass breaks off.
+        self.route, self.checkpoints = [0, 1, 2, 3], False
+        # The stream of each block, by its number; without an entry that is the compute stream.
+        self.streams: dict[int, Any] = {}
+        self.broken: int | None = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for number in self.route:
+            if number == self.broken:
+                x.register_hook(fail)
+            block = self.blocks[number]
+            if number in self.streams:
+                x = branch(block, x, self.streams[number])
+                continue
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpoints else block(x)
+        y: Tensor = self.head(x)
+        return y
+
+
+class Switch(torch.autograd.Function):
+    """From here on the program computes on another stream, and in the backward pass it comes back from it.
+
+    Whoever switches orders the streams and tells the allocator, as autograd does in the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Any) -> Tensor:
+        ctx.back = Switch.to(there, x)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        Switch.to(ctx.back, gradient)
+        return gradient, None
+
+    @staticmethod
+    def to(there: Any, x: Tensor) -> Any:
+        module = torch.get_device_module(x.device)
+        before = module.current_stream(x.device)
+        there.wait_stream(before)
+        x.record_stream(there)
+        module.set_stream(there)
+        return before
+
+
+def branch(block: nn.Module, x: Tensor, stream: Any) -> Tensor:
+    """A block on a stream of its own, while something else is computed on the stream of the model."""
+    module = torch.get_device_module(x.device)
+    home = module.current_stream(x.device)
+    y = block(Switch.apply(x, stream))
+    with module.stream(home), torch.no_grad():
+        other = torch.zeros_like(x)
+    y = Switch.apply(y, home) + other
+    return y
+
+
+def fail(gradient: Tensor) -> None:
+    raise ArithmeticError("the pass ends here")
+
+
+class Training:
+    """A model in training. It is built in one place, and sharded with the options of `shard`."""
+
+    device = torch.device("cpu")
+    last: Training  # what the latest program trains
+
+    def __init__(self, stage: int, *dtypes: torch.dtype, place: str = "", **options: Any) -> None:
+        model = Model(*dtypes or (torch.float32,)).to(place or self.device)
+        self.model = shard(model, stage=stage, units=Block, **options)
+        # A fused optimizer keeps its step counters on the device, too.
+        fused = not options.get("policy", Policy()).offload
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, fused=fused, foreach=False)
+        self.generator = torch.Generator().manual_seed(1)
+        self.losses: list[Tensor] = []
+        Training.last = self
+
+    def loss(self) -> Tensor:
+        tokens = torch.randint(VOCABULARY, (2, 6), generator=self.generator).to(self.device)
+        loss = F.cross_entropy(self.model(tokens).flatten(0, 1), tokens.flatten())
+        self.losses.append(loss.detach())
+        return loss
+
+    def step(self, micro_batches: int = 1) -> None:
+        for _ in range(micro_batches):
+            self.loss().backward()
+        self.update()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def plain(stage: int) -> None:
+    training = Training(stage)
+    for _ in range(STEPS):
+        training.step()
+
+
+def accumulated(stage: int) -> None:
+    """Two means add up in the gradients, for vectors of three kinds."""
+    training = Training(stage, torch.float32, torch.bfloat16, torch.float16)
+    for _ in range(STEPS):
+        training.step(micro_batches=2)
+
+
+def kept(stage: int) -> None:
+    """Gradients add up before they are averaged."""
+    training = Training(stage)
+    for _ in range(STEPS):
+        with no_sync(training.model):
+            training.loss().backward()
+        training.step()
+
+
+def clipped(stage: int) -> None:
+    """The gradients are clipped, first by their norm and then by their values."""
+    training = Training(stage)
+    for _ in range(STEPS):
+        training.loss().backward()
+        clip_grad_norm_(training.model, 0.1)
+        clip_grad_value_(training.model, 0.01)
+        training.update()
+
+
+def narrow(stage: int) -> None:
+    """Gradients travel in 16 bits, and three units are gathered ahead."""
+    training = Training(stage, policy=Policy(reduce_dtype=torch.bfloat16), prefetch=3)
+    for _ in range(STEPS):
+        training.step(micro_batches=2)
+
+
+def low(stage: int) -> None:
+    """Modules compute in 16 bits with copies of FP32 masters; in between, with the masters."""
+    training = Training(stage, policy=Policy(param_dtype=torch.bfloat16, output_dtype=torch.float32))
+    for _ in range(STEPS):
+        training.step(micro_batches=2)
+        with full_precision(training.model):
+            training.loss()
+    training.model.load_state_dict(training.model.state_dict())
+    training.step()
+
+
+def offloaded(stage: int) -> None:
+    """The masters are on the host, where the optimizer trains them."""
+    training = Training(stage, policy=Policy(offload=True))
+    for _ in range(STEPS):
+        training.step(micro_batches=2)
+        training.model.load_state_dict(training.model.state_dict())
+
+
+def offloaded_low(stage: int) -> None:
+    """The same in 16 bits, and the optimizer steps in the backward pass."""
+    policy = Policy(param_dtype=torch.bfloat16, output_dtype=torch.float32, offload=True)
+    training = Training(stage, policy=policy)
+    step_in_backward(training.model, partial(torch.optim.AdamW, lr=1e-2, foreach=False))
+    for _ in range(STEPS):
+        training.loss().backward()
+        with torch.no_grad():
+            training.loss()
+
+
+def repeated(stage: int) -> None:
+    """Both ranks hold a copy of the model, in a mesh that could also share it out."""
+    mesh = init_device_mesh(Training.device.type, (2, 1), mesh_dim_names=("replicate", "shard"))
+    training = Training(stage, mesh=mesh)
+    for _ in range(STEPS):
+        training.step(micro_batches=2)
+
+
+def built(stage: int) -> None:
+    """The model has no values until it is sharded."""
+    training = Training(stage, place="meta", device=Training.device)
+    for _ in range(STEPS):
+        training.step()
+
+
+def evaluated(stage: int) -> None:
+    """Forward passes alone between the steps."""
+    training = Training(stage)
+    for _ in range(STEPS):
+        training.step()
+        with torch.no_grad():
+            training.loss()
+
+
+def gathered(stage: int) -> None:
+    """A loss reads parameters of several units between their passes."""
+    training = Training(stage)
+    for _ in range(STEPS):
+        loss = training.loss()
+        with whole(training.model):
+            loss = loss + sum(parameter.square().sum() for parameter in training.model.parameters())
+        loss.backward()
+        training.update()
+
+
+def rerouted(stage: int) -> None:
+    """A unit is gathered ahead and then does not run; another one runs twice."""
+    training = Training(stage)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the units run in another order")
+        for route in ([0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3], [0, 2, 2, 3]):
+            training.model.route = route
+            training.step()
+
+
+def checkpointed(stage: int) -> None:
+    """Each unit runs again in the backward pass."""
+    training = Training(stage)
+    training.model.checkpoints = True
+    for _ in range(STEPS):
+        training.step()
+
+
+def stepped(stage: int) -> None:
+    """Each unit's optimizer steps while the backward pass goes on."""
+    training = Training(stage)
+    step_in_backward(training.model, partial(torch.optim.AdamW, lr=1e-2, fused=True))
+    for _ in range(STEPS):
+        training.loss().backward()
+
+
+def scattered(stage: int) -> None:
+    """Two blocks compute on streams of their own, and the optimizer steps on a third one."""
+    training = Training(stage)
+    device = training.device
+    module = torch.get_device_module(device)
+    training.model.streams = {0: module.Stream(device), 2: module.Stream(device)}
+    third = module.Stream(device)
+    for _ in range(STEPS):
+        training.loss().backward()
+        with module.stream(third):
+            training.update()
+        # What the root reads in stage 0 is the parameters themselves, as in a plain model.
+        module.current_stream(device).wait_stream(third)
+
+
+def saved(stage: int) -> None:
+    """The state is saved and loaded between the steps."""
+    training = Training(stage)
+    for _ in range(STEPS):
+        training.step()
+        optimizer_state_dict(training.model, training.optimizer)
+        training.model.load_state_dict(training.model.state_dict())
+
+
+def failed(stage: int, **options: Any) -> None:
+    """A backward pass raises while a reduction is under way, and training goes on.
+
+    In the middle the next unit is under way, too. At the beginning of the model nothing else is.
+    """
+    training = Training(stage, **options)
+    for place in (2, 0):
+        training.step()
+        training.model.broken = place
+        with pytest.raises(ArithmeticError):
+            training.loss().backward()
+        training.model.broken = None
+        training.optimizer.zero_grad()
+    training.step()
+
+
+def failed_on_a_mesh() -> None:
+    """The same where means of three units are on their way to another copy of the model."""
+    failed(3, mesh=init_device_mesh(Training.device.type, (2, 1), mesh_dim_names=("replicate", "shard")))
+
+
+def scaled(stage: int) -> None:
+    """Losses are scaled for FP16 gradients, and the ranks agree on the steps that are skipped."""
+    policy = Policy(param_dtype=torch.float16, output_dtype=torch.float32)
+    training, scaler = Training(stage, policy=policy), ShardedGradScaler(growth_interval=2)
+    for _ in range(STEPS):
+        for _ in range(2):
+            scaler.scale(training.loss()).backward()
+        scaler.unscale_(training.optimizer)
+        clip_grad_norm_(training.model, 0.1)
+        scaler.step(training.optimizer)
+        scaler.update()
+        training.optimizer.zero_grad()
