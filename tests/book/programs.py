@@ -1,4 +1,4 @@
-"""Programs that train a small model in every manner: sharded in each stage, accumulated, offloaded, interrupted.
+"""Programs that train a small model in many ways: in each stage, accumulated, offloaded, interrupted.
 
 `test_races.py` records what they ask of a device, and `device/` lets them run on one. Each takes a stage and
 trains what it makes, `Training.last`.
@@ -7,7 +7,9 @@ trains what it makes, `Training.last`.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -26,6 +28,9 @@ from shardbook import (
     shard,
     whole,
 )
+from shardbook import checkpoint as book_checkpoint
+from shardbook.streaming import residual
+from shardbook.streaming.streaming import stream
 from shardbook.training.full_precision import full_precision
 from shardbook.training.optimizer_state import optimizer_state_dict
 from shardbook.training.step_in_backward import step_in_backward
@@ -93,6 +98,8 @@ class Switch(torch.autograd.Function):
 
     @staticmethod
     def to(there: Any, x: Tensor) -> Any:
+        if x.is_cpu:
+            return there
         module = torch.get_device_module(x.device)
         before = module.current_stream(x.device)
         there.wait_stream(before)
@@ -120,7 +127,7 @@ class Training:
     """A model in training. It is built in one place, and sharded with the options of `shard`."""
 
     device = torch.device("cpu")
-    last: Training  # what the latest program trains
+    last: Any  # what the latest program trains, with its losses
 
     def __init__(self, stage: int, *dtypes: torch.dtype, place: str = "", **options: Any) -> None:
         model = Model(*dtypes or (torch.float32,)).to(place or self.device)
@@ -335,3 +342,139 @@ def scaled(stage: int) -> None:
         scaler.step(training.optimizer)
         scaler.update()
         training.optimizer.zero_grad()
+
+
+# Programs without stages.
+
+
+def rested(around: residual.Residual) -> None:
+    """Train a model whose checkpoints wait somewhere else; each variant of checkpoints in turn."""
+    device = Training.device
+    model = Model(torch.float32).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    tokens = torch.arange(12).view(2, 6).to(device)
+    Training.last = made = Plain(model)
+    for reentrant in (False, True, False):
+        x = model.embedding(tokens)
+        with around:
+            for block in model.blocks:
+                x = book_checkpoint(block, x, use_reentrant=reentrant)
+        made.learn(F.cross_entropy(model.head(x).flatten(0, 1), tokens.flatten()))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Plain:
+    """A model in training by a loop of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.losses: list[Tensor] = []
+
+    def learn(self, loss: Tensor) -> None:
+        self.losses.append(loss.detach())
+        loss.backward()
+
+
+def resting() -> None:
+    """Checkpoints wait on the host."""
+    rested(residual.offload(least=0))
+
+
+def parted() -> None:
+    """Each rank keeps a piece of each checkpoint."""
+    rested(residual.partition(least=0))
+
+
+def parted_and_resting() -> None:
+    """The pieces wait on the host."""
+    rested(residual.partition(offload=True, least=0))
+
+
+Make = Callable[[Callable[[], nn.Module]], Any]
+
+
+def on_the_host(norm: Callable[[], nn.Module]) -> nn.Sequential:
+    """A chain whose second layer is frozen, and whose last one has the first one's matrix."""
+    torch.manual_seed(0)
+    frozen = Block(torch.float32).requires_grad_(False)
+    ends = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+    ends[1].weight = ends[0].weight
+    return nn.Sequential(ends[0], frozen, norm(), Block(torch.float32), ends[1])
+
+
+def streamed(make: Make = lambda call: call()) -> None:
+    """Parameters and buffers come from the host slice by slice, and gradients and buffers go there."""
+    model = make(partial(on_the_host, partial(nn.BatchNorm1d, 6)))
+    train_streamed(model, offload_activations=True)
+
+
+def streamed_low(make: Make = lambda call: call()) -> None:
+    """Parameters and gradients travel in 16 bits; the inputs of the slices stay on the device."""
+    model = make(partial(on_the_host, partial(nn.LayerNorm, WIDTH)))
+    train_streamed(model, param_dtype=torch.bfloat16)
+
+
+def train_streamed(model: nn.Sequential, **options: Any) -> None:
+    """First a forward pass breaks off while a slice is on its way. After each step there is one alone.
+
+    Then a backward pass ends early, so that a slice comes in vain.
+    """
+    device = Training.device
+    model = stream(model, device=device, **options)
+    Training.last = made = Plain(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, foreach=False)
+    tokens = torch.arange(12).view(2, 6).to(device)
+    broken = model[1].register_forward_pre_hook(lambda *_: fail(tokens))
+    with pytest.raises(ArithmeticError):
+        model(tokens)
+    torch.ones(WIDTH, device=device)  # it may get the memory of that slice
+    broken.remove()
+    for _ in range(STEPS):
+        for _ in range(2):
+            made.learn(F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten()))
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            made.losses.append(model(tokens).float().sum())
+        torch.autograd.grad(model(tokens).float().sum(), model[-1].bias)
+        torch.ones(WIDTH, device=device)
+
+
+Mode = Callable[[int], None]
+MODES: list[Mode] = [
+    plain,
+    accumulated,
+    kept,
+    clipped,
+    narrow,
+    low,
+    offloaded,
+    offloaded_low,
+    repeated,
+    built,
+    stepped,
+    evaluated,
+    gathered,
+    checkpointed,
+    rerouted,
+    scattered,
+    saved,
+    failed,
+    scaled,
+]
+STAGES = [0, 1, 2, 3]
+# These have no stages.
+ALONE: list[Callable[[], None]] = [
+    failed_on_a_mesh,
+    resting,
+    parted,
+    parted_and_resting,
+    streamed,
+    streamed_low,
+]
+RUNS: dict[str, Callable[[], None]] = {
+    **{f"{stage}-{mode.__name__}": partial(mode, stage) for stage, mode in product(STAGES, MODES)},
+    **{mode.__name__: mode for mode in ALONE},
+}

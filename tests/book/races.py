@@ -43,6 +43,7 @@ afterwards, it did as recorded.
 
 from __future__ import annotations
 
+import ast
 import functools
 import gc
 import inspect
@@ -616,3 +617,37 @@ def _chapter(file: str) -> str | None:
     """The name of a file of the book."""
     path = Path(file)
     return path.name if path.is_relative_to(BOOK) else None
+
+
+WAITS = ("wait", "wait_stream", "wait_event", "synchronize", "arrive")
+
+
+FOR_CHECKPOINTS = {"self.wait()", "self.background.wait()", "self.checkpoints.wait()"}
+
+
+def waits_in_the_book() -> dict[str, set[str]]:
+    """Every call in the sources that makes a stream or the host wait, and the lines it stands on."""
+    found = {}
+    for file in sorted(BOOK.rglob("*.py")):
+        for function in ast.walk(ast.parse(file.read_text())):
+            # The first makes the host wait, for backends that have no streams. The second keeps gradients
+            # from piling up on a device, and test_streaming.py counts them. The third keeps NCCL's kernels
+            # from blocking each other, and test_collectives.py looks for it. test_handover.py looks for the
+            # fourth, which needs a recomputation on several streams. The last two wait for other processes
+            # and for the end of a thread.
+            unseen = ("arrived", "let_leave", "take_turn", "hand_over", "wait_for", "monitor")
+            if not isinstance(function, ast.FunctionDef) or function.name in unseen:
+                continue
+            for node in ast.walk(function):
+                match node:
+                    # What a class passes on to its parent is another thing of the same name.
+                    case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")))):
+                        pass
+                    # So is the end of a checkpoint in the background.
+                    case ast.Call() if ast.unparse(node) in FOR_CHECKPOINTS:
+                        pass
+                    case ast.Call(func=ast.Attribute(attr=name)) if name in WAITS:
+                        name = f"{file.name}:{node.lineno} {ast.unparse(node)}"
+                        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                        found[name] = {f"{file.name}:{line}" for line in lines}
+    return found

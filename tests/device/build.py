@@ -1,7 +1,7 @@
 """Compile the late device, once for each state of its sources, and load it.
 
-The library lies in `.cache/device/`, under the digest of the sources, of torch and of the compiler's flags. Several
-processes may want it at once: the first one builds it, and the others wait.
+The library lies in `.cache/device/`, under the digest of the sources, of torch and of the compiler's flags.
+Several processes may want it at once: the first one builds it, and the others wait.
 """
 
 from __future__ import annotations

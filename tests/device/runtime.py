@@ -1,9 +1,9 @@
 """The Python side of the late device: what `torch.late` has, like `torch.cuda`.
 
-    from device import runtime
-    runtime.install()                         # in a process that has no accelerator
-    x = torch.ones(3, device="late")
-    with runtime.without({"host.py:118"}): ...   # what these lines of the book wait for is not waited for
+from device import runtime
+runtime.install()                         # in a process that has no accelerator
+x = torch.ones(3, device="late")
+with runtime.without({"host.py:118"}): ...   # what these lines of the book wait for is not waited for
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ def module(native: Any) -> Any:
         found = None if device is None else torch.device(device).index
         return native.current_device() if found is None else found
 
+    kind = torch._C._autograd.DeviceType.PrivateUse1.value
+
     def current_stream(device: Any = None) -> Stream:
         found = torch.accelerator.current_stream(index(device))
         return Stream(
@@ -126,9 +128,7 @@ def module(native: Any) -> Any:
         Stream=Stream,
         Event=Event,
         current_stream=current_stream,
-        default_stream=lambda chosen=None: Stream(
-            stream_id=0, device_index=index(chosen), device_type=torch._C._autograd.DeviceType.PrivateUse1.value
-        ),
+        default_stream=lambda chosen=None: Stream(stream_id=0, device_index=index(chosen), device_type=kind),
         set_stream=torch.accelerator.set_stream,
         stream=stream,
         device=device,
@@ -170,7 +170,7 @@ def left_out() -> bool:
 
 @contextmanager
 def without(lines: Collection[str]) -> Iterator[None]:
-    """In the block, what these lines of the book wait for is not waited for: streams, events and exchanges."""
+    """In the block, what these lines of the book would wait for is not waited for."""
     wait = dist.Work.wait
 
     def wait_unless(work: Any, *args: Any) -> bool:

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 import ranks
-from book import programs
-from book.programs import Training
+from book.programs import RUNS
 from device import runtime
+from device.outcomes import outcome
 
-pytestmark = pytest.mark.full
-preload = runtime.install
-
-
-def outcome(program: Callable[[], None], device: str) -> list[Tensor]:
-    """The losses of a program, and what it has trained at the end."""
-    Training.device = torch.device(device)
-    try:
-        program()
-        training = Training.last
-        values = training.model.state_dict().values()
-        return [torch.stack(training.losses).cpu(), *(value.cpu() for value in values)]
-    finally:
-        Training.device = torch.device("cpu")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("late_device")]
 
 
-def both(name: str, stage: int) -> tuple[list[Tensor], list[Tensor]]:
-    program = partial(getattr(programs, name), stage)
-    return outcome(program, "cpu"), outcome(program, "late:0")
+# What is made real on a device gets random numbers of the device, and so other ones on another.
+OTHER_NUMBERS = {name for name in RUNS if name.endswith("-built")}
 
 
-def test_plain() -> None:
-    for one, other in ranks.run(2, both, "plain", 3, backend=runtime.BACKEND):
-        assert all(map(torch.equal, one, other)), (one[0], other[0])
+def differences(names: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
+    """The losses of the programs that come out differently on the device, and under any of its schedules."""
+    found = {}
+    for name in names:
+        there = outcome(name, "late:0")
+        here = outcome(name, "cpu") if name not in OTHER_NUMBERS else there
+        for schedule in runtime.SCHEDULES:
+            with runtime.schedule(schedule):
+                again = outcome(name, "late:1")
+            for other in (here, again):
+                if not all(map(torch.equal, there, other)):
+                    found[f"{name}, {schedule}"] = there[0], other[0]
+    return found
+
+
+def test_every_program_trains_as_on_the_cpu() -> None:
+    for found in ranks.run(2, differences, list(RUNS), backend=runtime.BACKEND, timeout=300):
+        assert found == {}

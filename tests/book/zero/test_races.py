@@ -2,82 +2,25 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
-from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.distributed import init_device_mesh
 
 import ranks
-import shardbook
-from book.programs import (
-    STEPS,
-    VOCABULARY,
-    WIDTH,
-    Block,
-    Model,
-    accumulated,
-    built,
-    checkpointed,
-    clipped,
-    evaluated,
-    fail,
-    failed,
-    failed_on_a_mesh,
-    gathered,
-    kept,
-    low,
-    narrow,
-    offloaded,
-    offloaded_low,
-    plain,
-    repeated,
-    rerouted,
-    saved,
-    scaled,
-    scattered,
-    stepped,
-)
-from book.races import Recorder, Stream, Trace, Wait, device, races, recording
+from book import programs
+from book.races import Recorder, Stream, Trace, Wait, device, races, recording, waits_in_the_book
 from matrix import rows
-from shardbook import checkpoint as book_checkpoint
 from shardbook.foundations.streams import compute_stream, give_back, streams
 from shardbook.parameters.host import to_device, to_host
 from shardbook.parameters.offload import move_out
 from shardbook.streaming import residual
-from shardbook.streaming.streaming import stream
 
 # All tests wait for the same recordings, whatever limit the command line sets for one test.
 pytestmark = pytest.mark.timeout(600)
-
-BOOK = Path(shardbook.__file__).parent
-
-
-def rested(around: residual.Residual) -> None:
-    """Train a model whose checkpoints wait somewhere else; each variant of checkpoints in turn."""
-    model = Model(torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-    tokens = torch.arange(12).view(2, 6)
-    for reentrant in (False, True, False):
-        x = model.embedding(tokens)
-        with around:
-            for block in model.blocks:
-                x = book_checkpoint(block, x, use_reentrant=reentrant)
-        F.cross_entropy(model.head(x).flatten(0, 1), tokens.flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def resting() -> None:
-    """Checkpoints wait on the host."""
-    rested(residual.offload(least=0))
 
 
 def overwritten() -> None:
@@ -90,102 +33,25 @@ def overwritten() -> None:
         y.sum().backward()
 
 
-def parted() -> None:
-    """Each rank keeps a piece of each checkpoint."""
-    rested(residual.partition(least=0))
-
-
-def parted_and_resting() -> None:
-    """The pieces wait on the host."""
-    rested(residual.partition(offload=True, least=0))
-
-
-def on_the_host(norm: Callable[[], nn.Module]) -> nn.Sequential:
-    """A chain whose second layer is frozen, and whose last one has the first one's matrix.
-
-    It is older than the recording.
-    """
-    torch.manual_seed(0)
-    with recording().paused():
-        frozen = Block(torch.float32).requires_grad_(False)
-        ends = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
-        ends[1].weight = ends[0].weight
-        model = nn.Sequential(ends[0], frozen, norm(), Block(torch.float32), ends[1])
-    recording().keep_on_host([*model.parameters(), *model.buffers()])
-    return model
-
-
 def streamed() -> None:
     """Parameters and buffers come from the host slice by slice, and gradients and buffers go there."""
-    train_streamed(partial(nn.BatchNorm1d, 6), offload_activations=True)
+    programs.streamed(older)
 
 
 def streamed_low() -> None:
     """Parameters and gradients travel in 16 bits; the inputs of the slices stay on the device."""
-    train_streamed(partial(nn.LayerNorm, WIDTH), param_dtype=torch.bfloat16)
+    programs.streamed_low(older)
 
 
-def train_streamed(norm: Callable[[], nn.Module], **options: Any) -> None:
-    """First a forward pass breaks off while a slice is on its way. After each step there is one alone.
-
-    Then a backward pass ends early, so that a slice comes in vain.
-    """
-    model = stream(on_the_host(norm), device="cpu", **options)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-2, foreach=False)
-    tokens = torch.arange(12).view(2, 6)
-    broken = model[1].register_forward_pre_hook(lambda *_: fail(tokens))
-    with pytest.raises(ArithmeticError):
-        model(tokens)
-    torch.ones(WIDTH)  # it may get the memory of that slice
-    broken.remove()
-    for _ in range(STEPS):
-        for _ in range(2):
-            F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            model(tokens)
-        torch.autograd.grad(model(tokens).float().sum(), model[-1].bias)
-        torch.ones(WIDTH)
+def older(make: Callable[[], nn.Module]) -> nn.Module:
+    """A model on the host, older than the recording."""
+    with recording().paused():
+        model = make()
+    recording().keep_on_host([*model.parameters(), *model.buffers()])
+    return model
 
 
-Mode = Callable[[int], None]
-MODES: list[Mode] = [
-    plain,
-    accumulated,
-    kept,
-    clipped,
-    narrow,
-    low,
-    offloaded,
-    offloaded_low,
-    repeated,
-    built,
-    stepped,
-    evaluated,
-    gathered,
-    checkpointed,
-    rerouted,
-    scattered,
-    saved,
-    failed,
-    scaled,
-]
-STAGES = [0, 1, 2, 3]
-# These have no stages.
-ALONE: list[Callable[[], None]] = [
-    failed_on_a_mesh,
-    resting,
-    parted,
-    parted_and_resting,
-    streamed,
-    streamed_low,
-]
-RUNS: dict[str, Callable[[], None]] = {
-    **{f"{stage}-{mode.__name__}": partial(mode, stage) for stage, mode in product(STAGES, MODES)},
-    **{mode.__name__: mode for mode in ALONE},
-}
+RUNS: dict[str, Callable[[], None]] = {**programs.RUNS, "streamed": streamed, "streamed_low": streamed_low}
 
 
 # What `make test` runs.
@@ -235,46 +101,6 @@ def test_each_wait_prevents_a_race(recordings: dict[str, Trace]) -> None:
         )
     ]
     assert not idle
-
-
-WAITS = ("wait", "wait_stream", "wait_event", "synchronize", "arrive")
-
-
-FOR_CHECKPOINTS = {"self.wait()", "self.background.wait()", "self.checkpoints.wait()"}
-
-
-FOR_CHECKPOINTS = {"self.wait()", "self.background.wait()", "self.checkpoints.wait()"}
-
-
-def waits_in_the_book() -> dict[str, set[str]]:
-    """Every call in the sources that makes a stream or the host wait, and the lines it stands on."""
-    found = {}
-    for file in sorted(BOOK.rglob("*.py")):
-        for function in ast.walk(ast.parse(file.read_text())):
-            # The first makes the host wait, for backends that have no streams. The second keeps gradients
-            # from piling up on a device, and test_streaming.py counts them. The third keeps NCCL's kernels
-            # from blocking each other, and test_collectives.py looks for it. test_handover.py looks for the
-            # fourth, which needs a recomputation on several streams. The last two wait for other processes
-            # and for the end of a thread.
-            unseen = ("arrived", "let_leave", "take_turn", "hand_over", "wait_for", "monitor")
-            if not isinstance(function, ast.FunctionDef) or function.name in unseen:
-                continue
-            for node in ast.walk(function):
-                match node:
-                    # What a class passes on to its parent is another thing of the same name.
-                    case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")))):
-                        pass
-                    # So is the end of a checkpoint in the background.
-                    case ast.Call() if ast.unparse(node) in FOR_CHECKPOINTS:
-                        pass
-                    # So is the end of a checkpoint in the background.
-                    case ast.Call() if ast.unparse(node) in FOR_CHECKPOINTS:
-                        pass
-                    case ast.Call(func=ast.Attribute(attr=name)) if name in WAITS:
-                        name = f"{file.name}:{node.lineno} {ast.unparse(node)}"
-                        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-                        found[name] = {f"{file.name}:{line}" for line in lines}
-    return found
 
 
 # The model itself: what it must find, and what it must not.

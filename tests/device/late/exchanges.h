@@ -18,6 +18,13 @@ struct Exchange final : Work {
   Event end;
   std::vector<at::Tensor> kept;
 
+  // What nobody waited for is kept until it has ended.
+  static inline auto* forgotten = new std::vector<std::pair<Moment, std::vector<at::Tensor>>>();
+  ~Exchange() override {
+    if (!kept.empty()) forgotten->emplace_back(end.moment, std::move(kept));
+  }
+  static void forget() { std::erase_if(*forgotten, [](const auto& each) { return passed(each.first); }); }
+
   Exchange(int rank, c10d::OpType type, Event end, std::vector<at::Tensor> kept)
       : Work(rank, type), end(std::move(end)), kept(std::move(kept)) {}
   bool isCompleted() override { return passed(end.moment); }
@@ -62,6 +69,7 @@ struct Group final : c10d::Backend {
     auto& queue = *(queues[index] != nullptr ? queues[index] : queues[index] = &new_queue(index));
     wait_on(queue, record(current(index)));
     if (getSize() > 1) check_turn(this, queue);
+    Exchange::forget();
     start_patience();
     give(queue, [start = std::move(start)] { start()->wait(); });
     return c10::make_intrusive<Exchange>(getRank(), type, record(queue), std::move(tensors));

@@ -207,7 +207,13 @@ inline void queue_operation(const c10::OperatorHandle& operation, Stack* stack) 
     }
     returned = results.values;
   }
-  give(queue, std::move(run));
+  give(queue, [run = std::move(run), name = schema.name()] {
+    try {
+      run();
+    } catch (const std::exception& error) {
+      TORCH_CHECK(false, name, ", which ran late: ", error.what());
+    }
+  });
   torch::jit::drop(*stack, count);
   for (auto& value : returned) stack->push_back(std::move(value));
 }
@@ -333,12 +339,38 @@ inline void record_stream(at::Tensor& tensor, at::Stream stream) {
   if (start != nullptr) device_pool().use(real(start), queue_of(stream));
 }
 
+// Whether `tensor.data = other` may put memory of the host below a tensor of the device, and the other way round.
+inline bool may_share(const at::Tensor& tensor, const at::Tensor& other) {
+  return tensor.layout() == at::kStrided && other.layout() == at::kStrided && !tensor.is_meta() && !other.is_meta();
+}
+
 // The CPU's own would draw from the generator of the CPU, at the moment at which it runs.
 inline std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p,
                                                          std::optional<bool> train) {
   if (!train.value_or(true)) return {input.clone(), at::ones_like(input, at::kBool)};
   const auto mask = at::empty_like(input, at::kBool).bernoulli_(1 - p);
   return {input * mask * (p == 1 ? 0. : 1 / (1 - p)), mask};
+}
+
+// Without values torch would say that the mean and its deviation are of another dtype than the CPU makes them.
+inline std::tuple<at::Tensor, at::Tensor, at::Tensor> native_layer_norm(
+    const at::Tensor& input, at::IntArrayRef normalized, const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias, double eps) {
+  auto sizes = input.sizes().vec();
+  std::fill(sizes.end() - static_cast<int64_t>(normalized.size()), sizes.end(), 1);
+  const bool mixed = weight && weight->defined() && weight->scalar_type() != input.scalar_type();
+  const auto kind = input.options().dtype(mixed ? at::kFloat : input.scalar_type());
+  std::tuple made{at::empty_like(input, at::MemoryFormat::Contiguous), at::empty(sizes, kind), at::empty(sizes, kind)};
+  auto over_some = [](const std::optional<at::Tensor>& tensor) {
+    return tensor && tensor->defined() ? std::optional(over(*tensor)) : std::nullopt;
+  };
+  const std::vector places{over(std::get<0>(made)), over(std::get<1>(made)), over(std::get<2>(made))};
+  give(current(input.device().index()), [places, x = over(input), shape = normalized.vec(), w = over_some(weight),
+                                         b = over_some(bias), eps] {
+    auto [out, mean, deviation] = at::native_layer_norm(x, shape, w, b, eps);
+    Results::fill(places, {out, mean, deviation});
+  });
+  return made;
 }
 
 }  // namespace late
@@ -362,9 +394,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_copy_from_and_resize", late::copy_from_and_resize);
   library.impl("_local_scalar_dense", late::item);
   library.impl("equal", late::equal);
+  library.impl("_has_compatible_shallow_copy_type", late::may_share);
   library.impl("record_stream", late::record_stream);
   library.impl("native_dropout", late::native_dropout);
-  // These have kernels for all devices that are composed of others, and give other last bits than the CPU's.
-  for (const auto* name : {"native_layer_norm", "native_layer_norm_backward"})
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&late::fallback>());
+  // What torch composes for devices without kernels of their own has other last bits than the CPU's kernels.
+  library.impl("native_layer_norm", late::native_layer_norm);
+  library.impl("native_layer_norm_backward", torch::CppFunction::makeFromBoxedFunction<&late::fallback>());
 }
