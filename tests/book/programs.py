@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import init_device_mesh
@@ -44,9 +45,10 @@ class Block(nn.Module):
     def __init__(self, *dtypes: torch.dtype) -> None:
         super().__init__()
         self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=dtype) for dtype in dtypes)
+        self.used = len(dtypes)
 
     def forward(self, x: Tensor) -> Tensor:
-        for linear in self.linears:
+        for linear in self.linears[: self.used]:
             x = x + linear(x.to(linear.weight.dtype)).to(x.dtype)
         return x
 
@@ -135,7 +137,8 @@ class Training:
         # A fused optimizer keeps its step counters on the device, too.
         fused = not options.get("policy", Policy()).offload
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, fused=fused, foreach=False)
-        self.generator = torch.Generator().manual_seed(1)
+        # No two ranks read the same.
+        self.generator = torch.Generator().manual_seed(1 + dist.get_rank())
         self.losses: list[Tensor] = []
         Training.last = self
 
@@ -232,6 +235,25 @@ def repeated(stage: int) -> None:
         training.step(micro_batches=2)
 
 
+def crossed(stage: int) -> None:
+    """Two ranks share the model and two more share a copy of it; losses are scaled and gradients clipped."""
+    mesh = init_device_mesh(Training.device.type, (2, 2), mesh_dim_names=("replicate", "shard"))
+    policy = Policy(param_dtype=torch.float16, output_dtype=torch.float32)
+    training = Training(stage, mesh=mesh, policy=policy)
+    scaler = ShardedGradScaler(training.device.type, growth_interval=2)
+    for _ in range(STEPS):
+        for _ in range(2):
+            scaler.scale(training.loss()).backward()
+        scaler.unscale_(training.optimizer)
+        clip_grad_norm_(training.model, 0.1)
+        scaler.step(training.optimizer)
+        scaler.update()
+        training.optimizer.zero_grad()
+        with torch.no_grad():
+            training.loss()
+        training.model.load_state_dict(training.model.state_dict())
+
+
 def built(stage: int) -> None:
     """The model has no values until it is sharded."""
     training = Training(stage, place="meta", device=Training.device)
@@ -269,6 +291,15 @@ def rerouted(stage: int) -> None:
             training.step()
 
 
+def unequal(stage: int) -> None:
+    """A rank leaves out layers that another rank uses."""
+    training = Training(stage, torch.float32, torch.float32)
+    for step in range(STEPS):
+        for number, block in enumerate(training.model.blocks):
+            block.used = 1 + (step + number + dist.get_rank()) % 2
+        training.step()
+
+
 def checkpointed(stage: int) -> None:
     """Each unit runs again in the backward pass."""
     training = Training(stage)
@@ -290,14 +321,18 @@ def scattered(stage: int) -> None:
     training = Training(stage)
     device = training.device
     module = torch.get_device_module(device)
-    training.model.streams = {0: module.Stream(device), 2: module.Stream(device)}
+    branches = {0: module.Stream(device), 2: module.Stream(device)}
     third = module.Stream(device)
-    for _ in range(STEPS):
-        training.loss().backward()
+    for step in range(STEPS):
+        # In the first step the optimizer's stream is the only other one.
+        training.model.streams = branches if step else {}
+        for _ in range(2):
+            training.loss().backward()
         with module.stream(third):
             training.update()
         # What the root reads in stage 0 is the parameters themselves, as in a plain model.
-        module.current_stream(device).wait_stream(third)
+        if stage == 0:
+            module.current_stream(device).wait_stream(third)
 
 
 def saved(stage: int) -> None:
@@ -305,7 +340,9 @@ def saved(stage: int) -> None:
     training = Training(stage)
     for _ in range(STEPS):
         training.step()
-        optimizer_state_dict(training.model, training.optimizer)
+        state = optimizer_state_dict(training.model, training.optimizer)["state"]
+        averages = [each["exp_avg"].sum() for each in state.values()]
+        training.losses.append(torch.stack(averages).sum().to(training.device))
         training.model.load_state_dict(training.model.state_dict())
 
 
@@ -334,11 +371,16 @@ def scaled(stage: int) -> None:
     """Losses are scaled for FP16 gradients, and the ranks agree on the steps that are skipped."""
     policy = Policy(param_dtype=torch.float16, output_dtype=torch.float32)
     training, scaler = Training(stage, policy=policy), ShardedGradScaler(growth_interval=2)
-    for _ in range(STEPS):
+    for step in range(STEPS):
         for _ in range(2):
             scaler.scale(training.loss()).backward()
+        # A gradient overflows in the part of one rank only.
+        if step == dist.get_rank() == 1:
+            gradients = (p.grad for p in training.model.parameters() if p.grad is not None)
+            next(gradient for gradient in gradients if gradient.numel()).view(-1)[0] = float("inf")
         scaler.unscale_(training.optimizer)
-        clip_grad_norm_(training.model, 0.1)
+        if step != 1:
+            clip_grad_norm_(training.model, 0.1)
         scaler.step(training.optimizer)
         scaler.update()
         training.optimizer.zero_grad()
@@ -459,6 +501,7 @@ MODES: list[Mode] = [
     gathered,
     checkpointed,
     rerouted,
+    unequal,
     scattered,
     saved,
     failed,

@@ -177,11 +177,14 @@ def without(lines: Collection[str]) -> Iterator[None]:
         return True if left_out() else wait(work, *args)
 
     _left_out.update(lines)
+    load().drop_errors(bool(lines))
     try:
         with patch.object(dist.Work, "wait", wait_unless):
             yield
     finally:
         _left_out.clear()
+        torch.late.synchronize()
+        load().drop_errors(False)
 
 
 @contextmanager

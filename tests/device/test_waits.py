@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,15 @@ from device.outcomes import outcome
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("late_device")]
 
+# Memory that is freed while an exchange may still write to it. The exchanges of a group run in order, so
+# here the late one has ended before that memory is read again. `test_races.py` shows both as races.
+NOT_HERE = {"groups.py work.wait()", "unit.py self.wait()"}
+# A program that raises on one rank only would leave the other one waiting.
+PROGRAMS = [name for name in RUNS if "failed" not in name]
 
-def wrong_without(names: list[str]) -> tuple[dict[str, str], list[str]]:
-    """For each wait a program that comes out wrong without it, and the waits for which there is none."""
+
+def wrong_without(names: list[str]) -> dict[str, str | None]:
+    """For each wait a program and a schedule that come out wrong without it."""
     expected: dict[str, list[Tensor]] = {}
     waited: dict[str, set[str]] = {}
     seconds: dict[str, float] = {}
@@ -28,34 +35,31 @@ def wrong_without(names: list[str]) -> tuple[dict[str, str], list[str]]:
         with runtime.waits() as waited[name]:
             expected[name] = outcome(name, "late:0")
         seconds[name] = time.process_time() - begin
-    [waited, seconds] = agreed([waited, seconds])
-    found, idle = {}, []
+    waited, seconds = agreed([waited, seconds])
+    found: dict[str, str | None] = {}
     for wait, lines in waits_in_the_book().items():
+        if unnumbered(wait) in NOT_HERE:
+            continue
+        found[wait] = None
         for name in sorted((name for name in names if lines & waited[name]), key=seconds.__getitem__):
             schedule = wrong(name, lines, expected[name])
             if schedule:
                 found[wait] = f"{name}, {schedule}"
                 break
-        else:
-            idle.append(wait)
-        if dist.get_rank() == 0:
-            print(wait, found.get(wait), flush=True)
-    return found, idle
+    return found
+
+
+def unnumbered(wait: str) -> str:
+    """A wait without the number of its line."""
+    place, _, call = wait.partition(" ")
+    return f"{place.partition(':')[0]} {call}"
 
 
 def wrong(name: str, lines: set[str], expected: list[Tensor]) -> str | None:
     """The schedule under which a program comes out wrong on some rank without these lines."""
     for schedule in runtime.SCHEDULES:
         with runtime.schedule(schedule), runtime.without(lines):
-            try:
-                same = all(map(torch.equal, outcome(name, "late:0"), expected))
-            except Exception as error:
-                print("ERROR", schedule, name, lines, repr(error)[:300], flush=True)
-                same = False
-        try:
-            torch.late.synchronize()
-        except Exception:
-            pass
+            same = all(map(torch.equal, outcome(name, "late:0"), expected))
         differs = torch.tensor(not same, dtype=torch.int32)
         dist.all_reduce(differs, dist.ReduceOp.MAX)
         if differs:
@@ -63,14 +67,13 @@ def wrong(name: str, lines: set[str], expected: list[Tensor]) -> str | None:
     return None
 
 
-def agreed(value: list) -> list:
+def agreed(value: list[Any]) -> list[Any]:
     """What the first rank has."""
     dist.broadcast_object_list(value, src=0, device=torch.device("cpu"))
     return value
 
 
+@pytest.mark.timeout(600)
 def test_without_any_wait_numbers_are_wrong() -> None:
-    (found, idle), other = ranks.run(2, wrong_without, list(RUNS), backend=runtime.BACKEND, timeout=500)
-    for wait, name in found.items():
-        print(wait, "|", name)
-    assert not idle
+    found, _ = ranks.run(2, wrong_without, PROGRAMS, backend=runtime.BACKEND, timeout=500)
+    assert [wait for wait, program in found.items() if program is None] == []

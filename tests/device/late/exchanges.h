@@ -16,6 +16,7 @@ using WorkPtr = c10::intrusive_ptr<Work>;
 
 struct Exchange final : Work {
   Event end;
+  c10::DeviceIndex index;
   std::vector<at::Tensor> kept;
 
   // What nobody waited for is kept until it has ended.
@@ -25,12 +26,12 @@ struct Exchange final : Work {
   }
   static void forget() { std::erase_if(*forgotten, [](const auto& each) { return passed(each.first); }); }
 
-  Exchange(int rank, c10d::OpType type, Event end, std::vector<at::Tensor> kept)
-      : Work(rank, type), end(std::move(end)), kept(std::move(kept)) {}
+  Exchange(int rank, c10d::OpType type, Event end, c10::DeviceIndex index, std::vector<at::Tensor> kept)
+      : Work(rank, type), end(std::move(end)), index(index), kept(std::move(kept)) {}
   bool isCompleted() override { return passed(end.moment); }
   bool isSuccess() const override { return true; }
   void synchronize() override {
-    wait_on(current(end.moment.queue->device), end);
+    wait_on(current(index), end);
     kept.clear();
   }
   bool wait(std::chrono::milliseconds) override {
@@ -41,38 +42,39 @@ struct Exchange final : Work {
 
 struct Group final : c10d::Backend {
   c10::intrusive_ptr<Backend> gloo;
-  std::map<c10::DeviceIndex, Queue*> queues;
+  // One for all devices: a rank may change its device, and the others must find its exchanges in the same order.
+  Queue* queue = nullptr;
 
   Group(c10::intrusive_ptr<Backend> gloo, int rank, int size) : Backend(rank, size), gloo(std::move(gloo)) {}
   const std::string getBackendName() const override { return "late"; }
   bool supportsCoalescing() const override { return false; }
   void setTimeout(std::chrono::milliseconds timeout) override { gloo->setTimeout(timeout); }
 
-  // The last exchange of each group on each device. NCCL's kernels occupy the device while they wait for other ranks. So
-  // exchanges of two groups that nothing orders may wait for each other forever, and PyTorch forbids them.
+  // The last exchange of each group. NCCL's kernels occupy the device while they wait for other ranks. So exchanges of
+  // two groups that nothing orders may wait for each other forever, and PyTorch forbids them.
   static void check_turn(Group* group, Queue& queue) {
-    static auto* last = new std::map<std::pair<Group*, c10::DeviceIndex>, Moment>();
-    for (auto& [key, moment] : *last) {
-      if (key.first == group || key.second != queue.device || passed(moment)) continue;
+    static auto* last = new std::map<Group*, Moment>();
+    for (auto& [other, moment] : *last) {
+      if (other == group || passed(moment)) continue;
       std::lock_guard<std::mutex> held(device().lock);
       auto known = queue.order.find(moment.queue);
       TORCH_CHECK(known != queue.order.end() && known->second >= moment.number,
                   "an exchange of one process group begins before one of another group has ended, and "
                   "nothing orders the two: on NCCL this may wait forever");
     }
-    (*last)[{group, queue.device}] = {&queue, now(queue).number + 1};
+    (*last)[group] = {&queue, now(queue).number + 1};
   }
 
   WorkPtr issue(c10d::OpType type, std::vector<at::Tensor> tensors, std::function<WorkPtr()> start) {
     const auto index = tensors.at(0).device().index();
     c10::DeviceGuard guard(tensors[0].device());
-    auto& queue = *(queues[index] != nullptr ? queues[index] : queues[index] = &new_queue(index));
-    wait_on(queue, record(current(index)));
-    if (getSize() > 1) check_turn(this, queue);
+    if (queue == nullptr) queue = &new_queue(index);
+    wait_on(*queue, record(current(index)));
+    if (getSize() > 1) check_turn(this, *queue);
     Exchange::forget();
     start_patience();
-    give(queue, [start = std::move(start)] { start()->wait(); });
-    return c10::make_intrusive<Exchange>(getRank(), type, record(queue), std::move(tensors));
+    give(*queue, [start = std::move(start)] { start()->wait(); });
+    return c10::make_intrusive<Exchange>(getRank(), type, record(*queue), index, std::move(tensors));
   }
 
   static std::vector<at::Tensor> all_over(const std::vector<at::Tensor>& tensors) {

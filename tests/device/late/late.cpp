@@ -37,6 +37,7 @@ PYBIND11_MODULE(late_device, module) {
   module.def("synchronize", [](int index) { synchronize(c10::DeviceIndex(index)); });
   module.def("schedule", &set_schedule);
   module.def("default_generator", [](int index) { return default_generator(c10::DeviceIndex(index)); });
+  module.def("drop_errors", [](bool drop) { device().drops_errors = drop; });
   module.def("group", &group);
   module.def("bytes", [] { return std::pair(device_pool().bytes, device_pool().peak); });
 }

@@ -134,8 +134,7 @@ inline void give_sizes(const c10::OperatorHandle& operation, const std::vector<I
     if (schema.arguments()[i].is_out() && arguments[i].isTensor()) empty.push_back(arguments[i].toTensor());
   if (std::none_of(empty.begin(), empty.end(), [](const auto& tensor) { return tensor.numel() == 0; })) return;
   auto found = results_without_values(operation, arguments);
-  TORCH_CHECK(found, "the sizes of the results of ", schema.name(), " depend on values");
-  for (size_t i = 0; i < empty.size(); ++i) empty[i].resize_((*found)[i].toTensor().sizes());
+  for (size_t i = 0; found && i < empty.size(); ++i) empty[i].resize_((*found)[i].toTensor().sizes());
 }
 
 inline void queue_operation(const c10::OperatorHandle& operation, Stack* stack) {

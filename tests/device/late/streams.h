@@ -81,6 +81,7 @@ struct Device {
   Schedule schedule = Schedule::late;
   uint64_t events = 0;  // counts whatever a host thread does with streams
   bool patience_started = false;
+  bool drops_errors = false;  // a program without one of its waits may hand any numbers to an operation
 };
 
 inline Device& device() {
@@ -118,7 +119,7 @@ inline void work(Queue& queue) {
       }
       task = {};
       held.lock();
-      if (error != nullptr && device().error == nullptr) device().error = error;
+      if (error != nullptr && !device().drops_errors && device().error == nullptr) device().error = error;
     }
     ++queue.done;
     queue.something_done.notify_all();
