@@ -30,6 +30,7 @@ from shardbook import (
     whole,
 )
 from shardbook import checkpoint as book_checkpoint
+from shardbook.foundations.collectives import all_reduce
 from shardbook.streaming import residual
 from shardbook.streaming.streaming import stream
 from shardbook.training.full_precision import full_precision
@@ -262,12 +263,14 @@ def built(stage: int) -> None:
 
 
 def evaluated(stage: int) -> None:
-    """Forward passes alone between the steps."""
+    """Forward passes alone between the steps, and the mean of their losses over the ranks."""
     training = Training(stage)
     for _ in range(STEPS):
         training.step()
         with torch.no_grad():
-            training.loss()
+            loss = training.loss().clone()
+            all_reduce(loss)
+            training.losses.append(loss / dist.get_world_size())
 
 
 def gathered(stage: int) -> None:
