@@ -38,6 +38,25 @@ def pytest_configure(config: pytest.Config) -> None:
             torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def late_device() -> None:
+    """The device of `device/` is compiled: by one process, while the others wait."""
+    from device.build import library
+
+    library()
+
+
+# The same tests run on a GPU and, in `make test-all`, on the late device.
+@pytest.fixture(
+    params=[pytest.param("cuda", marks=pytest.mark.gpu), pytest.param("late", marks=pytest.mark.full)]
+)
+def accelerator(request: pytest.FixtureRequest) -> str:
+    """The type of a device that is not the CPU."""
+    if request.param == "late":
+        request.getfixturevalue("late_device")
+    return str(request.param)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the pages of the site last: they are many and short, so that all processes end together."""

@@ -60,8 +60,8 @@ def run(
     """Call `function(*args)` on `world_size` ranks at once and return their results in rank order.
 
     `function` stands at the top level of an importable module or of a test file; arguments and results are
-    pickled. A run that takes longer than `timeout` seconds is killed. Raises `RanksFailed` with all that the
-    ranks said.
+    pickled. A run that takes longer than `timeout` seconds is killed. The ranks have the late device of
+    `device/` if the backend names it. Raises `RanksFailed` with all that the ranks said.
     """
     __tracebackhide__ = True
     results, story = _server_of(function).ask(_Task.of(function, args, world_size, backend), timeout)
@@ -357,6 +357,10 @@ def _call(task: _Task, place: Store, rank: int) -> bytes:
     warnings.simplefilter("error")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    if "late" in task.backend:
+        from device import runtime
+
+        runtime.install()
     port, prefix = place
     store = dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port))
     dist.init_process_group(task.backend, store=store, rank=rank, world_size=task.world_size)

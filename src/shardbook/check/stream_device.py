@@ -134,7 +134,16 @@ def on_stream(stream: Stream) -> Iterator[None]:
         recorder.current, recorder.at_home = before
 
 
+def set_stream(stream: Stream) -> None:
+    """From now on a stream is current."""
+    recording().current = stream.number
+
+
 # The module of the modelled device, like `torch.cuda`.
 device = SimpleNamespace(
-    Stream=Stream, Event=Event, current_stream=current_stream, stream=on_stream
+    Stream=Stream,
+    Event=Event,
+    current_stream=current_stream,
+    set_stream=set_stream,
+    stream=on_stream,
 )

@@ -51,7 +51,9 @@ reduce-scatter for the gradients.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -280,7 +282,8 @@ def broadcast(
         return
     record("broadcast", world_size, tensor.nbytes, copies * tensor.nbytes)
     if tensor.numel():
-        dist.broadcast(_as_bytes(tensor), group=group, group_src=source)
+        start = partial(dist.broadcast, _as_bytes(tensor), group_src=source)
+        _in_turn(start, tensor, group).wait()
 
 
 def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
@@ -298,7 +301,7 @@ def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
         return
     record("all-reduce", world_size, tensor.nbytes, sent)
     if tensor.numel():
-        dist.all_reduce(tensor, group=group)
+        _in_turn(partial(dist.all_reduce, tensor), tensor, group).wait()
 
 
 def all_reduce_max(
@@ -325,7 +328,7 @@ def all_reduce_max(
     sent = all_reduce_bytes(rank, world_size, tensor.nbytes, unit)
     record("all-reduce", world_size, tensor.nbytes, sent)
     largest: Any = dist.ReduceOp.MAX
-    return PendingGather([dist.all_reduce(tensor, largest, group=group, async_op=True)])
+    return _in_turn(partial(dist.all_reduce, tensor, largest), tensor, group)
 
 
 def world(group: ProcessGroup | None = None) -> tuple[int, int]:
@@ -376,6 +379,19 @@ def under_way(group: ProcessGroup | None, works: list[Work]) -> list[Work]:
 
 
 _under_way: dict[Any, weakref.ref[Work]] = {}
+
+
+def _in_turn(
+    start: Callable[..., Any], tensor: Tensor, group: ProcessGroup | None
+) -> PendingGather:
+    """Start an exchange in the turn of its group. Small ones need it as much as large ones: two kernels that
+    wait for other ranks in different orders wait forever, whatever they send.
+    """
+    if _on_gloo(tensor, group):
+        return PendingGather([start(group=group, async_op=True)])
+    take_turn(group)
+    return PendingGather(under_way(group, [start(group=group, async_op=True)]))
+
 
 # sidelit: core
 

@@ -12,6 +12,7 @@ under their usual names:
 | `model.norm.running_mean` | the buffer of the first rank |
 | `shardbook.rank.1.buffer.norm.running_mean` | that of the second rank |
 | `shardbook.rank.1.generator.cpu` | the state of its generator |
+| `shardbook.rank.1.generator.cuda` | that of the generator of its GPU, whatever its number |
 | `shardbook.rank.1.generator.python` | that of Python's `random` |
 """
 
@@ -21,17 +22,17 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shardbook.foundations.collectives import world
-from shardbook.foundations.rng import capture
+from shardbook.foundations.rng import Source, capture, read
 from shardbook.foundations.rng import write as set_generator
 from shardbook.foundations.torch_private import lasting_buffers
 from shardbook.state.plain_data import plain, restored
 from shardbook.state.stored import MODEL, Stretch
+from shardbook.zero.conductor import conductor_of
 from shardbook.zero.model_casts import before_casting
 
 __all__ = ["blob", "buffers", "generators", "go_on", "own"]
@@ -68,8 +69,8 @@ def blob(name: str, values: Tensor) -> Stretch:
 
 def generators(model: nn.Module) -> Iterator[Stretch]:
     """The states of this rank's generators: the CPU's, Python's, and those of the model's devices."""
-    for source, state in capture(model).states.items():
-        yield blob(own("generator", called(source)), state)
+    for source, name in sources(model).items():
+        yield blob(own("generator", name), read(source))
     text = json.dumps(plain(random.getstate(), "random"))
     yield blob(own("generator", "python"), as_bytes(text))
 
@@ -79,8 +80,8 @@ def go_on(model: nn.Module, found: dict[str, Tensor]) -> None:
 
     :param found: the states, by the names that they are stored under
     """
-    for source in capture(model).states:
-        state = found.get(own("generator", called(source)))
+    for source, name in sources(model).items():
+        state = found.get(own("generator", name))
         if state is not None:
             set_generator(source, state)
     python = found.get(own("generator", "python"))
@@ -88,9 +89,23 @@ def go_on(model: nn.Module, found: dict[str, Tensor]) -> None:
         random.setstate(restored(json.loads(as_text(python))))
 
 
-def called(source: Any) -> str:
-    """The name of a generator: that of its device."""
-    return str(source.device if isinstance(source, torch.Generator) else source)
+def sources(model: nn.Module) -> dict[Source, str]:
+    """The generators of a rank, and how each is called.
+
+    The name has no number of a device. A rank may find itself on another one when the
+    job is started again, such as the first GPU of its own machine instead of the second
+    GPU of a shared one. With offload no parameter lies on the device that computes; the
+    units know which one that is.
+    """
+    computing = (
+        flat.device for unit in conductor_of(model).drivers for flat in unit.flats
+    )
+    named: dict[Source, str] = {}
+    for source in capture(model, *computing).states:
+        device = source.device if isinstance(source, torch.Generator) else source
+        same = sum(name.partition(".")[0] == device.type for name in named.values())
+        named[source] = f"{device.type}.{same}" if same else device.type
+    return named
 
 
 def as_bytes(text: str) -> Tensor:

@@ -138,9 +138,14 @@ class Written(DefaultSavePlanner):
             )
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Where the numbers of a box lie."""
+        """The numbers of a box, on the host.
+
+        PyTorch's writer would copy them from a GPU without blocking, and then wait for
+        a stream of the *current* GPU. If that is another one, the file could hold what
+        the host's memory held before. This copy returns when it is done.
+        """
         found = self.memory.get(index)
-        return super().lookup_object(index) if found is None else found
+        return super().lookup_object(index) if found is None else found.cpu()
 
 
 class Wanted(DefaultLoadPlanner):

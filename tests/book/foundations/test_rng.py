@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import ranks
 from shardbook.checkpointing.autocast_state import AmbientAutocast, capture_autocast, device_types
 from shardbook.checkpointing.checkpointing import checkpoint
 from shardbook.foundations.rng import RNGState, capture
@@ -245,14 +246,19 @@ def test_a_simulated_run_captures_and_restores() -> None:
         assert not torch.cuda.is_initialized()
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_masks_repeat() -> None:
-    x = torch.ones(1000, device="cuda")
+def masks_repeat(kind: str) -> bool:
+    x = torch.ones(1000, device=kind)
+    module = torch.get_device_module(kind)
     state = capture(x)
-    first, following = nn.functional.dropout(x), torch.cuda.get_rng_state()
+    first, following = nn.functional.dropout(x), module.get_rng_state()
     with state.restored():
-        assert torch.equal(nn.functional.dropout(x), first)
-    assert torch.equal(torch.cuda.get_rng_state(), following)
+        again = nn.functional.dropout(x)
+    return torch.equal(again, first) and torch.equal(module.get_rng_state(), following)
+
+
+def test_on_a_device_masks_repeat(accelerator: str) -> None:
+    backend = {"cuda": "nccl", "late": "cpu:gloo,late:late"}[accelerator]
+    assert ranks.run(1, masks_repeat, accelerator, backend=backend) == [True]
 
 
 # Autocast
