@@ -116,6 +116,7 @@ CASES: dict[str, tuple[Change, list[str], str]] = {
         ["--train", "norm"],
         "a vocabulary of 100, but the text has 256 tokens",
     ),
+    "a mesh": (lambda folder: None, ["--mesh", "2x1"], "--mesh is for shardbook.train"),
     "a shape of its own": (lambda folder: None, ["--layers", "3"], "--layers is for a random model"),
     "reentrant": (
         lambda folder: None,

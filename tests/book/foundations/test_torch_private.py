@@ -35,7 +35,10 @@ BOOK = Path(__file__).parents[3] / "src" / "shardbook"
 ELSEWHERE = {"_version"}
 # Private names of Python, and strings that look like a private name and are none of torch's.
 OF_PYTHON = {"_actions", "_current_frames", "_exit", "_getframe", "_make", "_replace"}
-NOT_OF_TORCH = {"_", "_forecast", "_growth_tracker"}
+NOT_OF_TORCH = {"_", "_folder", "_forecast", "_growth_tracker"}
+# Those of the library transformers, whose release is pinned and whose models `finetune_neox` trains in its
+# tests.
+OF_TRANSFORMERS = {"_init_weights", "_model_mapping", "_no_split_modules"}
 
 
 # What holds all of this together.
@@ -69,7 +72,8 @@ OTHERS = [path for path in sorted(BOOK.rglob("*.py")) if path.name != "torch_pri
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.relative_to(BOOK).as_posix())
 def test_no_other_module_uses_a_private_name_of_torch(path: Path) -> None:
     found = [(line, name) for line, name in private_names(ast.parse(path.read_text("utf-8")))]
-    assert [each for each in found if each[1] not in ELSEWHERE | OF_PYTHON] == []
+    allowed = ELSEWHERE | OF_PYTHON | (OF_TRANSFORMERS if path.parent.name == "finetune_neox" else set())
+    assert [each for each in found if each[1] not in allowed] == []
 
 
 def test_the_search_finds_a_private_name_in_each_place() -> None:
