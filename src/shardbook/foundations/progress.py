@@ -153,12 +153,13 @@ def in_library(code: CodeType) -> bool:
     """Whether code is Python's own, of an installed package, or of this library."""
     file = code.co_filename
     # The programs of this library are what a user runs.
-    if file.startswith(f"{BOOK}/train/"):
+    if file.startswith(PROGRAMS):
         return False
     return file.startswith(("<frozen", *LIBRARIES))
 
 
 BOOK = str(Path(__file__).parents[1])
+PROGRAMS = f"{BOOK}/train/", f"{BOOK}/finetune_neox/"
 INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
 LIBRARIES = tuple(f"{one}/" for one in (BOOK, Path(torch.__file__).parent, *INSTALLED))
 

@@ -263,7 +263,7 @@ def refuse_extra_state(model: nn.Module) -> None:
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             raise ValueError(
                 f"{name or 'the model'} has extra state, which safetensors has no place "
-                "for; save the model with Checkpoints or state_dict()"
+                "for; save the model with state_dict()"
             )
 
 

@@ -86,7 +86,8 @@ def save_run(
     :param model: a model that was sharded
     :param optimizer: of the model's parameters
     :param others: what else has a state, the same on every rank
-    :raises ValueError: if a state is more than [data](plain_data.py)
+    :raises ValueError: if a state is more than [data](plain_data.py), or a module has
+        extra state
     :raises RuntimeError: if gradients wait for their exchange, since they would be lost
     :raises Disagreement: if another rank does something else
     """
@@ -108,6 +109,7 @@ def state_of(
     """
     come_together(model, "save")
     refuse_waiting(model)
+    refuse_extra_state(model)
     stored = [*stretches(model, frozen=frozen), *rank_state.generators(model)]
     stored += [copy for _, copy in rank_state.buffers(model, mine=True)]
     text: dict[str, Any] = {"ranks": world(None)[1], "optimizer": None, "others": {}}
@@ -164,6 +166,7 @@ def load_run(
     index = index_of(folder)
     text = text_in(folder, index)
     refuse_missing(folder, text, optimizer, others)
+    refuse_more(folder, index, model)
     if not frozen:
         refuse_trained_before(folder, index, model)
     again = text["ranks"] == world(None)[1]
@@ -264,6 +267,37 @@ def refuse_missing(
         missing.append("optimizer")
     if missing:
         raise ValueError(f"{folder} holds no state of {', '.join(missing)}")
+
+
+def refuse_more(folder: Path, index: Metadata, model: nn.Module) -> None:
+    """Refuse a checkpoint of a model that has more tensors than this one.
+
+    :raises ValueError: naming one of them
+    """
+    buffers = (copy for _, copy in rank_state.buffers(model, mine=False))
+    known = {name for each in (*stretches(model), *buffers) for name in each.names}
+    more = [
+        name
+        for name in index.state_dict_metadata
+        if name.startswith(f"{MODEL}.") and name not in known
+    ]
+    if more:
+        raise ValueError(
+            f"{folder} holds {more[0].removeprefix(MODEL + '.')}, which the model lacks"
+        )
+
+
+def refuse_extra_state(model: nn.Module) -> None:
+    """Refuse a model whose `state_dict` holds more than tensors.
+
+    :raises ValueError: naming the module
+    """
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise ValueError(
+                f"{name or 'the model'} has extra state, which a checkpoint has no "
+                "place for; pass an object with that state by a name of its own"
+            )
 
 
 def refuse_trained_before(folder: Path, index: Metadata, model: nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,39 @@ class Noisy(nn.Module):
         x = self.second(self.drop(x))
         y: Tensor = self.tied(x).float()
         return y * random.random()
+
+
+class Extra(Noisy):
+    """Has more in its state than tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
+def models_that_do_not_fit(folder: Path) -> list[str]:
+    said = []
+    with pytest.raises(ValueError, match="extra state") as caught:
+        save_run(folder, shard(Extra(), units=nn.Linear))
+    said.append(str(caught.value))
+    save_run(folder, shard(Noisy(), units=nn.Linear))
+    smaller = Noisy()
+    del smaller.norm
+    sharded = shard(smaller, units=nn.Linear)
+    before = sharded.state_dict()
+    with pytest.raises(ValueError, match="the model lacks") as caught:
+        load_run(folder, sharded)
+    said.append(str(caught.value))
+    assert all(value.equal(before[name]) for name, value in sharded.state_dict().items())
+    return said
+
+
+def test_what_a_checkpoint_cannot_hold_or_the_model_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    for extra, more in ranks.run(2, models_that_do_not_fit, tmp_path / "saved"):
+        assert extra.startswith("the model has extra state, which a checkpoint has no place for")
+        assert re.search(r"saved holds norm\.\w+, which the model lacks", more)
 
 
 class Run:
