@@ -6,6 +6,7 @@ Python's garbage collector does not know what autograd saves, so the operations 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,6 +15,19 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from shardbook.foundations.store_rounds import until
+from shardbook.planning.measure import Meter
+
+
+def settled(meter: Meter, expected: int) -> int:
+    """What is stored between two steps, once gloo's threads have let go of the tensors that they have sent.
+
+    Such a thread keeps an exchange for a moment after it has told that it is done, and a loaded machine may
+    not run that thread for a while. A storage that stays is counted.
+    """
+    until(lambda: meter.now() == expected, timedelta(seconds=10))
+    return meter.now()
 
 
 class LiveStorages(TorchDispatchMode):

@@ -64,7 +64,7 @@ from shardbook.precision.sharded_scaler import ShardedGradScaler
 from shardbook.train.assemble import Run, make_optimizer, mistakes, policy_of
 from shardbook.train.loop import say, show_sample, show_skipped, take_steps
 from shardbook.train.not_finite import NotFinite
-from shardbook.train.plan import text_bytes
+from shardbook.train.plan import sample_of, text_bytes
 from shardbook.train.position import Batches
 from shardbook.train.ranks import number, start
 from shardbook.train.saving import Saves
@@ -223,7 +223,7 @@ def show_plan(options: argparse.Namespace, beginning: Pretrained) -> int:
     made = max(
         (
             forecast_of(beginning, options, ranks, rank=rank, text=text)
-            for rank in {0, ranks - 1}
+            for rank in sample_of(ranks)
         ),
         key=lambda one: one.most,
     )

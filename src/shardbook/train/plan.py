@@ -93,7 +93,7 @@ def plan(options: argparse.Namespace) -> tuple[Plan, Setup]:
     refuse_unfit_shape(options, ranks)
     setup = setup_of(options, ranks, text_bytes(options))
     # Ranks differ in padding, and in what gloo sends for a single number.
-    forecasts = [forecast(setup, rank) for rank in {0, ranks - 1}]
+    forecasts = [forecast(setup, rank) for rank in sample_of(ranks)]
     layouts = layouts_of(setup.config, setup.sharing, setup.policy, setup.copies)
     own = own_bytes(
         layouts,
@@ -125,6 +125,11 @@ def plan(options: argparse.Namespace) -> tuple[Plan, Setup]:
         host_room=host_room,
     )
     return made, setup
+
+
+def sample_of(ranks: int) -> list[int]:
+    """The ranks that a plan looks at: all of them, or the first ones and the last of very many."""
+    return [*range(min(ranks, 32)), *([ranks - 1] if ranks > 32 else [])]
 
 
 def text_bytes(options: argparse.Namespace) -> int:

@@ -66,6 +66,9 @@ def names_of_the_exchanges(stage: int, copies: int) -> set[tuple[str, ...]]:
         clip_grad_norm_(model, 1.0)
         optimizer.step()
         optimizer.zero_grad()
+    # What the next model exchanges while it is sharded is not watched.
+    for kind, real_wait in REAL.items():
+        kind.wait = real_wait
     return said
 
 
