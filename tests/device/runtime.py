@@ -25,7 +25,7 @@ from device.build import load
 
 NAME = "late"
 BACKEND = "cpu:gloo,late:late"
-SCHEDULES = ("late", "side streams first", "compute streams first")
+SCHEDULES = ("late", "side streams first")
 BOOK = Path(shardbook.__file__).parent
 
 

@@ -21,7 +21,9 @@ def on_a_mesh(stage: int) -> bool:
     return all(map(torch.equal, outcome_of(program, "cpu"), outcome_of(program, "late:0")))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "stage", [3, *(pytest.param(lower, marks=pytest.mark.matrix) for lower in (0, 1, 2))]
+)
 def test_the_two_groups_of_a_mesh_take_turns(stage: int) -> None:
     assert ranks.run(4, on_a_mesh, stage, backend=runtime.BACKEND) == [True] * 4
 

@@ -7,6 +7,8 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <algorithm>
+
 #include "operations.h"
 
 namespace late {
@@ -20,11 +22,21 @@ struct Exchange final : Work {
   std::vector<at::Tensor> kept;
 
   // What nobody waited for is kept until it has ended.
-  static inline auto* forgotten = new std::vector<std::pair<Moment, std::vector<at::Tensor>>>();
+  using Forgotten = std::vector<std::pair<Moment, std::vector<at::Tensor>>>;
+  static inline auto* forgotten = new Forgotten();
+  static inline auto* lock = new std::mutex();
   ~Exchange() override {
-    if (!kept.empty()) forgotten->emplace_back(end.moment, std::move(kept));
+    if (kept.empty()) return;
+    std::lock_guard<std::mutex> held(*lock);
+    forgotten->emplace_back(end.moment, std::move(kept));
   }
-  static void forget() { std::erase_if(*forgotten, [](const auto& each) { return passed(each.first); }); }
+  static void forget() {
+    Forgotten ended;  // freed without the lock
+    std::lock_guard<std::mutex> held(*lock);
+    auto first = std::partition(forgotten->begin(), forgotten->end(), [](auto& each) { return !passed(each.first); });
+    ended.assign(std::make_move_iterator(first), std::make_move_iterator(forgotten->end()));
+    forgotten->erase(first, forgotten->end());
+  }
 
   Exchange(int rank, c10d::OpType type, Event end, c10::DeviceIndex index, std::vector<at::Tensor> kept)
       : Work(rank, type), end(std::move(end)), index(index), kept(std::move(kept)) {}
@@ -54,6 +66,8 @@ struct Group final : c10d::Backend {
   // two groups that nothing orders may wait for each other forever, and PyTorch forbids them.
   static void check_turn(Group* group, Queue& queue) {
     static auto* last = new std::map<Group*, Moment>();
+    static auto* lock = new std::mutex();
+    std::lock_guard<std::mutex> alone(*lock);
     for (auto& [other, moment] : *last) {
       if (other == group || passed(moment)) continue;
       std::lock_guard<std::mutex> held(device().lock);

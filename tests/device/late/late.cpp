@@ -16,8 +16,7 @@ void start() {
 
 void set_schedule(const std::string& name) {
   const std::map<std::string, Schedule> schedules{{"late", Schedule::late},
-                                                  {"side streams first", Schedule::side_streams_first},
-                                                  {"compute streams first", Schedule::compute_streams_first}};
+                                                  {"side streams first", Schedule::side_streams_first}};
   std::lock_guard<std::mutex> held(device().lock);
   device().schedule = schedules.at(name);
 }

@@ -70,8 +70,8 @@ struct Queue {
   bool started = false;
 };
 
-// Which streams do not run late but at once. The thread that queues waits until the work is done.
-enum class Schedule { late, side_streams_first, compute_streams_first };
+// Whether all streams run late, or only the default ones. Otherwise the thread that queues waits for the work.
+enum class Schedule { late, side_streams_first };
 
 // All of the state is behind one lock, and is never destroyed: threads may outlive the end of `main`.
 struct Device {
@@ -149,9 +149,7 @@ inline void give(Queue& queue, Task task) {
     }
     queue.tasks.push_back(std::move(task));
     end = {&queue, ++queue.queued};
-    const bool side = queue.id >= DEVICES;
-    const auto schedule = device().schedule;
-    if (schedule == Schedule::late || side != (schedule == Schedule::side_streams_first)) {
+    if (queue.id < DEVICES || device().schedule == Schedule::late) {
       // It may have been asked for more than there was.
       queue.something_asked.notify_all();
       return;
