@@ -44,7 +44,10 @@ PROGRAM = "python -m shardbook.check"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. :returns: the exit code"""
+    """Check a script, or name the mistake in the options.
+
+    :returns: the exit code
+    """
     try:
         options = parse(arguments)
         refuse_senseless(options)

@@ -9,12 +9,13 @@ otherwise, and the error at its end names a socket. The reader of the logs needs
 three things much earlier: who waits, for whom, and what the late rank is doing. So
 after 60 seconds the log of rank 0 says:
 
-    rank 0 has waited for 60 s, after 42 exchanges, for rank 1 to gather blocks.3
-    (parameter blocks.3.weight) as exchange 4 of its forward pass; rank 0 is at
-    train.py:92 in main (inside of exchange_order.py:196 in arrived); rank 1 has started
-    41 exchanges, the last one 61 s ago to gather blocks.2 (parameter blocks.2.weight)
-    as exchange 3 of its forward pass, and is at train.py:88 in main (inside of
-    queue.py:171 in get)
+    rank 0 has waited for 60 s, after 42 exchanges, for rank 1 to
+    gather blocks.3 (parameter blocks.3.weight) as exchange 4 of its
+    forward pass; rank 0 is at train.py:92 in main (inside of
+    exchange_order.py:196 in arrived); rank 1 has started 41 exchanges,
+    the last one 61 s ago to gather blocks.2 (parameter
+    blocks.2.weight) as exchange 3 of its forward pass, and is at
+    train.py:88 in main (inside of queue.py:171 in get)
 
 And the log of rank 1 says that rank 0 waits, with the whole stack of calls of rank 1.
 Lines are those of the user's program: the innermost call that is neither PyTorch nor
