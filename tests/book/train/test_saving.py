@@ -89,7 +89,8 @@ def test_a_rank_that_is_killed_costs_some_steps_and_changes_no_bit(
     mortal = [str(MORTAL), f"{moment}:{rank}:0:{count}", str(tmp_path / "trace")]
     run = start(*TORCHRUN, "2", "--max-restarts", "1", *mortal, *options)
     assert run.returncode == 0, run.stderr
-    assert "exitcode: -9" in run.stderr, run.stderr
+    # The launcher names the rank that has ended first, which may be one that lost this one.
+    assert '"dies"' in (tmp_path / "trace" / f"rank-{rank}").read_text("utf-8"), run.stderr
     assert re.search(r"going on after step [1-9]", run.stderr), run.stderr
     assert losses(file) == undisturbed
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000018", "step-00000020"]
