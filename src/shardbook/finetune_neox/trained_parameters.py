@@ -4,11 +4,11 @@ r"""# Which parameters are trained
 
 To fine-tune all of a GPT-NeoX of 20.6 billion parameters takes 247 GB for gradients and
 the optimizer's state, beside the parameters themselves. Its biases are 3 million numbers,
-0.015 % of it, and to train them alone [competes with training all](bib:benzaken2022bitfit)
-where there is not much text. What is frozen is still sharded
-and gathered, since modules compute with it. But it has no gradient, and no exchange
-brings one. [A frozen vector](freezing.py) lies apart from the trained ones, so the saving
-is exact.
+0.015 % of it. For BERT, to train the biases alone [competes with training
+all](bib:benzaken2022bitfit) if there is little or a moderate amount of data. What is
+frozen is still sharded and gathered, since modules compute with it. But it has no
+gradient, and no exchange brings one. [A frozen vector](freezing.py) lies apart from the
+trained ones, so the saving is exact.
 
 | `--train` | trains |
 |---|---|
