@@ -143,13 +143,14 @@ def counted_and_planned(basis: str) -> list[tuple[str, tuple[int, int], tuple[in
     found = []
     for words in TECHNIQUES:
         options = made(f"{basis} {words} --plan --ranks {dist.get_world_size()}")
-        promised, _ = plan(options)
+        promised, setup = plan(options)
+        own = sum(forecast(setup, dist.get_rank()).steady.values())
         run = run_of(options)
         step(run)
         with ledger() as book, Meter() as meter:
             step(run)
         steady = sum(promised.steady.values())
-        stored = settled(meter, steady)
+        stored = settled(meter, own)
         found.append((words, (book.total, promised.sent), (stored, steady), (meter.peak, promised.most)))
         del run
     return found
