@@ -60,15 +60,11 @@ from shardbook.finetune_neox.trained_parameters import freeze_the_rest, keep_16_
 from shardbook.finetune_neox.tuned_folder import write_result
 from shardbook.planning.measure import Meter
 from shardbook.planning.report import Counted, write
-from shardbook.precision.sharded_scaler import ShardedGradScaler
-from shardbook.train.assemble import Run, make_optimizer, mistakes, policy_of
+from shardbook.train.assemble import mistakes, policy_of, run_with
 from shardbook.train.loop import say, show_sample, show_skipped, take_steps
-from shardbook.train.not_finite import NotFinite
 from shardbook.train.plan import sample_of, text_bytes
-from shardbook.train.position import Batches
 from shardbook.train.ranks import number, start
 from shardbook.train.saving import Saves
-from shardbook.train.schedule import Schedule
 from shardbook.train.text import prepare, readers, stored
 from shardbook.train.tracking import refuse_missing_tracker
 
@@ -138,23 +134,7 @@ def finetune(
             loaded, others = measured_loading(beginning, options, device)
         except OSError as error:
             raise Mistake(f"--model {options.model}: {error}") from error
-    run = Run(
-        beginning.model,
-        make_optimizer(options, beginning.model),
-        ShardedGradScaler(enabled=options.precision == "fp16"),
-        Batches(training),
-        Schedule(
-            options.lr,
-            options.steps,
-            options.warmup,
-            options.schedule,
-            options.lr_end,
-        ),
-        options.accumulate,
-        options.clip,
-        not_finite=NotFinite(options.not_finite),
-        others={"start": beginning},
-    )
+    run = run_with(beginning.model, options, training, {"start": beginning})
     # Dropout, where a model has it, is another on each rank.
     torch.manual_seed(options.seed + 1 + dist.get_rank())
     counted = Counted()

@@ -254,16 +254,18 @@ def refuse_taken(folder: Path) -> None:
         )
 
 
-def refuse_extra_state(model: nn.Module) -> None:
+def refuse_extra_state(model: nn.Module, place: str, instead: str) -> None:
     """Refuse a model whose `state_dict` holds more than tensors.
 
+    :param place: where only tensors have a place
+    :param instead: what to do
     :raises ValueError: naming the module
     """
     for name, module in model.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             raise ValueError(
-                f"{name or 'the model'} has extra state, which safetensors has no place "
-                "for; save the model with state_dict()"
+                f"{name or 'the model'} has extra state, which {place} has no place "
+                f"for; {instead}"
             )
 
 

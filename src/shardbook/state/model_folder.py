@@ -112,7 +112,7 @@ def save_safetensors(
             f"shard_bytes={shard_bytes!r} is no size of a file; choose 1 or more bytes"
         )
     come_together(model, "save")
-    refuse_extra_state(model)
+    refuse_extra_state(model, "safetensors", "save the model with state_dict()")
     final = Path(folder).absolute()
     draft = final.with_name(f".{final.name}.partial")
     held = held_by_name(model, rename)

@@ -41,6 +41,7 @@ from shardbook.foundations.collectives import world
 from shardbook.foundations.torch_private import as_plain
 from shardbook.state import rank_state
 from shardbook.state.checkpoint_index import Damaged, index_of
+from shardbook.state.folder_names import refuse_extra_state
 from shardbook.state.optimizer_entries import (
     groups_from,
     groups_of,
@@ -109,7 +110,8 @@ def state_of(
     """
     come_together(model, "save")
     refuse_waiting(model)
-    refuse_extra_state(model)
+    instead = "pass an object with that state by a name of its own"
+    refuse_extra_state(model, "a checkpoint", instead)
     stored = [*stretches(model, frozen=frozen), *rank_state.generators(model)]
     stored += [copy for _, copy in rank_state.buffers(model, mine=True)]
     text: dict[str, Any] = {"ranks": world(None)[1], "optimizer": None, "others": {}}
@@ -285,19 +287,6 @@ def refuse_more(folder: Path, index: Metadata, model: nn.Module) -> None:
         raise ValueError(
             f"{folder} holds {more[0].removeprefix(MODEL + '.')}, which the model lacks"
         )
-
-
-def refuse_extra_state(model: nn.Module) -> None:
-    """Refuse a model whose `state_dict` holds more than tensors.
-
-    :raises ValueError: naming the module
-    """
-    for name, module in model.named_modules():
-        if type(module).get_extra_state is not nn.Module.get_extra_state:
-            raise ValueError(
-                f"{name or 'the model'} has extra state, which a checkpoint has no "
-                "place for; pass an object with that state by a name of its own"
-            )
 
 
 def refuse_trained_before(folder: Path, index: Metadata, model: nn.Module) -> None:

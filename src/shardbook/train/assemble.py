@@ -75,7 +75,19 @@ def assemble(
     options: argparse.Namespace, training: corpus.Reader, device: torch.device
 ) -> Run:
     """A run before its first step."""
-    model = sharded_model(options, device)
+    return run_with(sharded_model(options, device), options, training)
+
+
+def run_with(
+    model: nn.Module,
+    options: argparse.Namespace,
+    training: corpus.Reader,
+    others: dict[str, Stateful] | None = None,
+) -> Run:
+    """A run of a sharded model, before its first step.
+
+    :param others: what else is saved with the run, by name
+    """
     return Run(
         model,
         make_optimizer(options, model),
@@ -91,6 +103,7 @@ def assemble(
         options.accumulate,
         options.clip,
         not_finite=NotFinite(options.not_finite),
+        others=others or {},
     )
 
 
