@@ -170,7 +170,7 @@ class Checkpoints:
         newest = self.folder / names[0]
         step = self.check(newest, before=names[1:])
         try:
-            with told_alike(), without_collector():
+            with without_collector():
                 load_run(newest, model, optimizer, self.frozen, **others)
         except Changed as error:
             refuse_damaged(newest, str(error), names[1:])

@@ -40,7 +40,7 @@ from torch.optim import Optimizer
 from shardbook.foundations.collectives import world
 from shardbook.foundations.torch_private import as_plain
 from shardbook.state import rank_state
-from shardbook.state.checkpoint_index import Damaged, index_of
+from shardbook.state.checkpoint_index import Damaged
 from shardbook.state.folder_names import refuse_extra_state
 from shardbook.state.optimizer_entries import (
     groups_from,
@@ -50,6 +50,7 @@ from shardbook.state.optimizer_entries import (
 )
 from shardbook.state.plain_data import plain, restored
 from shardbook.state.sharded import read, write
+from shardbook.state.sharded_files import Reader
 from shardbook.state.stored import MODEL, Stretch, stretches, stretches_of_state
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.state_dict import refuse_in_block
@@ -165,8 +166,9 @@ def load_run(
     """
     come_together(model, "load")
     refuse_waiting(model)
-    index = index_of(folder)
-    text = text_in(folder, index)
+    reader = Reader(folder)
+    index = reader.read_metadata()
+    text = text_in(reader, index)
     refuse_missing(folder, text, optimizer, others)
     refuse_more(folder, index, model)
     if not frozen:
@@ -178,7 +180,7 @@ def load_run(
     take_apart(model)
     own = stretches(model, frozen=frozen)
     stored = [*own, *(copy for _, copy in copies), *states]
-    read(folder, [*stored, *(each for *_, each in state)])
+    read(reader, index, [*stored, *(each for *_, each in state)])
     note_changes(model)
     for buffer, copy in copies:
         buffer.copy_(copy.whole)
@@ -211,16 +213,16 @@ def note_changes(model: nn.Module) -> None:
 TEXT = "shardbook.text"
 
 
-def text_in(folder: Path, index: Metadata) -> dict[str, Any]:
+def text_in(reader: Reader, index: Metadata) -> dict[str, Any]:
     """What the first rank has written as text."""
     there = index.state_dict_metadata.get(TEXT)
     if not isinstance(there, TensorStorageMetadata):
         raise Damaged(
-            f"{folder} holds tensors only; it was not written by save_run, so no run "
+            f"{reader.folder} holds tensors only; it was not written by save_run, so no run "
             "can go on from it"
         )
     text = rank_state.blob(TEXT, torch.empty(there.size, dtype=torch.uint8))
-    read(folder, [text])
+    read(reader, index, [text])
     found: dict[str, Any] = json.loads(rank_state.as_text(text.whole))
     return found
 

@@ -2,16 +2,18 @@ r"""# Sharded checkpoints
 
 > Each rank writes what lies on it, and reads what lies on it now, whatever number of ranks has written.
 
-PyTorch's distributed checkpoint does the writing: files in parallel, an index of all
+PyTorch's distributed checkpoint does the work: files in parallel, an index of all
 [boxes](boxes.py), and a search for the boxes that overlap. It asks a *planner* what
 there is to write or to read. The two planners here answer with the boxes of [this
 rank's stretches](stored.py):
 
-| step of PyTorch's engine | what is said here |
-|---|---|
-| plan, on each rank | which boxes this rank writes or wants |
-| plan, on one rank | the index: which box is in which file |
-| write or read | where the numbers of a box lie in memory |
+| step | to write | to read |
+|---|---|---|
+| plan, on each rank | its boxes | its boxes, and the parts of the files that overlap them |
+| plan, on one rank | the index: which box is in which file | |
+| write or read | where the numbers of a box lie in memory | where they belong |
+
+Only the index needs all ranks. Whoever reads has it, and asks nobody.
 
 So a program with another number of ranks, in another stage, or with `fully_shard` finds
 its numbers in the same files. Nothing is gathered: beside its own elements a rank needs
@@ -35,6 +37,7 @@ from torch.distributed.checkpoint.default_planner import (
 )
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
@@ -50,12 +53,12 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import (
     create_read_items_for_chunk_list,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from shardbook.state.boxes import Box
 from shardbook.state.sharded_files import Reader, Writer
 from shardbook.state.stored import Stretch
+from shardbook.state.together import on_each
 
 __all__ = ["read", "write"]
 # sidelit: show
@@ -80,24 +83,24 @@ def write(
 
 
 def read(
-    folder: Path,
-    stretches: Iterable[Stretch],
-    reader: Reader | None = None,
-    *,
-    cast: bool = False,
+    reader: Reader, index: Metadata, stretches: Iterable[Stretch], *, cast: bool = False
 ) -> None:
     """Read what lies on this rank into its place. Collective.
 
-    :param reader: reads the files; by default the index of the folder is taken as it is
+    :param index: that the reader has read
     :param cast: whether numbers of another dtype are converted
-    :raises ValueError: if the checkpoint lacks a tensor, or holds it in another shape
-        or dtype, or only a part of it
+    :raises ValueError: on every rank, if the checkpoint lacks a tensor, or holds it in
+        another shape or dtype, or only a part of it
+    :raises OSError: on every rank, if one of them cannot read
     """
-    load(
-        {},
-        storage_reader=reader or Reader(folder),
-        planner=Wanted(list(stretches), cast=cast),
-    )
+    planner = Wanted(list(stretches), cast=cast)
+
+    def act() -> None:
+        planner.set_up_planner({}, index)
+        reader.set_up_storage_reader(index, is_coordinator=False)
+        reader.read_data(planner.create_local_plan(), planner).wait()
+
+    on_each(act)
 
 
 class Written(DefaultSavePlanner):

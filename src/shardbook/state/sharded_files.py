@@ -31,7 +31,6 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
-    StorageMeta,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
@@ -113,10 +112,8 @@ class Reader(FileSystemReader):
         self.boxes: dict[MetadataIndex, Any] = {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The index, on one rank; the others are sent it."""
-        index = index_of(self.folder)
-        index.storage_meta = StorageMeta(load_id=self.load_id)
-        return index
+        """The index, on each rank."""
+        return index_of(self.folder)
 
     def set_up_storage_reader(self, metadata: Metadata, *how: Any, **more: Any) -> None:
         """Keep what the index says of the boxes."""

@@ -87,6 +87,8 @@ def as_told(error: Exception, who: str = "") -> Exception:
 
     An error of another library may not survive the way there, so it goes as words.
     """
+    if isinstance(error, UnpicklingError | EOFError):
+        return ValueError(f"{who}a part of a file is no tensor: {reason(error)}")
     if isinstance(error, OSError | ValueError):
         return type(error)(f"{who}{error}") if who else error
     return RuntimeError(f"{who}{type(error).__name__}: {error}")
@@ -101,8 +103,4 @@ def told_alike() -> Iterator[None]:
         for rank, (cause, _) in sorted(error.failures.items()):
             if isinstance(cause, OSError | ValueError):
                 raise type(cause)(f"rank {rank}: {cause}") from error
-            if isinstance(cause, UnpicklingError | EOFError):
-                raise ValueError(
-                    f"rank {rank}: a part of a file is no tensor: {reason(cause)}"
-                ) from error
         raise

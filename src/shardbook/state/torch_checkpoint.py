@@ -57,7 +57,7 @@ from shardbook.state.run_state import (
 from shardbook.state.sharded import read
 from shardbook.state.stored import MODEL, Stretch, stretches
 from shardbook.state.tensor_file import Named
-from shardbook.state.together import on_each, on_first, told_alike
+from shardbook.state.together import on_each, on_first
 from shardbook.training.optimizer_state import load_optimizer_state_dict
 
 __all__ = ["load_torch_checkpoint"]
@@ -134,8 +134,7 @@ def from_folder(
         for each, there in fit(found=model_in(index))
     ]
     take_apart(model)
-    with told_alike():
-        read(reader.folder, [*held, *(each for *_, each in state)], reader, cast=cast)
+    read(reader, index, [*held, *(each for *_, each in state)], cast=cast)
     if optimizer is not None:
         entries: dict[int, dict[str, Tensor]] = {}
         for number, key, value, _ in state:

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 import ranks
 from shardbook import shard
 from shardbook.state.sharded import read, write
+from shardbook.state.sharded_files import Reader
 from shardbook.state.stored import stretches
 
 SIZES = (7, 5, 3)
@@ -60,7 +61,8 @@ def save(folder: Path, stage: int, rows: int, scalar: bool = True) -> None:
 
 def load(folder: Path, stage: int, scalar: bool = True) -> dict[str, Tensor]:
     model = sharded(2, stage, scalar=scalar)
-    read(folder, stretches(model))
+    reader = Reader(folder)
+    read(reader, reader.read_metadata(), stretches(model))
     return model.state_dict()
 
 
