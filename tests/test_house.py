@@ -17,7 +17,17 @@ ORDER = {
         "__init__",
     ],
     "sidelit": [
-        *("errors", "tables", "assets", "page_names", "proofs", "config", "glossary", "origin"),
+        *(
+            "errors",
+            "tables",
+            "assets",
+            "page_names",
+            "proofs",
+            "prose_pages",
+            "config",
+            "glossary",
+            "origin",
+        ),
         *("source", "ids", "text", "catalog", "lint", "site"),
         *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],
