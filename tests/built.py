@@ -68,7 +68,7 @@ def longest(names: list[str], count: int) -> list[str]:
 
 
 def template_of(prose: Prose) -> str:
-    """Which template prints a page of prose: its list has one of its own, so have lessons and the home page."""
+    """Which template prints a page of prose: lists, lessons and the home page have one of their own."""
     if isinstance(prose, Lesson):
         return "lesson"
     return prose.append or ("home" if prose.output == CONFIG.home else "prose")

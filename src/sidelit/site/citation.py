@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from sidelit.config import Config
+from sidelit.config import Config, Lesson
 from sidelit.errors import SidelitError
 from sidelit.origin import Origin, fill
 from sidelit.site.content import Piece, Text
@@ -22,11 +22,11 @@ from sidelit.text import markup
 def cite(config: Config, texts: Sequence[Text], origin: Origin, wanted: str) -> str:
     """Return the citation of the section `wanted`: an id, or `PAGE#ID` where several pages have that id.
 
-    What a section or its page was called before leads to it too.
+    What a section or its page was called before leads to it too. A lesson is cited as a whole, by its name.
 
     Raises `SidelitError` when no section or more than one has this name.
     """
-    found = list(_matches(texts, wanted))
+    found = [*_matches(texts, wanted), *_lessons(texts, wanted)]
     if not found:
         raise SidelitError(
             f"there is no section {wanted!r}", hint="`sidelit sections FILE` lists the ids of a file"
@@ -40,7 +40,8 @@ def cite(config: Config, texts: Sequence[Text], origin: Origin, wanted: str) -> 
         f"version {origin.version}" if origin.version else "",
         f"commit {origin.label}" if origin.label else "",
     ]
-    note = ", ".join((f"{text.item.source}, section {piece.id}", *filter(None, state)))
+    section = f"section {piece.id}" if piece.id else ""
+    note = ", ".join(filter(None, (text.item.source, section, *state)))
     author = f"The {config.title} authors"
     year = origin.date[:4] if origin.date else ""
     url = fill(config.source_url, origin, text.item.source, piece.first_line, piece.id) or ""
@@ -69,6 +70,14 @@ def _matches(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece]]
                 yield text, piece
 
 
+def _lessons(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece]]:
+    for text in texts:
+        item = text.item
+        path = PurePosixPath(item.source)
+        if isinstance(item, Lesson) and wanted in (item.name, item.source, item.output, path.name, path.stem):
+            yield text, text.pieces[0]
+
+
 def _was_at(piece: Piece, page: str, name: str) -> bool:
     """Whether a section stood on a page before, which is called by its name or by its address."""
     places = (place.rpartition("#") for place in piece.places)
@@ -77,7 +86,8 @@ def _was_at(piece: Piece, page: str, name: str) -> bool:
 
 
 def _key(config: Config, text: Text, piece: Piece) -> str:
-    return re.sub(r"[^A-Za-z0-9.:/-]+", "-", f"{config.title.lower()}:{text.item.name}:{piece.id}")
+    name = f"{config.title.lower()}:{text.item.name}:{piece.id}".removesuffix(":")
+    return re.sub(r"[^A-Za-z0-9.:/-]+", "-", name)
 
 
 def _tex(value: str) -> str:

@@ -9,8 +9,9 @@ it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from sidelit.ids.anchors import Anchor
 from sidelit.site import lesson_head
 from sidelit.source import source
 from sidelit.source.marks import Depth
-from sidelit.text import code, markup
+from sidelit.text import code, fields, markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,9 @@ class Text:
     """Everything a link to this page may end in."""
     minutes: int = 0
     """How long it takes to read, if it is a lesson."""
+    figure: str = ""
+    """The drawing that a chapter opens with: `:figure: NAME` in the docstring of the module."""
+    figure_line: int = 1
 
     @property
     def prose(self) -> bool:
@@ -106,7 +110,25 @@ def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor]) -
         if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")
     )
     ids = frozenset(name for piece in pieces for name in (piece.id, *piece.aliases))
-    return Text(item, item.module, pieces, ids)
+    if not pieces or pieces[0].kind != "module":
+        return Text(item, item.module, pieces, ids)
+    tokens, named = fields.take(pieces[0].tokens, "figure")
+    pieces = (replace(pieces[0], tokens=tokens), *pieces[1:])
+    figure, line = _figure(named, item.source)
+    return Text(item, item.module, pieces, ids, figure=figure, figure_line=line)
+
+
+def _figure(named: Sequence[fields.Field], path: str) -> tuple[str, int]:
+    """The name of the drawing that a chapter opens with, and its line."""
+    if not named:
+        return "", 1
+    line, name = markup.line_of(named[-1].name), markup.plain(named[-1].body)
+    if len(named) > 1:
+        raise SidelitError("a chapter opens with one figure", path=path, line=line)
+    if not re.fullmatch(r"\w+", name):
+        what = f"`:figure:` says {name!r}, which is no name of a figure"
+        raise SidelitError(what, path=path, line=line)
+    return name, line
 
 
 def _fold(item: Chapter, depth: Depth) -> Fold:

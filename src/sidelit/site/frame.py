@@ -27,6 +27,7 @@ def head(press: Press, edition: Edition, around: Ways) -> views.SiteInfo:
         repository=press.config.repository,
         nav=tuple(around.nav()),
         home=around.to(press.config.home),
+        course=bool(press.config.course.lessons),
     )
 
 

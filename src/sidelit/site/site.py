@@ -165,6 +165,9 @@ def files(config: Config) -> dict[str, bytes]:
         proved=proved.lines(config, gathered.add),
         report=gathered.add,
     )
+    # A page tells its first mistake only; of its directives all are told.
+    for error in mistakes(config, written):
+        gathered.add(error)
     made = {name: path.read_bytes() for name, path in _static(config)}
     for lang, each in editions.items():
         pages = dict(each.pages)

@@ -190,6 +190,8 @@ class SiteInfo:
     repository: str | None
     nav: tuple[NavGroup, ...]
     home: str
+    course: bool = False
+    """Whether it has lessons, so that pages may mark those that are finished."""
 
 
 @dataclass(frozen=True, slots=True)

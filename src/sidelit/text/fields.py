@@ -49,6 +49,34 @@ def tables(tokens: Sequence[Token]) -> dict[str, list[Field]]:
     return sorted_fields
 
 
+def take(tokens: Sequence[Token], kind: str) -> tuple[tuple[Token, ...], tuple[Field, ...]]:
+    """Take the fields that are written `:kind:` out of a text; returns what is left, and the fields."""
+    kept: list[Token] = []
+    taken: list[Token] = []
+    index = 0
+    while index < len(tokens):
+        if tokens[index].type != "field_list_open":
+            kept.append(tokens[index])
+            index += 1
+            continue
+        end = closing(tokens, index)
+        others: list[Token] = []
+        for one in _each(tokens[index + 1 : end]):
+            (taken if one[1].meta["kind"] == kind else others).extend(one)
+        kept += [tokens[index], *others, tokens[end]] if others else []
+        index = end + 1
+    return tuple(kept), tuple(_fields(taken))
+
+
+def _each(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
+    """The tokens of each field of a list: those of its name, then those of its body."""
+    index = 0
+    while index < len(tokens):
+        end = closing(tokens, closing(tokens, index) + 1) + 1
+        yield tokens[index:end]
+        index = end
+
+
 def closing(tokens: Sequence[Token], start: int) -> int:
     """The index of the token that closes the one at `start`."""
     depth = 0
@@ -60,12 +88,8 @@ def closing(tokens: Sequence[Token], start: int) -> int:
 
 
 def _fields(tokens: Sequence[Token]) -> Iterator[Field]:
-    index = 0
-    while index < len(tokens):
-        name_end = closing(tokens, index)
-        body_end = closing(tokens, name_end + 1)
-        yield _field(tokens[index + 1], tuple(tokens[name_end + 2 : body_end]))
-        index = body_end + 1
+    for one in _each(tokens):
+        yield _field(one[1], tuple(one[closing(one, 0) + 2 : -1]))
 
 
 def _field(name: Token, body: tuple[Token, ...]) -> Field:

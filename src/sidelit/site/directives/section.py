@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from markupsafe import Markup
@@ -64,10 +63,9 @@ def take(given: Directive, book: Book) -> Taken:
     if piece.fold is not None:
         what = f"{target.source}#{piece.id} is depth, and a lesson shows what is core"
         raise given.error(what, hint="show the section that calls it, or link to it")
-    plain = [_plain(code) for _, code in piece.lines]
-    start = _line(given, "from", piece, plain, 0)
-    last = _line(given, "to", piece, plain, len(plain) - 1)
-    if plain and last < start:
+    start = _line(given, "from", text, piece, 0)
+    last = _line(given, "to", text, piece, len(piece.lines) - 1)
+    if piece.lines and last < start:
         raise given.error(f"the line of `to` stands above the line of `from` in {target.source}#{piece.id}")
     return Taken(text, piece, start, last + 1)
 
@@ -96,12 +94,12 @@ def _piece(given: Directive, anchor: str, text: Text, target: Target, book: Book
     raise given.error(what, hint=nearest(anchor, core, "`sidelit sections FILE` lists the ids of a file"))
 
 
-def _line(given: Directive, key: str, piece: Piece, plain: Sequence[str], otherwise: int) -> int:
+def _line(given: Directive, key: str, text: Text, piece: Piece, otherwise: int) -> int:
     """The one line that holds the text of an option."""
     wanted = given.options.get(key)
     if wanted is None:
         return otherwise
-    found = [place for place, line in enumerate(plain) if wanted in line]
+    found = _holding(wanted, piece)
     if len(found) == 1 and wanted:
         return found[0]
     if found:
@@ -109,11 +107,19 @@ def _line(given: Directive, key: str, piece: Piece, plain: Sequence[str], otherw
         what = f"`{key}` is {wanted!r}, which stands in several lines of {piece.id}: {numbers}"
         raise given.error(what, hint="write more of the line")
     what = f"`{key}` is {wanted!r}, which stands in no line of {piece.id}"
-    raise given.error(what, hint=nearest(wanted, (line.strip() for line in plain)))
+    elsewhere = next((other.id for other in text.pieces if _holding(wanted, other)), "")
+    if elsewhere:
+        raise given.error(what, hint=f"it stands in {elsewhere!r}")
+    raise given.error(what, hint=nearest(wanted, [line.strip() for line in _plain(piece)]))
 
 
-def _plain(code: str) -> str:
-    return html.unescape(re.sub(r"<[^>]*>", "", code))
+def _holding(wanted: str, piece: Piece) -> list[int]:
+    return [place for place, line in enumerate(_plain(piece)) if wanted in line]
+
+
+def _plain(piece: Piece) -> list[str]:
+    """The lines of a section without their colours."""
+    return [html.unescape(re.sub(r"<[^>]*>", "", code)) for _, code in piece.lines]
 
 
 def _html(given: Directive, place: Place) -> Markup:
