@@ -9,8 +9,9 @@ them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from markdown_it.token import Token
@@ -19,7 +20,7 @@ from markupsafe import Markup, escape
 from sidelit.config import Chapter
 from sidelit.errors import SidelitError
 from sidelit.origin import fill
-from sidelit.site import forwarding, frame, listing, page, views, ways
+from sidelit.site import drawn, forwarding, frame, listing, page, views, ways
 from sidelit.site.content import Piece
 from sidelit.site.edition import Page, Words
 from sidelit.site.links import fragment
@@ -71,6 +72,7 @@ class _Desk:
         self.target = press.index.targets[self.item.source]
         self.ways = ways.Ways(self.config, self.edition, shown)
         words = page.interface(shown.lang)
+        self.figures: Counter[str] = Counter()
         self.labels = {key: words[key] for key in prose.LABELS if key in words}
 
     def html(
@@ -99,6 +101,31 @@ class _Desk:
                 except SidelitError as error:
                     self.press.report(error)
         return Markup(" ".join(said))
+
+    def figure(self, name: str, path: str, line: int) -> Markup:
+        """A figure by its name; `path` and `line` say where the page asks for it."""
+        try:
+            drawing = self.press.figures.draw(name, self.shown.lang, path, line)
+            self.figures[name] += 1
+            return drawn.html(drawing, self.shown.lang, self.figures[name], self._of_a_figure)
+        except SidelitError as error:
+            self.press.report(error)
+            return Markup("")
+
+    def _of_a_figure(self, sentence: Sequence[Token]) -> Markup:
+        """A title or a caption. A link in it starts from this page, but a wrong one stands in the figure's file."""
+        inline = sentence[1]
+
+        def resolve(href: str, line: int) -> str:
+            try:
+                return self._resolve(href, line)
+            except SidelitError as error:
+                raise SidelitError(
+                    error.what, path=markup.path_of(inline), line=line, hint=error.hint
+                ) from None
+
+        context = replace(self._context("", place="figure"), resolve=resolve)
+        return Markup(prose.render_inline(inline, context=context))
 
     def sections(self) -> Iterator[views.SectionView]:
         pairs = zip(self.shown.text.pieces, self.shown.words, strict=True)
@@ -151,6 +178,7 @@ class _Desk:
         folds = (each.fold.words for each in sections if each.fold)
         parts = (part for each in sections for part in (each.title, each.doc))
         written = (body, title_html, lede, *folds, *parts)
+        figure = self.opening_figure()
         return views.PageInfo(
             kind=kind,
             title=shown.label,
@@ -171,8 +199,15 @@ class _Desk:
             run=self.item.run if isinstance(self.item, Chapter) else None,
             has_math=any('class="katex' in html for html in written),
             has_depth=any(each.fold for each in sections),
+            has_figures=bool(self.figures),
+            figure=figure,
             forward=self.forward() if kind == "forward" else None,
         )
+
+    def opening_figure(self) -> Markup:
+        """The figure that the opening of a chapter names."""
+        text = self.shown.text
+        return self.figure(text.figure, self.item.source, text.figure_line) if text.figure else Markup("")
 
     def forward(self) -> views.Link:
         """To the page that went from this address."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from sidelit.config import Config
 from sidelit.errors import SidelitError
+from sidelit.figures.gallery import Gallery
 from sidelit.glossary import Glossary
 from sidelit.origin import Origin
 from sidelit.proofs import Proof
@@ -35,6 +36,7 @@ class Press:
     proved: Mapping[Proof, int] = field(default_factory=dict)
     """Where each test that a chapter names stands in its file."""
     leads: forwarding.Leads = field(default_factory=dict)
+    figures: Gallery = field(default_factory=Gallery)
     lenient: bool = False
     """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
     report: Callable[[SidelitError], None] = lambda error: None
