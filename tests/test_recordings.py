@@ -62,7 +62,7 @@ def test_a_file_is_json_with_rows_that_fit_on_a_screen() -> None:
 def test_a_recording_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(frame, "FOLDER", tmp_path)
     monkeypatch.setattr(frame.module_of("vector"), "record", lambda: ["word"] * 10_000)
-    with pytest.raises(SystemExit, match="vector takes .* bytes, but a recording has at most 60,000"):
+    with pytest.raises(SystemExit, match=r"vector takes .* bytes, but a recording has at most 60,000"):
         frame.make("vector")
     assert list(tmp_path.iterdir()) == []
 
@@ -70,5 +70,5 @@ def test_a_recording_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_an_unknown_name_is_refused_with_the_names_that_there_are() -> None:
     from tools.record.__main__ import main
 
-    with pytest.raises(SystemExit, match="there is no recording 'vectors'; choose from .*vector"):
+    with pytest.raises(SystemExit, match=r"there is no recording 'vectors'; choose from .*vector"):
         main(["vectors"])

@@ -1,4 +1,4 @@
-"""Record what the figures of the book show: `python -m tools.record`, or `python -m tools.record stages ring`."""
+"""Record what the figures show: `python -m tools.record` all of it, `python -m tools.record ring` a part."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """What every recording has in common: its name, its ranks, and the file that it leaves.
 
-A module of this folder that defines `record` is a recording. The file `site/recorded/NAME.json` is named after
-it:
+A module of this folder that defines `record` is a recording, and `site/recorded/NAME.json` has its name:
 
     def record() -> Any:
         "What the figures need, as JSON can hold it."
-        return ranks(2, on_a_rank, 3)           # a list with what each rank has returned
+        return ranks(2, on_a_rank, 3)  # a list with what each rank has returned
 
-    def exact(data: Any) -> Any:                # only where a run does not give all of it again, such as times
+    def exact(data: Any) -> Any:  # only where a run does not give all of it again, such as times
         "The part that a second run gives again; a test compares it with the file."
         return data["bytes"]
 
@@ -126,7 +125,7 @@ def text(value: Any, indent: int = 0) -> str:
     rows = [""]
     for number, one in enumerate(value, 1):
         word = json.dumps(one, ensure_ascii=False, allow_nan=False) + "," * (number < len(value))
-        if rows[-1] and len(rows[-1]) + len(word) + indent > WIDTH:
+        if rows[-1] and len(rows[-1]) + len(word) + indent + 2 > WIDTH:
             rows.append("")
         rows[-1] += f" {word}" if rows[-1] else word
     return "[" + inner + inner.join(rows) + outer + "]"

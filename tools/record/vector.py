@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tools.record.frame import ranks
+
 from shardbook import shard
 from shardbook.models.gpt import GPT, Block, Config
 from shardbook.zero.conductor import conductor_of
-from tools.record.frame import ranks
 
 # In the narrow block all parts of the vector can be seen; the other one has a usual shape.
 WIDTHS = (8, 128)
