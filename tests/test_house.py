@@ -17,7 +17,17 @@ ORDER = {
         "__init__",
     ],
     "sidelit": [
-        *("errors", "tables", "assets", "page_names", "proofs", "config", "glossary", "origin", "template_errors"),
+        *(
+            "errors",
+            "tables",
+            "assets",
+            "page_names",
+            "proofs",
+            "config",
+            "glossary",
+            "origin",
+            "template_errors",
+        ),
         *("source", "ids", "text", "catalog", "lint", "figures", "site"),
         *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],

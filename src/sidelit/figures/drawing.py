@@ -10,7 +10,7 @@ A template calls the pen and a few functions that know the figure:
 | `code(text)` | a name from the data, the same in every language |
 | `say(peak=…)` | fills the blank `{peak}` of the title, the description and the caption |
 | `row(…)` | one row of the table that is folded under the figure |
-| `holds(condition, "what it says")` | stops the build if a new recording no longer says what the figure claims |
+| `holds(condition, "what it says")` | stops the build if a new recording no longer bears out a claim |
 
 So numbers come from the data alone, words from the catalogue alone, and a claim is checked at every build.
 """
@@ -28,11 +28,12 @@ from markupsafe import Markup
 
 from sidelit import template_errors
 from sidelit.catalog import catalog
+from sidelit.catalog.shelf import STATES
 from sidelit.errors import SidelitError
 from sidelit.figures import pen, quantities, scales, words
 from sidelit.figures.figure import Figure
 from sidelit.figures.recording import Recording
-from sidelit.figures.sheet import checked, check_literals
+from sidelit.figures.sheet import check_literals, checked
 from sidelit.figures.words import BLANK, Said
 from sidelit.text import markup
 
@@ -42,7 +43,7 @@ WIDE, NARROW = 640, 340
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure in one language, ready for a page; `state` is the worst of its sentences, if one is not current."""
+    """A figure in one language; `state` is the worst of its sentences, `None` if all are current."""
 
     name: str
     title: tuple[Token, ...]
@@ -93,7 +94,9 @@ class Easel:
             what = f"the word {min(unused).partition('/')[2]!r} stands nowhere in the drawing"
             raise _at(figure.said[min(unused)], what)
         if not told.rows:
-            raise SidelitError("the template has no row(…) for the table", path=self._path(figure, "svg"), line=1)
+            raise SidelitError(
+                "the template has no row(…) for the table", path=self._path(figure, "svg"), line=1
+            )
         return Drawing(
             name=figure.name,
             title=script.sentence("title", told.values),
@@ -151,7 +154,7 @@ class _Script:
     @property
     def state(self) -> str | None:
         """The worst state of what was asked for."""
-        worst = max(self.states, key=catalog.STATES.index)
+        worst = max(self.states, key=STATES.index)
         return None if worst == "current" else worst
 
     def sentence(self, context: str, values: Mapping[str, Said]) -> tuple[Token, ...]:
@@ -188,7 +191,9 @@ class _Script:
 def _with_blanks(inline: Token, values: Mapping[str, Said]) -> Token:
     asked = set(BLANK.findall(inline.content))
     if missing := sorted(asked - set(values)):
-        raise _at((inline, inline), f"nothing is put into the blank {{{missing[0]}}}", "say(…) it in the template")
+        raise _at(
+            (inline, inline), f"nothing is put into the blank {{{missing[0]}}}", "say(…) it in the template"
+        )
     if not asked:
         return inline
     text = BLANK.sub(lambda blank: values[blank[1]].markdown(), inline.content)

@@ -2,9 +2,9 @@
 
 > A table of words, a template that draws, and the recordings it draws from.
 
-`figures/NAME.toml` says what a figure claims, in words that reach the catalogues; `NAME.svg` beside it is a template
-that draws it, `NAME.narrow.svg` a second one for narrow screens, and `recorded/` holds the numbers. Here all of it is
-read and checked, before any language.
+`figures/NAME.toml` says what a figure claims, in words that reach the catalogues; `NAME.svg` beside it is a
+template that draws it, `NAME.narrow.svg` a second one for narrow screens, and `recorded/` holds the numbers.
+Here all of it is read and checked, before any language.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 from markdown_it.token import Token

@@ -18,7 +18,9 @@ from sidelit.figures.figure import FOLDER, Figure
 class Gallery:
     """The figures of a site by name; a drawing is made once for each language."""
 
-    def __init__(self, figures: Sequence[Figure] = (), easel: Easel | None = None, shelf: Shelf | None = None) -> None:
+    def __init__(
+        self, figures: Sequence[Figure] = (), easel: Easel | None = None, shelf: Shelf | None = None
+    ) -> None:
         self._figures: Mapping[str, Figure] = {each.name: each for each in figures}
         self._easel, self._shelf = easel, shelf
         self._drawn: dict[tuple[str, str], Drawing] = {}
@@ -31,7 +33,7 @@ class Gallery:
     def draw(self, name: str, lang: str, path: str | None = None, line: int | None = None) -> Drawing:
         """The figure of a name in one language; `path` and `line` say who asks for it.
 
-        Raises `SidelitError` there if there is no such figure, and where the figure has its mistake, if it has one.
+        Raises `SidelitError` there if there is no such figure, or where the figure has a mistake.
         """
         if name not in self._figures or self._easel is None:
             close = difflib.get_close_matches(name, self.names, n=3, cutoff=0.4) or self.names[:5]

@@ -2,15 +2,16 @@
 
 > What the templates of figures draw with: bars, lines, arrows, axes and words, in classes instead of colours.
 
-Kinds are numbers. Each has a colour, a lightness and a hatching of its own in the stylesheet, so that two kinds
-differ in grey as well. Nothing here has an id, a colour or a size of letters: a drawing may stand twice on a page,
-and follows its theme.
+Kinds are numbers. Each has a colour, a lightness and a hatching of its own in the stylesheet, so that two
+kinds differ in grey as well. Nothing here has an id, a colour or a size of letters: a drawing may stand
+twice on a page, and follows its theme.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -20,7 +21,7 @@ from sidelit.figures.scales import Linear, Log
 from sidelit.figures.words import Said
 
 Point = Sequence[float]
-# The size of the letters in units of the drawing, and the distance between two lines. The stylesheet has them too.
+# The size of the letters in units of the drawing, as in the stylesheet, and from one line to the next.
 LETTERS = 13.0
 LEADING = 16.5
 # Half the height of a capital: what lifts a line so that its letters are centred on a place.
@@ -77,12 +78,22 @@ def bar(x: float, y: float, width: float, height: float, kind: int, look: str = 
         return Markup("")
     box = {"x": _short(x), "y": _short(y), "width": _short(width), "height": _short(height)}
     plain = _element("rect", {"class": f"kind-{kind} {look}".strip(), **box})
-    return plain + _element("rect", {"class": "hatch", "fill": f"url(#hatch-{kind})", **box}) if kind > 1 else plain
+    return (
+        plain + _element("rect", {"class": "hatch", "fill": f"url(#hatch-{kind})", **box})
+        if kind > 1
+        else plain
+    )
 
 
 def box(x: float, y: float, width: float, height: float, look: str = "box", round: float = 3) -> Markup:
     """A frame that holds words."""
-    given = {"x": _short(x), "y": _short(y), "width": _short(width), "height": _short(height), "rx": _short(round)}
+    given = {
+        "x": _short(x),
+        "y": _short(y),
+        "width": _short(width),
+        "height": _short(height),
+        "rx": _short(round),
+    }
     return _element("rect", {"class": look, **given})
 
 
@@ -142,7 +153,7 @@ def axis_below(
     top: float | None = None,
     count: int = 5,
 ) -> Markup:
-    """An axis under a chart: its line, its ticks with their values, and up to `top` faint lines above them."""
+    """An axis under a chart: its line, its ticks with their values, and faint lines up to `top`."""
     parts = [line([(scale.start, y), (scale.end, y)], "axis")]
     for value in scale.ticks(count) if ticks is None else ticks:
         x = scale(value)
@@ -181,7 +192,7 @@ def _line(kind: int | str) -> str:
 
 def _stairs(points: Sequence[Point]) -> list[Point]:
     corners: list[Point] = [points[0]]
-    for before, after in zip(points, points[1:], strict=False):
+    for before, after in pairwise(points):
         corners += [(after[0], before[1]), after] if before[1] != after[1] else [after]
     return corners
 
@@ -191,7 +202,9 @@ def _path(points: Iterable[Point]) -> str:
 
 
 def _element(name: str, given: dict[str, Any], inner: Markup | None = None) -> Markup:
-    attributes = "".join(f' {key}="{escape(value)}"' for key, value in given.items() if value not in (None, ""))
+    attributes = "".join(
+        f' {key}="{escape(value)}"' for key, value in given.items() if value not in (None, "")
+    )
     return Markup(f"<{name}{attributes}/>" if inner is None else f"<{name}{attributes}>{inner}</{name}>")
 
 

@@ -2,8 +2,8 @@
 
 > A file of numbers that a program wrote, and how to make it again.
 
-No number of a figure is typed by hand. It is read from a recording: a JSON object with the command that wrote it, the
-commit, the machine and the versions it ran on, and under `data` what it found.
+No number of a figure is typed by hand. It is read from a recording: a JSON object with the command that wrote
+it, the commit, the machine and the versions it ran on, and under `data` what it found.
 """
 
 from __future__ import annotations

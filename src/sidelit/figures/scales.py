@@ -2,11 +2,10 @@
 
 > A scale turns a value into a place on the drawing, and says which round values deserve a tick.
 
-Libraries for charts were compared by what the pages need. Altair with vl-convert (88 MB, an engine for
-JavaScript inside) and matplotlib (25 MB, and numpy) write their own colours and fonts into the picture, so that
-neither the theme of a page nor its language reaches it, and pygal brings its own styles and scripts; of the
-small ones leather has linear ticks, but neither logarithms nor powers of two, which half of our axes have.
-So the drawings are templates, and what a chart needs of arithmetic is this module.
+Libraries for charts (Altair with vl-convert: 88 MB with a JavaScript engine inside; matplotlib: 25 MB and
+numpy; pygal) write colours, fonts and sizes into the picture, so neither the theme nor the language of a page
+reaches it. Of small ones leather has linear ticks, but no logarithms and no powers of two, which half of our
+axes have, so the drawings are templates and their arithmetic is this module.
 """
 
 from __future__ import annotations

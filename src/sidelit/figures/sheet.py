@@ -2,9 +2,9 @@
 
 > What a template drew is held to a few rules, so that every drawing follows its page.
 
-A drawing has no colour, no size of letters and no id of its own: the stylesheet of the page has them, in light and in
-dark. Every word in it comes from the catalogue. What breaks a rule is refused with the line of the template, or,
-where only the result shows it, with the piece in question.
+A drawing has no colour, no size of letters and no id of its own: the stylesheet of the page has them, in
+light and in dark. Every word in it comes from the catalogue. What breaks a rule is refused with the line of
+the template, or, where only the result shows it, with the piece in question.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from markupsafe import Markup
 
 from sidelit.errors import SidelitError
 
-ELEMENTS = frozenset(("svg", "g", "path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "text", "tspan"))
+ELEMENTS = frozenset(
+    ("svg", "g", "path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "text", "tspan")
+)
 # What the stylesheet says, and what would be said twice on a page or run on it.
-FORBIDDEN = frozenset(("id", "style", "color", "font", "font-size", "font-family", "stroke", "opacity", "href"))
+FORBIDDEN = frozenset(
+    ("id", "style", "color", "font", "font-size", "font-family", "stroke", "opacity", "href")
+)
 _NAMESPACE = "{http://www.w3.org/2000/svg}"
 _HATCH = re.compile(r"none|url\(#hatch-\d\)")
 
@@ -28,13 +32,13 @@ _HATCH = re.compile(r"none|url\(#hatch-\d\)")
 def check_literals(environment: jinja2.Environment, path: Path, shown: str) -> None:
     """Refuse words that are typed into a template: no translator would see them."""
     source = path.read_text(encoding="utf-8")
-    # Expressions are blanked out and every line break stays, so that a place in the rest is a place in the file.
-    kept, block = [], False
-    for _, kind, value in environment.lex(source):
-        block = block or kind == "block_begin"
-        kept.append(value if kind == "data" else re.sub(r"[^\n]", "", value) or ("" if block else " "))
-        block = block and kind != "block_end"
-    bare = re.sub(r"<!--.*?-->|<[^>]*>", lambda tag: "\n" * tag[0].count("\n"), "".join(kept), flags=re.DOTALL)
+    # Expressions go and every line break stays, so that a place in the rest is a place in the file.
+    kept = [
+        value if kind == "data" else re.sub(r"[^\n]", "", value) for _, kind, value in environment.lex(source)
+    ]
+    bare = re.sub(
+        r"<!--.*?-->|<[^>]*>", lambda tag: "\n" * tag[0].count("\n"), "".join(kept), flags=re.DOTALL
+    )
     if found := re.search(r"[^\W\d_][^\n<]*", bare):
         line = bare.count("\n", 0, found.start()) + 1
         what, hint = f"{found[0].strip()!r} is typed into the drawing", "make it a word of the figure's table"

@@ -112,7 +112,11 @@ def _atoms(pieces: Iterable[Piece]) -> list[Piece]:
     """What a line may break between: words with the space behind them, code, single ideographs."""
     atoms: list[Piece] = []
     for piece in pieces:
-        parts = [piece.text] if piece.code else re.findall(r"[^\s\u3000-\u9fff\uff00-\uffef]+\s*|\s+|.", piece.text)
+        parts = (
+            [piece.text]
+            if piece.code
+            else re.findall(r"[^\s\u3000-\u9fff\uff00-\uffef]+\s*|\s+|.", piece.text)
+        )
         for part in parts:
             before = atoms[-1] if atoms else None
             clings = part[0] in _NOT_FIRST or part.isspace() or re.match(r"[.,;:!?)]", part)

@@ -113,7 +113,7 @@ class _Desk:
             return Markup("")
 
     def _of_a_figure(self, sentence: Sequence[Token]) -> Markup:
-        """A title or a caption. A link in it starts from this page, but a wrong one stands in the figure's file."""
+        """A title or a caption: its links start from this page, but a wrong one stands in another file."""
         inline = sentence[1]
 
         def resolve(href: str, line: int) -> str:

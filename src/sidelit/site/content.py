@@ -65,6 +65,9 @@ class Text:
     pieces: tuple[Piece, ...]
     ids: frozenset[str]
     """Everything a link to this page may end in."""
+    figure: str = ""
+    """The figure beside the opening of a chapter, if it names one."""
+    figure_line: int = 1
 
     @property
     def prose(self) -> bool:

@@ -18,7 +18,7 @@ ID = "figure-{}"
 
 
 def html(drawing: Drawing, lang: str, number: int, inline: Callable[[Sequence[Token]], Markup]) -> Markup:
-    """The figure as HTML; `number` counts how often the page has shown it, `inline` sets its title and caption."""
+    """The figure as HTML, the page's `number`th of that name; `inline` sets its title and its caption."""
     own = ID.format(drawing.name) + (f"-{number}" if number > 1 else "")
     values = {
         "id": own,
@@ -49,7 +49,8 @@ def _described(drawing: Drawing, svg: Markup, own: str, kind: str) -> Markup:
 
 def _cell(said: Said) -> Markup:
     pieces = (
-        Markup("<code>{}</code>").format(piece.text) if piece.code else escape(piece.text) for piece in said.pieces
+        Markup("<code>{}</code>").format(piece.text) if piece.code else escape(piece.text)
+        for piece in said.pieces
     )
     text = Markup("").join(pieces)
     return Markup('<span lang="{}">{}</span>').format(said.lang, text) if said.lang else text
