@@ -23,6 +23,7 @@ ORDER = {
             "assets",
             "page_names",
             "proofs",
+            "prose_pages",
             "config",
             "glossary",
             "origin",
