@@ -119,11 +119,11 @@ class Easel:
         def row(*cells: object) -> str:
             if len(cells) != len(figure.heads):
                 raise TypeError(f"a row of {len(cells)} cells in a table of {len(figure.heads)} columns")
-            told.rows.append(tuple(_cell(cell) for cell in cells))
+            told.rows.append(tuple(words.of(cell) for cell in cells))
             return ""
 
         def say(**values: object) -> str:
-            told.values.update({key: _cell(value) for key, value in values.items()})
+            told.values.update({key: words.of(value) for key, value in values.items()})
             return ""
 
         context: dict[str, Any] = {
@@ -169,7 +169,7 @@ class _Script:
 
     def word(self, context: str, blanks: Mapping[str, object] | None = None) -> Said:
         """A sentence for the drawing itself."""
-        values = {key: _cell(value) for key, value in (blanks or {}).items()}
+        values = {key: words.of(value) for key, value in (blanks or {}).items()}
         opening, inline, _ = self.sentence(context, values)
         return words.said(inline, str(opening.attrs["lang"]) if "lang" in opening.attrs else None)
 
@@ -203,14 +203,6 @@ def _with_blanks(inline: Token, values: Mapping[str, Said]) -> Token:
 def _at(tokens: Sequence[Token], what: str, hint: str | None = None) -> SidelitError:
     inline = tokens[1]
     return SidelitError(what, path=markup.path_of(inline), line=markup.line_of(inline), hint=hint)
-
-
-def _cell(value: object) -> Said:
-    if isinstance(value, Said):
-        return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return words.plain(quantities.number(value))
-    raise TypeError(f"{value!r} comes from no catalogue: write word(…), code(…) or a quantity")
 
 
 class _Environment(jinja2.Environment):

@@ -77,7 +77,7 @@ def read(config: Config, name: str) -> Figure:
     if not heads or not all(isinstance(head, str) for head in heads):
         raise table.error("`table` names the columns of the figure's table", "table")
     columns = {f"table/{number}": head for number, head in enumerate(heads, 1)}
-    said.update({context: _line(table, head, head) for context, head in columns.items()})
+    said.update({context: _line(table, head, table.line(head)) for context, head in columns.items()})
     recordings = tuple(_recording(config, table, file) for file in table.take("data", list))
     if not recordings:
         raise table.error("a figure is drawn from data, and `data` names no file", "data")
@@ -89,16 +89,21 @@ def read(config: Config, name: str) -> Figure:
 def _sentences(table: Table) -> Iterator[tuple[str, tuple[Token, ...]]]:
     for key in ("title", "description", "caption"):
         text = table.take(key, str)
-        yield key, _line(table, text, key)
+        yield key, _line(table, text, _line_of(table, key))
     for key, text in table.take("words", dict, {}).items():
         if not isinstance(text, str) or not re.fullmatch(r"\w+", key):
-            raise table.error(f"the word {key!r} must be a string", key)
-        yield f"words/{key}", _line(table, text, key)
+            raise table.at(_line_of(table, key), f"the word {key!r} must be a string")
+        yield f"words/{key}", _line(table, text, _line_of(table, key))
 
 
-def _line(table: Table, text: str, near: str) -> tuple[Token, ...]:
-    words = " ".join(text.split())
-    return markup.line(words, path=table.shown, number=table.line(near))
+def _line(table: Table, text: str, number: int) -> tuple[Token, ...]:
+    return markup.line(" ".join(text.split()), path=table.shown, number=number)
+
+
+def _line_of(table: Table, key: str) -> int:
+    """Where a key is given its value: the same word may stand in a sentence above it."""
+    found = re.search(rf"^\s*{key}\s*=", table.text, re.MULTILINE)
+    return table.text.count("\n", 0, found.end()) + 1 if found else 1
 
 
 def _recording(config: Config, table: Table, file: object) -> Recording:

@@ -44,7 +44,7 @@ def label(
 
     Raises `TypeError` for a string that comes from no catalogue.
     """
-    what = _said(text)
+    what = words.of(text)
     rows = words.lines(what, None if width is None else width / LETTERS)
     top = y - LEADING * (len(rows) - 1) if from_below else y
     spans = Markup("").join(_row(row, x, number, len(rows)) for number, row in enumerate(rows))
@@ -62,14 +62,6 @@ def _row(row: Iterable[words.Piece], x: float, number: int, count: int) -> Marku
     return Markup('<tspan x="{}"{}>{}</tspan>').format(
         _short(x), Markup(f' dy="{LEADING}"') if number else "", pieces
     )
-
-
-def _said(text: object) -> Said:
-    if isinstance(text, Said):
-        return text
-    if isinstance(text, (int, float)) and not isinstance(text, bool):
-        return words.plain(quantities.number(text))
-    raise TypeError(f"{text!r} comes from no catalogue: write word(…), code(…) or a quantity")
 
 
 def bar(x: float, y: float, width: float, height: float, kind: int, look: str = "") -> Markup:

@@ -16,10 +16,11 @@ from unicodedata import east_asian_width
 from markdown_it.token import Token
 
 from sidelit.errors import SidelitError
+from sidelit.figures import quantities
 from sidelit.text import markup
 
-# A blank that a value is filled into. In a formula a brace follows a letter, `_` or `^`.
-BLANK = re.compile(r"(?<![\w^}])\{(\w+)\}")
+# A blank that a value is filled into. In a formula a brace follows a letter, a digit, `_` or `^`.
+BLANK = re.compile(r"(?<![A-Za-z0-9_^}])\{(\w+)\}")
 # Widths in a sans serif, in parts of its size; every other letter is as wide as an average one.
 _WIDTHS = {"narrow": ("iljtfrI.,:;'’|!()[]{} -·", 0.34), "wide": ("mwMWQO@%→—＝", 0.86)}
 _AVERAGE, _CAPITAL, _IDEOGRAPH, _CODE = 0.53, 0.62, 1.0, 0.56
@@ -83,6 +84,20 @@ def said(inline: Token, lang: str | None = None) -> Said:
 def code(text: object) -> Said:
     """A name from the data, set as code; it is the same in every language."""
     return Said((Piece(str(text), code=True),))
+
+
+def of(value: object) -> Said:
+    """What a template gives: words and quantities as they are, a bare number rounded.
+
+    Raises `TypeError` for a string that comes from no catalogue.
+    """
+    if isinstance(value, Said):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return plain(quantities.number(value))
+    # To print what is undefined says what it was.
+    shown = str(value)
+    raise TypeError(f"{shown!r} comes from no catalogue: write word(…), code(…) or a quantity")
 
 
 def plain(text: object) -> Said:

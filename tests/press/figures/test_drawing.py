@@ -35,7 +35,11 @@ def test_a_drawing_shows_the_data_and_nothing_else(sample: Path, site: Path) -> 
     assert "url(#hatch-2)" in drawn.wide
     assert "url(#hatch-1)" not in drawn.wide
     assert texts(drawn.wide)[:3] == ["bytes of a Ring", "size 4", "size 9"]
-    assert texts(drawn.wide)[3:] == ["0\u202fB", *(f"{tick}\u202fB" for tick in (200, 400, 600, 800)), "1\u202fkB"]
+    assert texts(drawn.wide)[3:] == [
+        "0\u202fB",
+        *(f"{tick}\u202fB" for tick in (200, 400, 600, 800)),
+        "1\u202fkB",
+    ]
     assert [[str(cell) for cell in row] for row in drawn.rows] == [["4", "400\u202fB"], ["9", "900\u202fB"]]
     assert drawn.title[1].content == "Ring holds 900\u202fB at most"
     assert drawn.caption[1].content == "The second ring is 2.25 times as large. See `Ring`."
@@ -54,7 +58,9 @@ def test_another_recording_makes_another_drawing(sample: Path, site: Path) -> No
 def test_a_figure_is_drawn_in_each_language(sample: Path, site: Path) -> None:
     sidelit("sync", cwd=sample)
     catalogue = site / "locale" / "ja" / "figures" / "bars.po"
-    translate(catalogue, {"size {n}": "大きさ{n}", "bytes of a `Ring`": "`Ring` のバイト数", "Size": "大きさ"})
+    translate(
+        catalogue, {"size {n}": "大きさ{n}", "bytes of a `Ring`": "`Ring` のバイト数", "Size": "大きさ"}
+    )
     drawn = studio.draw(sample, "ja")
     assert texts(drawn.wide)[:3] == ["Ring のバイト数", "大きさ4", "大きさ9"]
     assert [str(head) for head in drawn.heads] == ["大きさ", "Bytes"]
@@ -114,7 +120,7 @@ def test_a_mistake_in_the_words_has_its_line(sample: Path, site: Path, old: str,
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("ring.size) }}", "ring.sizes) }}", "bars.svg:10: .* no attribute 'sizes'"),
+        ("row(ring.size,", "row(ring.sizes,", "bars.svg:9: .* no attribute 'sizes'"),
         ("data.rings %}", "data.knots %}", "bars.svg:5: .* no attribute 'knots'"),
         ("{{ row(ring.size, size(ring.bytes)) }}", "{{ row(ring.size) }}", "bars.svg:9: .* a row of 1 cells"),
         ("{{ row(ring.size, size(ring.bytes)) }}", "", "bars.svg:1: the template has no row"),
@@ -130,7 +136,9 @@ def test_a_mistake_in_the_words_has_its_line(sample: Path, site: Path, old: str,
         (".bytes > data", ".bytes < data", "bars.svg:13: .* no longer says that the second ring is larger"),
     ],
 )
-def test_a_mistake_in_the_drawing_has_its_line(sample: Path, site: Path, old: str, new: str, said: str) -> None:
+def test_a_mistake_in_the_drawing_has_its_line(
+    sample: Path, site: Path, old: str, new: str, said: str
+) -> None:
     edit(site / "figures" / "bars.svg", old, new)
     with pytest.raises(SidelitError) as refused:
         studio.draw(sample)
@@ -143,7 +151,10 @@ def test_a_mistake_in_the_drawing_has_its_line(sample: Path, site: Path, old: st
     [
         ([], "rings.json:1: a recording is an object"),
         ({**studio.RECORDED, "commit": 3}, "rings.json:1: 'commit' has the wrong type"),
-        ({key: value for key, value in studio.RECORDED.items() if key != "machine"}, "rings.json:1: .* 'machine'"),
+        (
+            {key: value for key, value in studio.RECORDED.items() if key != "machine"},
+            "rings.json:1: .* 'machine'",
+        ),
         ({key: value for key, value in studio.RECORDED.items() if key != "data"}, "rings.json:1: .* 'data'"),
         ({**studio.RECORDED, "data": [{"size": 4, "bytes": 400}]}, "bars.svg:3: "),
         ({**studio.RECORDED, "data": [{"size": 4}, {"size": 4}]}, "bars.svg:3: .* no attribute 'bytes'"),

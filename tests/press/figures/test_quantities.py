@@ -44,7 +44,8 @@ def test_bytes_have_the_prefix_that_leaves_few_digits(value: float, binary: bool
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(2.5, "2.5\u202fs"), (0.0123, "12.3\u202fms"), (4e-6, "4\u202fµs"), (3e-9, "3\u202fns")]
+    ("seconds", "said"),
+    [(2.5, "2.5\u202fs"), (0.0123, "12.3\u202fms"), (4e-6, "4\u202fµs"), (3e-9, "3\u202fns")],
 )
 def test_a_time_has_the_unit_that_suits_it(seconds: float, said: str) -> None:
     assert quantities.duration(seconds) == said
