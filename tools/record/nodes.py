@@ -1,4 +1,4 @@
-"""The nodes of a block's forward and backward pass in the order in which they run, and what its unit does between."""
+"""The nodes of a block's two passes in the order in which they run, and what its unit does between them."""
 
 from __future__ import annotations
 
