@@ -3,7 +3,7 @@
 #
 #   PYTHON=python3.12     the Python that makes the environments
 #   PIP_ARGS="…"          more arguments for pip, such as an index with CPU builds of torch
-#   ARGS="…"              arguments for the tests (pytest), the mutants, the soak or the benchmarks
+#   ARGS="…"              arguments for the tests (pytest), the mutants, the soak, the benchmarks or the recordings
 #   JOBS=2                how many processes share the tests; left out: one for each core
 
 PYTHON ?= python3
@@ -17,7 +17,7 @@ SLOWEST := --durations 30
 PINS := pyproject.toml constraints.txt tools/environment.py
 
 .DEFAULT_GOAL := help
-.PHONY: help site serve test test-all mutants soak lint bench clean
+.PHONY: help site serve test test-all mutants soak lint bench record clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,9 @@ lint: $(ALL)/.ready ## check style, types, sources and translations
 
 bench: $(ALL)/.ready ## measure against PyTorch's own FSDP2; ARGS="--json FILE" writes the figures
 	@$(ALL)/bin/python -m benchmarks $(ARGS)
+
+record: $(ALL)/.ready ## run what the figures show and write it into site/recorded/; ARGS="stages ring" picks some
+	@$(ALL)/bin/python -m tools.record $(ARGS)
 
 clean: ## remove what was built; the environments stay
 	rm -rf build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

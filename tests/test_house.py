@@ -27,8 +27,9 @@ ORDER = {
             "config",
             "glossary",
             "origin",
+            "template_errors",
         ),
-        *("source", "ids", "text", "catalog", "lint", "site"),
+        *("source", "ids", "text", "catalog", "lint", "figures", "site"),
         *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],
 }

@@ -108,4 +108,4 @@ class Table:
         return start
 
 
-_NAMES: dict[type, str] = {str: "string", list: "list"}
+_NAMES: dict[type, str] = {str: "string", list: "list", dict: "table"}

@@ -20,6 +20,7 @@ from markdown_it.token import Token
 from sidelit.catalog import catalog
 from sidelit.config import SITE, Chapter, Config, Lesson, Prose
 from sidelit.errors import SidelitError
+from sidelit.figures import figure
 from sidelit.ids.anchors import Anchor
 from sidelit.site import lesson_head
 from sidelit.source import source
@@ -165,7 +166,8 @@ def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...
     own = (("nav", labels), ("site", about))
     site = catalog.PageUnits(SITE, tuple(catalog.SectionUnits(name, said) for name, said in own if said))
     current = {text.item.name for text in texts}
-    return (*(page_units(text, current) for text in texts), site)
+    figures = (each.units() for each in figure.read_all(config))
+    return (*(page_units(text, current) for text in texts), *figures, site)
 
 
 def page_units(text: Text, current: Collection[str] = ()) -> catalog.PageUnits:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from markdown_it.token import Token
@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 from sidelit.config import Chapter
 from sidelit.errors import SidelitError
 from sidelit.origin import fill
-from sidelit.site import forwarding, page, views, ways
+from sidelit.site import drawn, forwarding, page, views, ways
 from sidelit.site.content import Piece, Text
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
@@ -45,6 +45,7 @@ class Desk:
         words = page.interface(shown.lang)
         self.labels = {key: words[key] for key in prose.LABELS if key in words}
         self._taken: Counter[str] = Counter()
+        self._figures: Counter[str] = Counter()
 
     def html(
         self, tokens: Sequence[Token], section: str = "", offset: int = 0, heading_ids: bool = False
@@ -84,8 +85,24 @@ class Desk:
         return Desk(self.press, there, self.shown).section(piece, words, None, name + again)
 
     def figure(self, name: str, path: str, line: int) -> Markup:
-        """The drawing of a figure."""
-        raise SidelitError(f"the figure {name!r} cannot be drawn yet", path=path, line=line)
+        """A figure by its name; `path` and `line` say where the page asks for it."""
+        drawing = self.press.figures.draw(name, self.shown.lang, path, line)
+        self._figures[name] += 1
+        return drawn.html(drawing, self.shown.lang, self._figures[name], self._of_a_figure)
+
+    def _of_a_figure(self, sentence: Sequence[Token]) -> Markup:
+        """A title or a caption: its links start from this page, but a wrong one stands in another file."""
+        inline = sentence[1]
+
+        def resolve(href: str, line: int) -> str:
+            try:
+                return self._resolve(href, line)
+            except SidelitError as error:
+                path = markup.path_of(inline)
+                raise SidelitError(error.what, path=path, line=line, hint=error.hint) from None
+
+        context = replace(self._context("", place="figure"), resolve=resolve)
+        return Markup(prose.render_inline(inline, context=context))
 
     def sections(self) -> Iterator[views.SectionView]:
         """The sections of a chapter, those that are folded together with one fold."""
@@ -150,6 +167,7 @@ class Desk:
         parts = (part for each in sections for part in (each.title, each.doc))
         above = (lesson.needs, *lesson.aims) if lesson else ()
         written = (body, title_html, lede, *above, *folds, *parts)
+        figure = self._opening_figure()
         return views.PageInfo(
             kind=kind,
             title=shown.label,
@@ -170,9 +188,20 @@ class Desk:
             run=self.item.run if isinstance(self.item, Chapter) else None,
             has_math=any('class="katex' in html for html in written),
             has_depth=any(each.fold for each in sections),
+            has_figures=bool(self._figures),
+            figure=figure,
             forward=self.forward() if kind == "forward" else None,
             lesson=lesson,
         )
+
+    def _opening_figure(self) -> Markup:
+        """The figure that the opening of a chapter names."""
+        text = self.shown.text
+        try:
+            return self.figure(text.figure, self.item.source, text.figure_line) if text.figure else Markup("")
+        except SidelitError as error:
+            self.press.report(error)
+            return Markup("")
 
     def forward(self) -> views.Link:
         """To the page that went from this address."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from sidelit.config import Config
 from sidelit.errors import SidelitError
+from sidelit.figures.gallery import Gallery
 from sidelit.glossary import Glossary
 from sidelit.origin import Origin
 from sidelit.proofs import Proof
@@ -38,6 +39,7 @@ class Press:
     leads: forwarding.Leads = field(default_factory=dict)
     texts: Mapping[str, Text] = field(default_factory=dict)
     """Every page as it was written, by its source."""
+    figures: Gallery = field(default_factory=Gallery)
     lenient: bool = False
     """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
     report: Callable[[SidelitError], None] = lambda error: None

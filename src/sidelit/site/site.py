@@ -19,6 +19,7 @@ from sidelit import assets, glossary, origin
 from sidelit.catalog import catalog
 from sidelit.config import Chapter, Config, Prose, load
 from sidelit.errors import SidelitError
+from sidelit.figures import figure, gallery
 from sidelit.ids import claims, ledger, moves
 from sidelit.ids.anchors import Anchor
 from sidelit.site import assemble, content, edition, forwarding, index, listing, page, proved, ways
@@ -161,6 +162,7 @@ def files(config: Config) -> dict[str, bytes]:
         math=Typesetter(cache=config.project / CACHE / "math"),
         origin=origin.origin(config),
         glossary=terms,
+        figures=gallery.gallery(config, figure.read_all(config), books),
         works=works,
         proved=proved.lines(config, gathered.add),
         report=gathered.add,

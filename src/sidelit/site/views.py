@@ -146,6 +146,9 @@ class PageInfo:
     run: str | None
     has_math: bool
     has_depth: bool = False
+    has_figures: bool = False
+    figure: Markup | str = ""
+    """The figure beside the opening of a chapter."""
     forward: Link | None = None
     """Where the page went whose old address this is."""
     lesson: LessonHead | None = None

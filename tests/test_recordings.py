@@ -1,0 +1,74 @@
+"""The committed recordings: whole, small, and what the library of today records again."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from matrix import rows
+
+ROOT = Path(__file__).parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from tools.record import frame  # noqa: E402
+
+# A recording that takes a second or two is made again by `make test`, the others by `make test-all`.
+QUICK = ["formats", "vector"]
+
+
+def committed(name: str) -> dict[str, Any]:
+    """A recording as it lies in the repository."""
+    found: dict[str, Any] = json.loads((frame.FOLDER / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+def test_each_recording_has_its_file_and_each_file_its_recording() -> None:
+    assert sorted(path.stem for path in frame.FOLDER.iterdir()) == frame.names()
+
+
+@pytest.mark.parametrize("name", frame.names())
+def test_a_recording_says_where_it_comes_from(name: str) -> None:
+    found = committed(name)
+    assert sorted(found) == ["command", "commit", "data", "machine", "versions"]
+    assert found["command"] == f"make record ARGS={name}"
+    assert re.fullmatch("[0-9a-f]{40}", found["commit"]), "commit the library first, then record"
+    assert sorted(found["versions"]) == ["python", "torch"]
+    path = frame.FOLDER / f"{name}.json"
+    assert path.read_text("utf-8") == frame.text(found) + "\n"
+    assert path.stat().st_size <= frame.MOST_BYTES
+
+
+@pytest.mark.parametrize("name", rows(frame.names(), now=QUICK))
+def test_the_library_records_the_same_again(name: str) -> None:
+    found = frame.exact(name, frame.module_of(name).record())
+    assert found == frame.exact(name, committed(name)["data"]), f"run `make record ARGS={name}`"
+
+
+def test_a_file_is_json_with_rows_that_fit_on_a_screen() -> None:
+    value = {"b": [*range(100)], "a": {"1": [[1, 2], [3]], "x": "é" * 10}, "c": [{"d": ["w" * 60] * 3}]}
+    assert json.loads(frame.text(value)) == value
+    assert max(map(len, frame.text(value).splitlines())) <= frame.WIDTH
+    assert frame.text({2: 1, 10: None}) == '{"10": null, "2": 1}'
+    with pytest.raises(ValueError, match="JSON"):
+        frame.text([float("nan")])
+
+
+def test_a_recording_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(frame, "FOLDER", tmp_path)
+    monkeypatch.setattr(frame.module_of("vector"), "record", lambda: ["word"] * 10_000)
+    with pytest.raises(SystemExit, match=r"vector takes .* bytes, but a recording has at most 60,000"):
+        frame.make("vector")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_name_is_refused_with_the_names_that_there_are() -> None:
+    from tools.record.__main__ import main
+
+    with pytest.raises(SystemExit, match=r"there is no recording 'vectors'; choose from .*vector"):
+        main(["vectors"])
