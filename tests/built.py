@@ -9,7 +9,7 @@ from typing import Any
 from playwright.sync_api import Page
 
 from sidelit import config
-from sidelit.config import Prose
+from sidelit.config import Lesson, Prose
 from sidelit.source import source
 
 ROOT = Path(__file__).parent.parent
@@ -68,7 +68,9 @@ def longest(names: list[str], count: int) -> list[str]:
 
 
 def template_of(prose: Prose) -> str:
-    """Which template prints a page of prose: its list has one of its own, and the home page."""
+    """Which template prints a page of prose: its list has one of its own, so have lessons and the home page."""
+    if isinstance(prose, Lesson):
+        return "lesson"
     return prose.append or ("home" if prose.output == CONFIG.home else "prose")
 
 

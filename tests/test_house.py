@@ -17,8 +17,19 @@ ORDER = {
         "__init__",
     ],
     "sidelit": [
-        *("errors", "tables", "assets", "page_names", "proofs", "config", "glossary", "origin"),
-        *("source", "ids", "text", "catalog", "lint", "site"),
+        *(
+            "errors",
+            "tables",
+            "assets",
+            "page_names",
+            "proofs",
+            "prose_pages",
+            "config",
+            "glossary",
+            "origin",
+            "template_errors",
+        ),
+        *("source", "ids", "text", "catalog", "lint", "figures", "site"),
         *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],
 }

@@ -140,6 +140,7 @@ def lint(given: argparse.Namespace) -> int:
         findings += lints.lint_source(text, chapter.source)
     for book in books.catalogs.values():
         findings += lints.lint_catalog(book, terms)
+    findings += (lints.refused(error, "directive") for error in site.mistakes(made, written))
     proved.lines(made, lambda error: findings.append(lints.refused(error, "proves")))
     for finding in findings:
         print(finding, file=sys.stderr if finding.severity == "error" else sys.stdout)

@@ -3,9 +3,9 @@
 > One TOML file names the languages, the parts, the chapters and the pages of prose.
 
 `site/sidelit.toml` is the only place where a chapter is entered. Everything beside it has a fixed name:
-`pages/` holds the prose, `locale/` the catalogues, `anchors.json` the published ids, `glossary.toml` and
-`bibliography.toml` the words and the works. The folder above it is the project, and every path of the file
-starts there.
+`pages/` holds the prose, `lessons/` the lessons, `locale/` the catalogues, `anchors.json` the published ids,
+`glossary.toml` and `bibliography.toml` the words and the works. The folder above it is the project, and every
+path of the file starts there.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sidelit import assets, page_names, proofs
+from sidelit import assets, page_names, proofs, prose_pages
 from sidelit.errors import SidelitError
 from sidelit.page_names import Former
 from sidelit.proofs import Proof
+from sidelit.prose_pages import NO_COURSE, Course, Lesson, Prose
 from sidelit.tables import Table, read_table
 
-MADE = ("glossary", "bibliography")
+__all__ = ["SITE", "Chapter", "Config", "Course", "Lesson", "Part", "Prose", "find", "load", "module_name"]
+
 # The catalogue of the words that stand on no page.
 SITE = "site"
 
@@ -56,18 +58,6 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Prose:
-    """One page of Markdown, and the list made from data that follows its text, if any."""
-
-    source: str
-    output: str
-    name: str
-    append: str | None = None
-    former: tuple[Former, ...] = ()
-    line: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
     """Everything a build needs to know; `project` is the folder all paths start from."""
 
@@ -79,6 +69,7 @@ class Config:
     front: tuple[Prose, ...]
     parts: tuple[Part, ...]
     back: tuple[Prose, ...]
+    course: Course = NO_COURSE
     source_root: str = "src"
     source_url: str | None = None
     report_url: str | None = None
@@ -102,13 +93,13 @@ class Config:
 
     @property
     def prose(self) -> tuple[Prose, ...]:
-        """All pages of prose, in reading order."""
-        return self.front + self.back
+        """All pages of Markdown, lessons included, in reading order."""
+        return (*self.front, *self.course.lessons, *self.back)
 
     @property
     def order(self) -> tuple[Prose | Chapter, ...]:
         """All pages, in reading order."""
-        return (*self.front, *self.chapters, *self.back)
+        return (*self.front, *self.course.lessons, *self.chapters, *self.back)
 
     def shown(self, path: Path) -> str:
         """The way a path is written in messages and in the ledger: from the project folder."""
@@ -140,9 +131,10 @@ def load(path: Path) -> Config:
         title=top.take("title", str),
         tagline=top.take("tagline", str, ""),
         languages=_languages(top),
-        front=tuple(_prose(table, path.parent.name) for table in top.tables("front")),
+        front=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("front")),
         parts=tuple(_part(table, root) for table in top.tables("parts")),
-        back=tuple(_prose(table, path.parent.name) for table in top.tables("back")),
+        back=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("back")),
+        course=prose_pages.course(top.table("course"), path.parent.name),
         source_root=root,
         source_url=top.take("source_url", str, "") or None,
         report_url=top.take("report_url", str, "") or None,
@@ -203,21 +195,6 @@ def module_name(source: PurePosixPath, below: PurePosixPath) -> str:
     if parts == ("__init__",):
         return source.parent.name
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _prose(table: Table, folder: str) -> Prose:
-    given, append = table.take("source", str), table.take("append", str, "") or None
-    if not given.endswith(".md"):
-        raise table.error(f"{given!r} is not a Markdown file", given)
-    if append is not None and append not in MADE:
-        raise table.error(
-            f"nothing is made under the name {append!r}", append, hint=f"there is {' and '.join(MADE)}"
-        )
-    path = PurePosixPath(given)
-    called = page_names.prose(table, str(path), "pages")
-    table.finish()
-    source = f"{folder}/pages/{path}"
-    return Prose(source, called.output, called.name, append, called.former, table.line(given))
 
 
 def _check(config: Config, top: Table) -> None:

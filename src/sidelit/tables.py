@@ -68,6 +68,15 @@ class Table:
             raise self.error(f"`{key}` must be a {_NAMES[kind]}", key)
         return value
 
+    def table(self, key: str) -> Table | None:
+        """The one table of this name, if there is one."""
+        entry = self.data.pop(key, None)
+        if entry is None:
+            return None
+        if not isinstance(entry, dict):
+            raise self.error(f"`{key}` must be a table", key)
+        return Table(cast("dict[str, Any]", entry), self.shown, self.text)
+
     def tables(self, key: str) -> tuple[Table, ...]:
         entries = self.take(key, list, [])
         if not all(isinstance(entry, dict) for entry in entries):
@@ -99,4 +108,4 @@ class Table:
         return start
 
 
-_NAMES: dict[type, str] = {str: "string", list: "list"}
+_NAMES: dict[type, str] = {str: "string", list: "list", dict: "table"}

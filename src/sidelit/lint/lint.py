@@ -61,6 +61,7 @@ RULES = (
     Rule("links", markup.links),
     Rule("footnotes", markup.footnotes),
     Rule("numbers", markup.numbers),
+    Rule("blanks", markup.blanks),
     Rule("emphasis", markup.emphasis),
     Rule("structure", markup.structure),
     Rule("stray-marker", markup.stray_markers),

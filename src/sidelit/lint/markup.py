@@ -59,6 +59,11 @@ def footnotes(pair: Pair) -> Iterator[str]:
     yield from _compare(pair.english.footnotes, pair.translation.footnotes, "[^{}]")
 
 
+def blanks(pair: Pair) -> Iterator[str]:
+    """The same blanks that a value is filled into, such as {n}."""
+    yield from _compare(pair.english.blanks, pair.translation.blanks, "{{{}}}")
+
+
 def emphasis(pair: Pair) -> Iterator[str]:
     """As much strong and emphasised text, as many hard line breaks."""
     names = {"strong": "**strong** text", "em": "*emphasised* text", "hardbreak": "a hard line break"}

@@ -20,9 +20,11 @@ from sidelit.glossary import Finder, Glossary
 from sidelit.text import markup
 from sidelit.text.dialect import is_cjk
 
-CODE, MATH, NOTE, IMAGE = "\ue000", "\ue001", "\ue002", "\ue003"
+CODE, MATH, NOTE, IMAGE, BLANK = "\ue000", "\ue001", "\ue002", "\ue003", "\ue004"
+# What a value is filled into, such as {n}. Formulas, which have braces too, are taken out before.
+_BLANKS = re.compile(r"\{(\w+)\}")
 # The characters that an ideograph is set apart from in Chinese, and never in Japanese.
-LATIN = rf"[A-Za-z0-9{CODE}{MATH}]"
+LATIN = rf"[A-Za-z0-9{CODE}{MATH}{BLANK}]"
 # Character classes for ideographs and kana; `々` and the long vowel mark count as such.
 _KANA = "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff"
 CJK = f"[\u3005-\u3007{_KANA}\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
@@ -39,6 +41,7 @@ class Side:
     formulas: Counter[str]
     links: Counter[str]
     footnotes: Counter[str]
+    blanks: Counter[str]
     emphasis: Counter[str]
     blocks: tuple[str, ...]
 
@@ -99,6 +102,7 @@ def _side(content: str, labels: Iterable[str]) -> Side:
         formulas=Counter(" ".join(child.content.split()) for child in children if _is_math(child)),
         links=Counter(_target(child) for child in children if child.type in ("link_open", "image")),
         footnotes=Counter(str(child.meta["label"]) for child in children if child.type == "footnote_ref"),
+        blanks=Counter(name for child in children for name in _blanks(child)),
         emphasis=Counter(child.type.removesuffix("_open") for child in children if _is_emphasis(child)),
         blocks=tuple(token.type for token in markup.parse(content)),
     )
@@ -115,8 +119,14 @@ def _words(token: Token) -> str:
         return CODE
     if _is_math(token):
         return MATH
-    known = {"text": token.content, "softbreak": " ", "hardbreak": "\n", "footnote_ref": NOTE, "image": IMAGE}
+    if token.type == "text":
+        return _BLANKS.sub(BLANK, token.content)
+    known = {"softbreak": " ", "hardbreak": "\n", "footnote_ref": NOTE, "image": IMAGE}
     return known.get(token.type, "")
+
+
+def _blanks(token: Token) -> list[str]:
+    return _BLANKS.findall(token.content) if token.type == "text" else []
 
 
 def _is_math(token: Token) -> bool:
@@ -138,5 +148,5 @@ def has_cjk(text: str) -> bool:
 
 def readable(text: str) -> str:
     """A stretch of words for a message, its private characters made visible."""
-    shown = {CODE: "`…`", MATH: "$…$", NOTE: "[^…]", IMAGE: "![…]"}
+    shown = {CODE: "`…`", MATH: "$…$", NOTE: "[^…]", IMAGE: "![…]", BLANK: "{…}"}
     return "".join(shown.get(char, char) for char in text)

@@ -17,9 +17,11 @@ from pathlib import Path
 from markdown_it.token import Token
 
 from sidelit.catalog import catalog
-from sidelit.config import SITE, Chapter, Config, Prose
+from sidelit.config import SITE, Chapter, Config, Lesson, Prose
 from sidelit.errors import SidelitError
+from sidelit.figures import figure
 from sidelit.ids.anchors import Anchor
+from sidelit.site import lesson_head
 from sidelit.source import source
 from sidelit.source.marks import Depth
 from sidelit.text import code, markup
@@ -64,6 +66,11 @@ class Text:
     pieces: tuple[Piece, ...]
     ids: frozenset[str]
     """Everything a link to this page may end in."""
+    minutes: int = 0
+    """How long it takes to read, if it is a lesson."""
+    figure: str = ""
+    """The figure beside the opening of a chapter, if it names one."""
+    figure_line: int = 1
 
     @property
     def prose(self) -> bool:
@@ -123,22 +130,25 @@ def prose(item: Prose, path: Path) -> Text:
         raise SidelitError(f"cannot be read: {error.strerror}", path=item.source) from None
     except UnicodeDecodeError:
         raise SidelitError("cannot be read: it is not UTF-8", path=item.source) from None
-    tokens = markup.parse(written, path=item.source, first_line=1)
+    tokens = markup.parse(written, path=item.source, first_line=1, directives=True)
     # The title is drawn by the page's template, which gives it no id.
     after = markup.opening(tokens).rest
+    minutes = lesson_head.split(after, item.source).minutes if isinstance(item, Lesson) else 0
     ids = frozenset(str(token.meta["slug"]) for token in after if token.type == "heading_open")
     pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in catalog.split_prose(tokens))
-    return Text(item, path.stem, pieces, ids)
+    return Text(item, path.stem, pieces, ids, minutes)
 
 
 def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...]:
     """Everything of a site that is to be translated: its pages, and the words that are on none of them."""
-    labels = tuple(part.label for part in config.parts)
+    parts = (config.course.label, *(part.label for part in config.parts))
+    labels = tuple(label for label in parts if label)
     about = tuple(text for text in (config.tagline, config.licence_note) if text)
     own = (("nav", labels), ("site", about))
     site = catalog.PageUnits(SITE, tuple(catalog.SectionUnits(name, said) for name, said in own if said))
     current = {text.item.name for text in texts}
-    return (*(page_units(text, current) for text in texts), site)
+    figures = (each.units() for each in figure.read_all(config))
+    return (*(page_units(text, current) for text in texts), *figures, site)
 
 
 def page_units(text: Text, current: Collection[str] = ()) -> catalog.PageUnits:

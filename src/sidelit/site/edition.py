@@ -78,6 +78,8 @@ class Edition:
     """The label of each part, and its language where that is not the edition's."""
     tagline: str
     licence_note: str
+    course: tuple[str, str | None] = ("", None)
+    """The same of the course."""
 
 
 def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: str) -> Edition:
@@ -91,7 +93,8 @@ def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: s
         text.item.output: None if lang == "en" else shelf.catalog(text.item.name, lang) for text in texts
     }
     pages = {text.item.output: page(text, books[text.item.output], lang) for text in texts}
-    return Edition(lang, pages, parts, tagline, licence_note)
+    course = _label(config.course.label, book, "nav", lang)
+    return Edition(lang, pages, parts, tagline, licence_note, course)
 
 
 def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote, unquote
 
 from sidelit.config import Config
@@ -50,19 +50,21 @@ class Index:
     names: Sequence[Mapping[str, tuple[Target, ...]]] = ()
     """The targets by the ends of their paths: by those of their files, their names, their old names."""
 
-    def resolve(self, href: str, page: Target, line: int, *, up: str = "") -> str:
+    def resolve(self, href: str, page: Target, line: int, *, up: str = "", shown_on: str = "") -> str:
         """Turn a link of a page into the address the reader's browser needs.
 
         `up` leads from the page's language to the root, where the files that all languages share are.
+        `shown_on` is the place of the page that shows the text, if that is another one than the text's own.
         Raises `SidelitError` at the page's line when nothing is there.
         """
+        there, page = page, replace(page, output=shown_on) if shown_on else page
         if href.startswith(EXTERNAL):
             return href
         if href.startswith("bib:"):
             return self._work(href[4:], page, line)
         path, _, anchor = href.partition("#")
         if not path:
-            return self._place(unquote(anchor), page, page, line, here=True)
+            return self._place(unquote(anchor), there, page, line, here=not shown_on)
         if posixpath.isabs(path) or ":" in path.removeprefix("src:"):
             raise SidelitError(
                 f"the link {href!r} is not understood",
@@ -81,6 +83,14 @@ class Index:
             line=line,
             hint=_nearest(path, (*self.targets, *self.files)),
         )
+
+    def page(self, path: str, page: Target, line: int) -> Target | None:
+        """The page that a path means on another page, as in a link; `None` if there is none.
+
+        Raises `SidelitError` at that page's line when it may be several.
+        """
+        found = self._find(path, page) or self._named(path, page, line)
+        return found if isinstance(found, Target) else None
 
     def _find(self, path: str, page: Target) -> Target | str | None:
         for candidate in self._candidates(path, page):

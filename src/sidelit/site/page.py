@@ -9,7 +9,7 @@ looked up in silence: a word, a field or an asset that does not exist stops the 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 import jinja2
+from markupsafe import Markup
 
 from sidelit import assets
 from sidelit.errors import SidelitError
@@ -36,12 +37,24 @@ def render(view: View) -> str:
     context["asset"] = _asset_address(view.root)
     try:
         return _environment().get_template(f"{view.page.kind}.html").render(context)
-    except jinja2.TemplateSyntaxError as error:
-        what = f"not a valid template: {error.message}"
-        raise SidelitError(what, path=f"templates/{error.name}", line=error.lineno) from None
     except jinja2.TemplateError as error:
-        name, line = _template_line(error)
-        raise SidelitError(f"the template fails: {error}", path=name, line=line) from None
+        raise _failed(error) from None
+
+
+def fragment(template: str, lang: str, values: Mapping[str, object]) -> Markup:
+    """Fill a template that is a piece of a page, as `render` fills a whole one."""
+    try:
+        return Markup(_environment().get_template(template).render({**values, "ui": interface(lang)}))
+    except jinja2.TemplateError as error:
+        raise _failed(error) from None
+
+
+def _failed(error: jinja2.TemplateError) -> SidelitError:
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        what = f"not a valid template: {error.message}"
+        return SidelitError(what, path=f"templates/{error.name}", line=error.lineno)
+    name, line = _template_line(error)
+    return SidelitError(f"the template fails: {error}", path=name, line=line)
 
 
 @cache

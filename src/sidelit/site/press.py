@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 
 from sidelit.config import Config
 from sidelit.errors import SidelitError
+from sidelit.figures.gallery import Gallery
 from sidelit.glossary import Glossary
 from sidelit.origin import Origin
 from sidelit.proofs import Proof
 from sidelit.site import forwarding, views
+from sidelit.site.content import Text
 from sidelit.site.edition import Edition
 from sidelit.site.links import Index
 from sidelit.text.inlines import Typesets
@@ -35,6 +37,9 @@ class Press:
     proved: Mapping[Proof, int] = field(default_factory=dict)
     """Where each test that a chapter names stands in its file."""
     leads: forwarding.Leads = field(default_factory=dict)
+    texts: Mapping[str, Text] = field(default_factory=dict)
+    """Every page as it was written, by its source."""
+    figures: Gallery = field(default_factory=Gallery)
     lenient: bool = False
     """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
     report: Callable[[SidelitError], None] = lambda error: None

@@ -10,18 +10,21 @@ never handed out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidelit import assets, glossary, origin
 from sidelit.catalog import catalog
 from sidelit.config import Chapter, Config, Prose, load
 from sidelit.errors import SidelitError
+from sidelit.figures import figure, gallery
 from sidelit.ids import claims, ledger, moves
 from sidelit.ids.anchors import Anchor
-from sidelit.site import assemble, content, edition, forwarding, links, listing, page, proved, ways
+from sidelit.site import assemble, content, edition, forwarding, index, listing, page, proved, ways
+from sidelit.site.directives import registry
+from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
 from sidelit.site.views import Work
 from sidelit.source import source
@@ -153,11 +156,13 @@ def files(config: Config) -> dict[str, bytes]:
     press = Press(
         config=config,
         editions=editions,
-        index=_index(config, written, leads, terms, works),
+        index=index.index(config, written, leads, terms, works),
         leads=leads,
+        texts={text.item.source: text for text in written},
         math=Typesetter(cache=config.project / CACHE / "math"),
         origin=origin.origin(config),
         glossary=terms,
+        figures=gallery.gallery(config, figure.read_all(config), books),
         works=works,
         proved=proved.lines(config, gathered.add),
         report=gathered.add,
@@ -171,6 +176,15 @@ def files(config: Config) -> dict[str, bytes]:
             made[ways.address(config, output, lang)] = page.render(assemble.view(press, shown)).encode()
     gathered.check()
     return dict(sorted(made.items()))
+
+
+def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[SidelitError]:
+    """What the pages ask of each other and is not there, as far as no language is needed to see it."""
+    terms, works = _data(config)
+    known = index.index(config, written, forwarding.leads(written), terms, works)
+    book = Book(config, known, {text.item.source: text for text in written})
+    for text in written:
+        yield from registry.mistakes(text, book)
 
 
 def watched(path: Path) -> tuple[Path, ...]:
@@ -188,76 +202,7 @@ def watched(path: Path) -> tuple[Path, ...]:
 
 def _static(config: Config) -> Iterator[tuple[str, Path]]:
     yield from ((f"assets/{name}", path) for name, path in assets.asset_files())
-    yield from ((name, config.folder / "pages" / name) for name in _pictures(config))
-
-
-def _pictures(config: Config) -> tuple[str, ...]:
-    """What lies beside the prose and is not prose: pictures and other files that pages refer to."""
-    folder = config.folder / "pages"
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return tuple(sorted(name for name in names if not name.endswith(".md") and "/." not in f"/{name}"))
-
-
-def _index(
-    config: Config,
-    written: Sequence[content.Text],
-    leads: forwarding.Leads,
-    terms: glossary.Glossary,
-    works: Sequence[Work],
-) -> links.Index:
-    made = {
-        "glossary": {listing.term_id(term) for term in terms.terms},
-        "bibliography": {work.id for work in works},
-    }
-    targets = {}
-    home = None
-    for text in written:
-        append = text.item.append if isinstance(text.item, Prose) else None
-        home = text.item.output if append == "bibliography" else home
-        ids = text.ids | made.get(append or "", set())
-        gone = forwarding.departed(leads, text)
-        target = links.Target(text.item.source, text.item.name, text.item.output, ids, gone)
-        targets[text.item.source] = target
-    return links.Index(
-        targets=targets,
-        works={listing.key_of(work): home for work in works} if home else {},
-        files=frozenset(_pictures(config)),
-        source_root=config.source_root,
-        pages=links.pages_folder(config),
-        names=tuple(_by_end(named) for named in _names(targets, leads)),
-    )
-
-
-def _names(
-    targets: Mapping[str, links.Target], leads: forwarding.Leads
-) -> Iterator[list[tuple[str, links.Target]]]:
-    """The paths by which authors may call each page: its file's, its name's, its old names'."""
-    by_output = {target.output: target for target in targets.values()}
-    yield list(targets.items())
-    yield [
-        (_called(name, target), target)
-        for target in targets.values()
-        for name in (target.name, target.output)
-    ]
-    old = [(address, there, by_output[there[""].output]) for address, there in leads.items()]
-    yield [
-        (_called(address, target), replace(target, moved=there))
-        for address, there, target in old
-        if address not in by_output
-    ]
-
-
-def _called(name: str, target: links.Target) -> str:
-    """What the file of a page would be called, if it were called as the page is."""
-    return name.removesuffix(".html") + Path(target.source).suffix
-
-
-def _by_end(named: Sequence[tuple[str, links.Target]]) -> dict[str, tuple[links.Target, ...]]:
-    found: dict[str, tuple[links.Target, ...]] = {}
-    for path, target in named:
-        for end in links.ends(path):
-            found[end] = (*found.get(end, ()), target)
-    return found
+    yield from ((name, config.folder / "pages" / name) for name in index.pictures(config))
 
 
 def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:

@@ -24,6 +24,10 @@ class Link:
     lang: str | None = None
     lede: str = ""
     name: str = ""
+    number: str = ""
+    minutes: int = 0
+    lesson: str = ""
+    """What the reader's progress is remembered under, if this leads to a lesson."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,17 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class LessonHead:
+    """What the head of a lesson says about it; `key` is what progress is remembered under."""
+
+    key: str
+    number: str
+    minutes: int
+    needs: Markup
+    aims: tuple[Markup, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PageInfo:
     """What the head, the header and the foot of a page say about it."""
 
@@ -131,8 +146,12 @@ class PageInfo:
     run: str | None
     has_math: bool
     has_depth: bool = False
+    has_figures: bool = False
+    figure: Markup | str = ""
+    """The figure beside the opening of a chapter."""
     forward: Link | None = None
     """Where the page went whose old address this is."""
+    lesson: LessonHead | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 from markupsafe import Markup
 
-from sidelit.config import Chapter, Config, Prose
+from sidelit.config import Chapter, Config, Lesson, Prose
 from sidelit.site import page, views
 from sidelit.site.edition import Edition, Page
 from sidelit.site.links import fragment
@@ -55,6 +55,8 @@ class Ways:
         # A list of the pages does not list itself; the site's name leads to it.
         front = tuple(item for item in self.config.front if item.append != "listing")
         yield from self._group("", "", front, None)
+        label, lang = self.edition.course
+        yield from self._group("", label, self.config.course.lessons, lang)
         for part, (label, lang) in zip(self.config.parts, self.edition.parts, strict=True):
             yield from self._group(part.number, label, part.chapters, lang)
         yield from self._group("", "", self.config.back, None)
@@ -70,7 +72,9 @@ class Ways:
         return before, self._link(order[place + 1]) if place + 1 < len(order) else None
 
     def part(self) -> str:
-        """The part that the page is in, with its number; empty for prose."""
+        """The part or course that the page is in, a part with its number; empty for other prose."""
+        if isinstance(self.shown.text.item, Lesson):
+            return self.edition.course[0]
         for part, (label, _) in zip(self.config.parts, self.edition.parts, strict=True):
             if self.shown.text.item in part.chapters and label and part.number:
                 return page.word(self.shown.lang, "part", number=part.number, label=label)
@@ -102,6 +106,9 @@ class Ways:
             lede=other.summary,
             # A source without a title is called by its name already.
             name=PurePosixPath(item.source).stem if isinstance(item, Chapter) and other.title else "",
+            number=item.number if isinstance(item, Lesson) else "",
+            minutes=other.text.minutes,
+            lesson=item.name if isinstance(item, Lesson) else "",
         )
 
 

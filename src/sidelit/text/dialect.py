@@ -25,6 +25,8 @@ from mdit_py_plugins.dollarmath.index import math_inline_dollar
 from mdit_py_plugins.field_list import fieldlist_plugin
 from mdit_py_plugins.footnote import footnote_plugin
 
+from sidelit.text.directives import rule as directive
+
 # Kana and ideographs: the characters that are set without spaces between words.
 _CJK_RANGES = (
     (0x3005, 0x3007),
@@ -44,8 +46,8 @@ def is_cjk(char: str) -> bool:
     return any(low <= ord(char) <= high for low, high in _CJK_RANGES)
 
 
-def configured() -> MarkdownIt:
-    """The parser of all commentary and all prose pages."""
+def configured(*, directives: bool = False) -> MarkdownIt:
+    """The parser of all commentary, and with `directives` that of the pages."""
     # Raw HTML is off: a `<file>` in somebody's docstring is shown as it was typed, not swallowed.
     md = MarkdownIt("commonmark", {"html": False, "typographer": True}).enable("table")
     # Sources are typed with straight quotes. Printed ones are curly; code and catalogues keep what was typed.
@@ -57,6 +59,8 @@ def configured() -> MarkdownIt:
     md.inline.ruler.at("math_inline", _also_at_the_start(math_inline_dollar(False, False, True)))
     interrupts: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
     md.block.ruler.before("blockquote", "doctest", _doctest, interrupts)
+    if directives:
+        md.block.ruler.before("blockquote", "directive", directive, interrupts)
     _count_lines(md)
     return md
 

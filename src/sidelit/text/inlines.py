@@ -22,6 +22,7 @@ from markdown_it.token import Token
 from sidelit.errors import SidelitError
 from sidelit.text import markup
 from sidelit.text.dialect import is_cjk
+from sidelit.text.directives import Directive
 from sidelit.text.sanitizer import Slots, tag
 
 # The words that the press adds to a text. A page passes those of its language; these stand in for the rest.
@@ -74,6 +75,7 @@ class RenderContext:
     :param heading_offset: what to add to the level of every heading.
     :param heading_ids: whether headings get ids (from the English, so that all languages share them).
     :param labels: the press's own words in the reader's language.
+    :param directive: turns a directive and a writer of its words into HTML that is safe.
     :param strict: when false, a bad formula or link is shown as plain text instead of being an error, which
         suits text that was not written for this press.
     """
@@ -86,6 +88,7 @@ class RenderContext:
     heading_offset: int = 0
     heading_ids: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    directive: Callable[[Directive, Callable[[Sequence[Token]], str]], str] | None = None
     strict: bool = True
 
     def label(self, key: str) -> str:

@@ -38,15 +38,16 @@ class Opening:
     rest: tuple[Token, ...]
 
 
-def parse(text: str, *, path: str = "", first_line: int = 1) -> tuple[Token, ...]:
+def parse(text: str, *, path: str = "", first_line: int = 1, directives: bool = False) -> tuple[Token, ...]:
     """Parse Markdown into tokens.
 
     :param text: the Markdown, as it is on the page.
     :param path: the file it comes from, which messages name.
     :param first_line: the line of that file on which the text starts.
+    :param directives: whether a line `::: NAME` begins a directive, as on pages; commentary has none.
     """
     env: dict[str, Any] = {}
-    tokens = _parser().parse(_printable(text), env)
+    tokens = _parser(directives).parse(_printable(text), env)
     shared = {"references": env.get("references", {}), "footnotes": _footnotes(tokens)}
     for token in tokens:
         token.meta.update(path=path, first_line=first_line)
@@ -82,8 +83,8 @@ def _printable(text: str) -> str:
 
 
 @functools.cache
-def _parser() -> MarkdownIt:
-    return dialect.configured()
+def _parser(directives: bool = False) -> MarkdownIt:
+    return dialect.configured(directives=directives)
 
 
 def _footnotes(tokens: Iterable[Token]) -> dict[str, int]:

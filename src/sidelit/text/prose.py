@@ -21,7 +21,7 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
 from sidelit.errors import SidelitError
-from sidelit.text import fields, markup
+from sidelit.text import directives, fields, markup
 from sidelit.text.inlines import LABELS, InlineWriter, RenderContext, fragment
 from sidelit.text.sanitizer import tag
 
@@ -58,10 +58,23 @@ class _Writer(InlineWriter):
                 end = fields.closing(tokens, index)
                 parts.append(self._fields(tokens[index + 1 : end]))
                 index = end
+            elif tokens[index].type == directives.OPEN:
+                end = fields.closing(tokens, index)
+                parts.append(self._directive(tokens[index : end + 1]))
+                index = end
             else:
                 parts.append(self._block(tokens, index))
             index += 1
         return "".join(parts)
+
+    def _directive(self, tokens: Sequence[Token]) -> str:
+        """What stands for a directive; its words are sieved here, before they get into it."""
+        if self.context.directive is None:
+            return self.blocks(directives.read(tokens).body)
+        html = self.context.directive(
+            directives.read(tokens), lambda part: self.slots.fill(self.blocks(part))
+        )
+        return self.slots.block(html)
 
     def _block(self, tokens: Sequence[Token], index: int) -> str:
         token = tokens[index]

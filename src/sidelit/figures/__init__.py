@@ -1,0 +1,1 @@
+"""Drawings made of recorded data, once for each language."""

@@ -1,0 +1,114 @@
+"""# Figures
+
+> A table of words, a template that draws, and the recordings it draws from.
+
+`figures/NAME.toml` says what a figure claims, in words that reach the catalogues; `NAME.svg` beside it is a
+template that draws it, `NAME.narrow.svg` a second one for narrow screens, and `recorded/` holds the numbers.
+Here all of it is read and checked, before any language.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from markdown_it.token import Token
+
+from sidelit.catalog import catalog
+from sidelit.config import Config
+from sidelit.errors import SidelitError
+from sidelit.figures import recording
+from sidelit.figures.recording import Recording
+from sidelit.tables import Table, read_table
+from sidelit.text import markup
+
+FOLDER, RECORDED = "figures", "recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure as it was written; `said` holds every sentence of it by its context in the catalogue."""
+
+    name: str
+    path: str
+    """Its table of words, as messages name it."""
+    said: Mapping[str, tuple[Token, ...]]
+    heads: tuple[str, ...]
+    """The contexts of the heads of its table, in order."""
+    recordings: tuple[Recording, ...]
+    narrow: bool
+    """Whether it has a second drawing."""
+
+    @property
+    def page(self) -> str:
+        """The name of its catalogue."""
+        return f"{FOLDER}/{self.name}"
+
+    def units(self) -> catalog.PageUnits:
+        """What of it is to be translated."""
+        sections = (catalog.extract(context, tokens) for context, tokens in self.said.items())
+        return catalog.PageUnits(self.page, tuple(each for each in sections if each.msgids))
+
+
+def read_all(config: Config) -> tuple[Figure, ...]:
+    """Read every figure of a site, in the order of their names.
+
+    Raises `SidelitError` at the first mistake.
+    """
+    folder = config.folder / FOLDER
+    names = sorted(path.stem for path in folder.glob("*.toml")) if folder.is_dir() else []
+    for path in sorted(folder.glob("[!_]*.svg")) if folder.is_dir() else []:
+        if (name := path.name.removesuffix(".svg").removesuffix(".narrow")) not in names:
+            what, shown = f"this drawing has no words: {name}.toml is missing", config.shown(path)
+            raise SidelitError(what, path=shown, line=1, hint="a file that others include begins with `_`")
+    return tuple(read(config, name) for name in names)
+
+
+def read(config: Config, name: str) -> Figure:
+    """Read one figure; every mistake in it is a `SidelitError` with its line."""
+    path = config.folder / FOLDER / f"{name}.toml"
+    table = read_table(path, config.shown(path))
+    if not path.with_suffix(".svg").is_file():
+        raise table.error(f"there is no drawing {name}.svg beside it")
+    said = dict(_sentences(table))
+    heads = table.take("table", list)
+    if not heads or not all(isinstance(head, str) for head in heads):
+        raise table.error("`table` names the columns of the figure's table", "table")
+    columns = {f"table/{number}": head for number, head in enumerate(heads, 1)}
+    said.update({context: _line(table, head, table.line(head)) for context, head in columns.items()})
+    recordings = tuple(_recording(config, table, file) for file in table.take("data", list))
+    if not recordings:
+        raise table.error("a figure is drawn from data, and `data` names no file", "data")
+    table.finish()
+    narrow = path.with_suffix(".narrow.svg").is_file()
+    return Figure(name, table.shown, MappingProxyType(said), tuple(columns), recordings, narrow)
+
+
+def _sentences(table: Table) -> Iterator[tuple[str, tuple[Token, ...]]]:
+    for key in ("title", "description", "caption"):
+        text = table.take(key, str)
+        yield key, _line(table, text, _line_of(table, key))
+    for key, text in table.take("words", dict, {}).items():
+        if not isinstance(text, str) or not re.fullmatch(r"\w+", key):
+            raise table.at(_line_of(table, key), f"the word {key!r} must be a string")
+        yield f"words/{key}", _line(table, text, _line_of(table, key))
+
+
+def _line(table: Table, text: str, number: int) -> tuple[Token, ...]:
+    return markup.line(" ".join(text.split()), path=table.shown, number=number)
+
+
+def _line_of(table: Table, key: str) -> int:
+    """Where a key is given its value: the same word may stand in a sentence above it."""
+    found = re.search(rf"^\s*{key}\s*=", table.text, re.MULTILINE)
+    return table.text.count("\n", 0, found.end()) + 1 if found else 1
+
+
+def _recording(config: Config, table: Table, file: object) -> Recording:
+    path = config.folder / RECORDED / str(file)
+    if not path.is_file():
+        hint = f"record it, or name another file of {config.shown(path.parent)}/"
+        raise table.error(f"there is no recording {file}", str(file), hint=hint)
+    return recording.read(path, config.shown(path))

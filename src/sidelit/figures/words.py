@@ -1,0 +1,162 @@
+"""# Words in a drawing
+
+> A drawing has no lines that break by themselves: what is written in it is measured and broken here.
+
+A sentence of a drawing is a row of pieces, words and code. Its width is estimated from the classes of its
+letters, a little too wide on purpose; the tests of the pages measure in a browser what really came out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from unicodedata import east_asian_width
+
+from markdown_it.token import Token
+
+from sidelit.errors import SidelitError
+from sidelit.figures import quantities
+from sidelit.text import markup
+
+# A blank that a value is filled into. In a formula a brace follows a letter, a digit, `_` or `^`.
+BLANK = re.compile(r"(?<![A-Za-z0-9_^}])\{(\w+)\}")
+# Widths in a sans serif, in parts of its size; every other letter is as wide as an average one.
+_WIDTHS = {"narrow": ("iljtfrI.,:;'’|!()[]{} -·", 0.34), "wide": ("mwMWQO@%→—＝", 0.86)}
+_AVERAGE, _CAPITAL, _IDEOGRAPH, _CODE = 0.53, 0.62, 1.0, 0.56
+# What no line begins with in Japanese and Chinese, and what none ends with.
+_NOT_FIRST = "、。，．！？：；）」』”’】ーゃゅょっャュョッ々"
+_NOT_LAST = "（「『“‘【"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of words or of code."""
+
+    text: str
+    code: bool = False
+
+    @property
+    def width(self) -> float:
+        """In parts of the size of the letters."""
+        return sum(map(_width, self.text)) if not self.code else _CODE * len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Something that may stand in a drawing: a word of the catalogue, a quantity, or code from the data.
+
+    `lang` is set where it is not in the language of the page.
+    """
+
+    pieces: tuple[Piece, ...]
+    lang: str | None = None
+
+    def __str__(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def width(self) -> float:
+        """In parts of the size of the letters, estimated."""
+        return sum(piece.width for piece in self.pieces)
+
+    def markdown(self) -> str:
+        """As it is put into the blank of a caption."""
+        return "".join(f"`{piece.text}`" if piece.code else piece.text for piece in self.pieces)
+
+
+def said(inline: Token, lang: str | None = None) -> Said:
+    """The words of an inline token. Words and code are all that a drawing can hold.
+
+    Raises `SidelitError` for any other markup, with its line.
+    """
+    pieces = []
+    for child in inline.children or ():
+        if child.type not in ("text", "code_inline"):
+            what = f"{child.type.removesuffix('_open')!r} has no place among the words of a drawing"
+            path, line = markup.path_of(inline), markup.line_of(inline)
+            raise SidelitError(what, path=path, line=line, hint="only words and `code` have")
+        if child.content:
+            pieces.append(Piece(child.content, child.type == "code_inline"))
+    return Said(tuple(pieces), lang)
+
+
+def code(text: object) -> Said:
+    """A name from the data, set as code; it is the same in every language."""
+    return Said((Piece(str(text), code=True),))
+
+
+def of(value: object) -> Said:
+    """What a template gives: words and quantities as they are, a bare number rounded.
+
+    Raises `TypeError` for a string that comes from no catalogue.
+    """
+    if isinstance(value, Said):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return plain(quantities.number(value))
+    # To print what is undefined says what it was.
+    shown = str(value)
+    raise TypeError(f"{shown!r} comes from no catalogue: write word(…), code(…) or a quantity")
+
+
+def plain(text: object) -> Said:
+    """A quantity that is already written out."""
+    return Said((Piece(str(text)),))
+
+
+def lines(what: Said, width: float | None) -> tuple[tuple[Piece, ...], ...]:
+    """Break it into lines that are at most so wide, in parts of the size of the letters.
+
+    A word that is wider than that stands alone on a line.
+    """
+    if width is None or what.width <= width:
+        return (what.pieces,)
+    broken: list[list[Piece]] = [[]]
+    filled = 0.0
+    for part in _atoms(what.pieces):
+        if broken[-1] and filled + Piece(part.text.rstrip(), part.code).width > width:
+            broken.append([])
+            filled = 0.0
+        broken[-1].append(part)
+        filled += part.width
+    return tuple(_joined(line) for line in broken)
+
+
+def _atoms(pieces: Iterable[Piece]) -> list[Piece]:
+    """What a line may break between: words with the space behind them, code, single ideographs."""
+    atoms: list[Piece] = []
+    for piece in pieces:
+        parts = (
+            [piece.text]
+            if piece.code
+            else re.findall(r"[^\s\u3000-\u9fff\uff00-\uffef]+\s*|\s+|.", piece.text)
+        )
+        for part in parts:
+            before = atoms[-1] if atoms else None
+            clings = part[0] in _NOT_FIRST or part.isspace() or re.match(r"[.,;:!?)]", part)
+            if before and not piece.code and (clings or before.text[-1] in _NOT_LAST) and not before.code:
+                atoms[-1] = Piece(before.text + part)
+            else:
+                atoms.append(Piece(part, piece.code))
+    return atoms
+
+
+def _joined(line: Sequence[Piece]) -> tuple[Piece, ...]:
+    joined: list[Piece] = []
+    for piece in line:
+        if joined and joined[-1].code == piece.code:
+            joined[-1] = Piece(joined[-1].text + piece.text, piece.code)
+        else:
+            joined.append(piece)
+    joined[-1] = Piece(joined[-1].text.rstrip(), joined[-1].code)
+    return tuple(joined)
+
+
+def _width(letter: str) -> float:
+    if east_asian_width(letter) in "WF":
+        return _IDEOGRAPH
+    for letters, width in _WIDTHS.values():
+        if letter in letters:
+            return width
+    return _CAPITAL if letter.isupper() else _AVERAGE

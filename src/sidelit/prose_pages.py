@@ -1,0 +1,97 @@
+"""# Pages of Markdown
+
+> A page of prose is one text; a lesson is one that takes sections from the chapters.
+
+Both are read from `site/sidelit.toml`: prose before and behind the chapters, lessons as the course.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from sidelit import page_names
+from sidelit.page_names import Former
+from sidelit.tables import Table
+
+MADE = ("glossary", "bibliography")
+# The folder of the lessons, beside that of the other pages.
+LESSONS = "lessons"
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """One page of Markdown, and the list made from data that follows its text, if any."""
+
+    source: str
+    output: str
+    name: str
+    append: str | None = None
+    former: tuple[Former, ...] = ()
+    line: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson(Prose):
+    """One page of the course: Markdown that takes sections from the chapters."""
+
+    number: str = ""
+    """Its place in the course, from 0; empty for a lesson that the numbers pass over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Lessons in the order in which they are taken, under one heading of the table of contents."""
+
+    label: str = ""
+    lessons: tuple[Lesson, ...] = ()
+    labs: tuple[str, ...] | None = None
+    """The numbers of the labs that lessons may name; `None` if the project does not list them."""
+
+
+NO_COURSE = Course()
+
+
+def prose(table: Table, folder: str) -> Prose:
+    """Read the entry of a page of prose; `folder` is that of the site."""
+    given, append = table.take("source", str), table.take("append", str, "") or None
+    if not given.endswith(".md"):
+        raise table.error(f"{given!r} is not a Markdown file", given)
+    if append is not None and append not in MADE:
+        raise table.error(
+            f"nothing is made under the name {append!r}", append, hint=f"there is {' and '.join(MADE)}"
+        )
+    path = PurePosixPath(given)
+    called = page_names.prose(table, str(path), "pages")
+    table.finish()
+    source = f"{folder}/pages/{path}"
+    return Prose(source, called.output, called.name, append, called.former, table.line(given))
+
+
+def course(table: Table | None, folder: str) -> Course:
+    """Read the table of the course, if there is one."""
+    if table is None:
+        return NO_COURSE
+    label = table.take("label", str)
+    lessons: list[Lesson] = []
+    for entry in table.tables("lessons"):
+        place = sum(bool(lesson.number) for lesson in lessons)
+        lessons.append(_lesson(entry, folder, str(place)))
+    listed = "labs" in table.data
+    labs = tuple(str(number) for number in table.take("labs", list, []))
+    table.finish()
+    return Course(label, tuple(lessons), labs if listed else None)
+
+
+def _lesson(table: Table, folder: str, place: str) -> Lesson:
+    given, number = table.take("source", str), table.take("number", str, place)
+    path = PurePosixPath(given)
+    if path.suffix != ".md" or not path.is_relative_to(LESSONS) or ".." in path.parts:
+        raise table.error(f"{given!r} is no Markdown file in {LESSONS}/", given)
+    if number not in ("", place):
+        hint = "leave `number` out, or write an empty one for a lesson that is not counted"
+        raise table.error(f"this lesson has the number {place}, not {number!r}", given, hint=hint)
+    called = page_names.prose(table, str(path.relative_to(LESSONS)), LESSONS)
+    table.finish()
+    former, line = called.former, table.line(given)
+    return Lesson(f"{folder}/{path}", called.output, called.name, None, former, line, number=number)

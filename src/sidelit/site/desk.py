@@ -1,0 +1,303 @@
+"""# The desk at which one page is made
+
+> A page asks here for its words, its sections, its figures and the record of what stands around them.
+
+What a page needs again and again is looked up once. A lesson shows sections of other pages: their words are
+printed at a desk of their own, whose links lead from the lesson.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from markdown_it.token import Token
+from markupsafe import Markup, escape
+
+from sidelit.config import Chapter
+from sidelit.errors import SidelitError
+from sidelit.origin import fill
+from sidelit.site import drawn, forwarding, page, views, ways
+from sidelit.site.content import Piece, Text
+from sidelit.site.directives import registry
+from sidelit.site.directives.kind import Book
+from sidelit.site.edition import Page, Words
+from sidelit.site.links import fragment
+from sidelit.site.press import Press
+from sidelit.text import markup, prose
+from sidelit.text.directives import Directive
+
+
+class Desk:
+    """The making of one page, or of what another page shows of it: that is `host`."""
+
+    def __init__(self, press: Press, shown: Page, host: Page | None = None) -> None:
+        self.press = press
+        self.config = press.config
+        self.shown = shown
+        self.item = shown.text.item
+        self.edition = press.editions[shown.lang]
+        self.target = press.index.targets[self.item.source]
+        self.host = host
+        self.ways = ways.Ways(self.config, self.edition, host or shown)
+        words = page.interface(shown.lang)
+        self.labels = {key: words[key] for key in prose.LABELS if key in words}
+        self._taken: Counter[str] = Counter()
+        self._figures: Counter[str] = Counter()
+
+    def html(
+        self, tokens: Sequence[Token], section: str = "", offset: int = 0, heading_ids: bool = False
+    ) -> str:
+        """Blocks of text; nothing where they hold a mistake."""
+        try:
+            context = self._context(section, heading_offset=offset, heading_ids=heading_ids)
+            return prose.render(tokens, context=context)
+        except SidelitError as error:
+            self.press.report(error)
+            return ""
+
+    def inline(self, tokens: Sequence[Token], place: str, section: str | None = None) -> Markup:
+        """Headings and ledes: the inline tokens among `tokens`, without a block around them.
+
+        They are written apart from the text of their section, so `place` tells their references to its
+        footnotes from those in the text. Title and lede belong to the first section.
+        """
+        if section is None:
+            section = self.shown.text.pieces[0].id if self.shown.text.pieces else ""
+        said = []
+        for token in tokens:
+            if token.type == "inline":
+                try:
+                    said.append(prose.render_inline(token, context=self._context(section, place=place)))
+                except SidelitError as error:
+                    self.press.report(error)
+        return Markup(" ".join(said))
+
+    def taken(self, text: Text, piece: Piece) -> views.SectionView:
+        """A section of another page; its id here says where it is from, as no heading's does."""
+        there = self.edition.pages[text.item.output]
+        (words,) = (said for each, said in zip(text.pieces, there.words, strict=True) if each is piece)
+        name = f"{text.item.output.removesuffix('.html')}/{piece.id}"
+        self._taken[name] += 1
+        again = f":{self._taken[name]}" if self._taken[name] > 1 else ""
+        return Desk(self.press, there, self.shown).section(piece, words, None, name + again)
+
+    def figure(self, name: str, path: str, line: int) -> Markup:
+        """A figure by its name; `path` and `line` say where the page asks for it."""
+        drawing = self.press.figures.draw(name, self.shown.lang, path, line)
+        self._figures[name] += 1
+        return drawn.html(drawing, self.shown.lang, self._figures[name], self._of_a_figure)
+
+    def _of_a_figure(self, sentence: Sequence[Token]) -> Markup:
+        """A title or a caption: its links start from this page, but a wrong one stands in another file."""
+        inline = sentence[1]
+
+        def resolve(href: str, line: int) -> str:
+            try:
+                return self._resolve(href, line)
+            except SidelitError as error:
+                path = markup.path_of(inline)
+                raise SidelitError(error.what, path=path, line=line, hint=error.hint) from None
+
+        context = replace(self._context("", place="figure"), resolve=resolve)
+        return Markup(prose.render_inline(inline, context=context))
+
+    def sections(self) -> Iterator[views.SectionView]:
+        """The sections of a chapter, those that are folded together with one fold."""
+        pairs = zip(self.shown.text.pieces, self.shown.words, strict=True)
+        for _, group in groupby(pairs, key=lambda pair: pair[0].fold and pair[0].fold.line):
+            together = list(group)
+            fold = self._fold(*together[0], [number for piece, _ in together for number, _ in piece.lines])
+            yield from (self.section(piece, words, fold) for piece, words in together)
+
+    def _fold(self, piece: Piece, words: Words, numbers: Sequence[int]) -> views.Fold | None:
+        """What stands above folded sections; a click on it opens them, so a link has no place there."""
+        if piece.fold is None:
+            return None
+        inline = words.fold[1]
+        if any(child.type == "link_open" for child in inline.children or ()):
+            what, line = "a link cannot stand in the line above depth", markup.line_of(inline)
+            path, hint = markup.path_of(inline), "put it into the text of a section"
+            self.press.report(SidelitError(what, path=path, line=line, hint=hint))
+        said = ways.unlinked(self.inline(words.fold, "depth", piece.id))
+        lines = (numbers[0], numbers[-1]) if numbers else (0, 0)
+        return views.Fold(piece.fold.line, said, words.fold_state, *lines)
+
+    def section(
+        self, piece: Piece, words: Words, fold: views.Fold | None, name: str = ""
+    ) -> views.SectionView:
+        """One section; `name` is its id on the page that shows it, if that is not its own."""
+        depth = piece.qualname.count(".")
+        line = piece.lines[0][0] if piece.lines else piece.first_line
+        return views.SectionView(
+            id=name or piece.id,
+            aliases=() if name else piece.aliases,
+            kind=piece.kind,
+            qualname=piece.qualname,
+            name=piece.qualname.rpartition(".")[2] if piece.kind in ("class", "function") else "",
+            depth=depth,
+            title=self.inline(words.title, "title", name or piece.id),
+            doc=Markup(self.html(words.tokens, name or piece.id, _offset(piece))),
+            lines=tuple(_line(number, html) for number, html in piece.lines),
+            state=words.state,
+            langs=tuple(other for other in self.ways.alternates(name or piece.id) if not other.current),
+            source_url=self._source_url(line),
+            report=fill(self.config.report_url, self.press.origin, self.item.source, line, piece.id),
+            fold=fold,
+        )
+
+    def info(
+        self,
+        kind: str,
+        sections: Sequence[views.SectionView],
+        body: str,
+        lesson: views.LessonHead | None = None,
+    ) -> views.PageInfo:
+        """The record of what stands around the text of the page."""
+        shown, part = self.shown, self.ways.part()
+        before, after = self.ways.neighbours()
+        crumbs = ((views.Link(part, None),) if part else ()) + (
+            views.Link(shown.label, None, lang=shown.label_lang),
+        )
+        title_html = self.inline(shown.title, "title") or escape(shown.label)
+        lede = self.inline(shown.lede, "lede")
+        folds = (each.fold.words for each in sections if each.fold)
+        parts = (part for each in sections for part in (each.title, each.doc))
+        above = (lesson.needs, *lesson.aims) if lesson else ()
+        written = (body, title_html, lede, *above, *folds, *parts)
+        figure = self._opening_figure()
+        return views.PageInfo(
+            kind=kind,
+            title=shown.label,
+            title_html=title_html,
+            title_state=shown.title_state,
+            lede=lede,
+            lede_text=prose.plain(shown.lede),
+            lede_state=shown.lede_state,
+            part=part,
+            crumbs=crumbs,
+            url=self.ways.here,
+            source_path=self.item.source,
+            source_url=self._source_url(1),
+            prev=before,
+            next=after,
+            alternates=tuple(self.ways.alternates()),
+            toc=tuple(ways.sections(sections) if sections else ways.headings(shown)),
+            run=self.item.run if isinstance(self.item, Chapter) else None,
+            has_math=any('class="katex' in html for html in written),
+            has_depth=any(each.fold for each in sections),
+            has_figures=bool(self._figures),
+            figure=figure,
+            forward=self.forward() if kind == "forward" else None,
+            lesson=lesson,
+        )
+
+    def _opening_figure(self) -> Markup:
+        """The figure that the opening of a chapter names."""
+        text = self.shown.text
+        try:
+            return self.figure(text.figure, self.item.source, text.figure_line) if text.figure else Markup("")
+        except SidelitError as error:
+            self.press.report(error)
+            return Markup("")
+
+    def forward(self) -> views.Link:
+        """To the page that went from this address."""
+        lead = self.press.leads[self.item.output][""]
+        other = self.edition.pages[lead.output]
+        return views.Link(other.label, self.ways.to(lead.output), lang=other.label_lang)
+
+    def moved(self) -> Iterator[views.Moved]:
+        """To the sections that went from this address."""
+        for old, lead in forwarding.departed(self.press.leads, self.shown.text).items():
+            yield views.Moved(old, f"{self.ways.to(lead.output)}#{fragment(lead.id)}")
+
+    def _context(
+        self, section: str, *, place: str = "", heading_offset: int = 0, heading_ids: bool = False
+    ) -> prose.RenderContext:
+        return prose.RenderContext(
+            resolve=self._resolve,
+            math=_Watched(self.press),
+            section=section,
+            place=place,
+            heading_offset=heading_offset,
+            heading_ids=heading_ids,
+            labels=self.labels,
+            directive=self._directive,
+            strict=not self.press.lenient,
+        )
+
+    def _directive(self, given: Directive, words: Callable[[Sequence[Token]], str]) -> str:
+        try:
+            return registry.html(given, _Place(self, words))
+        except SidelitError as error:
+            self.press.report(error)
+            return ""
+
+    def _resolve(self, href: str, line: int) -> str:
+        host = self.host.text.item.output if self.host else ""
+        up = self.ways.language_root
+        try:
+            return self.press.index.resolve(href, self.target, line, up=up, shown_on=host)
+        except SidelitError as error:
+            if self.press.lenient:
+                self.press.report(error)
+            raise
+
+    def _source_url(self, line: int) -> str | None:
+        return fill(self.config.source_url, self.press.origin, self.item.source, line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a directive is drawn; `said` prints the words in it."""
+
+    desk: Desk
+    said: Callable[[Sequence[Token]], str]
+
+    @property
+    def book(self) -> Book:
+        press = self.desk.press
+        return Book(press.config, press.index, press.texts)
+
+    def words(self, tokens: Sequence[Token]) -> Markup:
+        return Markup(self.said(tokens))
+
+    def section(self, text: Text, piece: Piece) -> views.SectionView:
+        return self.desk.taken(text, piece)
+
+    def address(self, output: str, anchor: str) -> str:
+        return self.desk.ways.to(output) + (f"#{fragment(anchor)}" if anchor else "")
+
+    def figure(self, name: str, path: str, line: int) -> Markup:
+        return self.desk.figure(name, path, line)
+
+    def fragment(self, template: str, **values: object) -> Markup:
+        return page.fragment(f"directives/{template}", self.desk.shown.lang, values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A typesetter that tells about what it refuses, even where the page shows it as it was typed."""
+
+    press: Press
+
+    def render(self, tex: str, *, display: bool, path: str | None, line: int | None) -> str:
+        try:
+            return self.press.math.render(tex, display=display, path=path, line=line)
+        except SidelitError as error:
+            if self.press.lenient:
+                self.press.report(error)
+            raise
+
+
+def _offset(piece: Piece) -> int:
+    """How far headings inside a text move down, so that none skips a level below its section's own."""
+    # The templates set a definition in h2, a method in h3, and anything deeper in h4.
+    return 1 + min(piece.qualname.count("."), 2) if piece.qualname else 0
+
+
+def _line(number: int, html: str) -> views.CodeLine:
+    return views.CodeLine(number, Markup(html), len(html) - len(html.lstrip(" ")))

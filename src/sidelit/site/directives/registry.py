@@ -1,0 +1,59 @@
+"""# Which directives there are
+
+> A directive is one module beside this one and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from markupsafe import Markup
+
+from sidelit.config import Lesson
+from sidelit.errors import SidelitError
+from sidelit.site.content import Text
+from sidelit.site.directives import figure, section, words
+from sidelit.site.directives.kind import Book, Kind, Place, nearest
+from sidelit.text import directives
+from sidelit.text.directives import Directive
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        section.SECTION,
+        figure.FIGURE,
+        words.QUESTION,
+        words.TRY,
+        words.LAB,
+    )
+}
+
+
+def html(given: Directive, place: Place) -> Markup:
+    """Draw a directive.
+
+    :raises SidelitError: if it is wrong
+    """
+    kind = _kind(given, place.book)
+    kind.check(given, place.book)
+    return kind.html(given, place)
+
+
+def mistakes(text: Text, book: Book) -> Iterator[SidelitError]:
+    """What is wrong with the directives of a page, as far as no language is needed to see it."""
+    for tokens in directives.among(text.tokens):
+        try:
+            given = directives.read(tokens)
+            _kind(given, book).check(given, book)
+        except SidelitError as error:
+            yield error
+
+
+def _kind(given: Directive, book: Book) -> Kind:
+    kind = KINDS.get(given.name)
+    if kind is None:
+        what = f"there is no directive `::: {given.name}`"
+        raise given.error(what, hint=nearest(given.name, KINDS, f"there is {', '.join(KINDS)}"))
+    if not kind.everywhere and not isinstance(book.texts[given.path].item, Lesson):
+        raise given.error(f"`{given.name}` stands in lessons only")
+    return kind

@@ -1,0 +1,130 @@
+"""# A section of a chapter
+
+> A lesson names a section, and the page shows it as it is today: its words beside its code.
+
+    ::: section src:zero/unit.py#Unit.gather from="if self.state" to="return"
+    Words of the lesson's own.
+    :::
+
+With `from` and `to` only those lines are shown, and each of the two texts is found in exactly one line of
+the section's code, so that a change of the code cannot quietly change what a lesson shows. Words in between
+replace the commentary. Nothing is copied: a section that went, was renamed or became depth fails the build.
+A renamed one is not followed, although a link would be, since what the lesson says about it has to be read
+again.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from markupsafe import Markup
+
+from sidelit.site.content import Piece, Text
+from sidelit.site.directives.kind import Book, Kind, Place, nearest
+from sidelit.site.links import Target
+from sidelit.text.directives import Directive
+
+OPTIONS = ("from", "to")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A section that a lesson shows, and which of its lines, counted from 0."""
+
+    text: Text
+    piece: Piece
+    start: int
+    stop: int
+
+
+def take(given: Directive, book: Book) -> Taken:
+    """Find what a directive names.
+
+    :raises SidelitError: if it is not there, or is depth, or its lines are not found
+    """
+    for key in given.options:
+        if key not in OPTIONS:
+            raise given.error(
+                f"`section` has no option `{key}`", hint=nearest(key, OPTIONS, "there is from, to")
+            )
+    if len(given.parts) > 1:
+        raise given.error("`section` has one part, and here is a line `---`")
+    path, _, anchor = given.argument.partition("#")
+    if not path or not anchor:
+        hint = "write `::: section src:PATH#ID`; `sidelit sections FILE` lists the ids of a file"
+        raise given.error("`section` does not say which section of which file", hint=hint)
+    target = _page(given, path, book)
+    text = book.texts[target.source]
+    if text.prose:
+        raise given.error(f"{target.source} is no chapter", hint="sections are taken from chapters")
+    piece = _piece(given, anchor, text, target, book)
+    if piece.fold is not None:
+        what = f"{target.source}#{piece.id} is depth, and a lesson shows what is core"
+        raise given.error(what, hint="show the section that calls it, or link to it")
+    plain = [_plain(code) for _, code in piece.lines]
+    start = _line(given, "from", piece, plain, 0)
+    last = _line(given, "to", piece, plain, len(plain) - 1)
+    if plain and last < start:
+        raise given.error(f"the line of `to` stands above the line of `from` in {target.source}#{piece.id}")
+    return Taken(text, piece, start, last + 1)
+
+
+def _page(given: Directive, path: str, book: Book) -> Target:
+    found = book.index.page(path, book.index.targets[given.path], given.line)
+    if found is None:
+        root = f"{book.index.source_root}/"
+        known = [f"src:{source.removeprefix(root)}" for source in book.index.targets]
+        raise given.error(f"there is no chapter {path!r}", hint=nearest(path, known))
+    return found
+
+
+def _piece(given: Directive, anchor: str, text: Text, target: Target, book: Book) -> Piece:
+    for piece in text.pieces:
+        if piece.id == anchor:
+            return piece
+    what = f"{text.item.source} has no section {anchor!r}"
+    renamed = next((piece.id for piece in text.pieces if anchor in piece.aliases), "")
+    if renamed:
+        raise given.error(what, hint=f"it is called {renamed!r} now")
+    if (lead := target.moved.get(anchor)) is not None:
+        there = next(each for each in book.texts.values() if each.item.output == lead.output)
+        raise given.error(what, hint=f"it is {lead.id!r} of {there.item.source} now")
+    core = [piece.id for piece in text.pieces if piece.fold is None]
+    raise given.error(what, hint=nearest(anchor, core, "`sidelit sections FILE` lists the ids of a file"))
+
+
+def _line(given: Directive, key: str, piece: Piece, plain: Sequence[str], otherwise: int) -> int:
+    """The one line that holds the text of an option."""
+    wanted = given.options.get(key)
+    if wanted is None:
+        return otherwise
+    found = [place for place, line in enumerate(plain) if wanted in line]
+    if len(found) == 1 and wanted:
+        return found[0]
+    if found:
+        numbers = ", ".join(str(piece.lines[place][0]) for place in found)
+        what = f"`{key}` is {wanted!r}, which stands in several lines of {piece.id}: {numbers}"
+        raise given.error(what, hint="write more of the line")
+    what = f"`{key}` is {wanted!r}, which stands in no line of {piece.id}"
+    raise given.error(what, hint=nearest(wanted, (line.strip() for line in plain)))
+
+
+def _plain(code: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", code))
+
+
+def _html(given: Directive, place: Place) -> Markup:
+    taken = take(given, place.book)
+    view = place.section(taken.text, taken.piece)
+    shown = replace(view, lines=view.lines[taken.start : taken.stop])
+    if given.body:
+        shown = replace(shown, title=Markup(""), doc=place.words(given.body), state=None)
+    home = place.address(taken.text.item.output, taken.piece.id)
+    page = place.address(taken.text.item.output, "")
+    return place.fragment("section.html", section=shown, home=home, page=page, source=taken.text.item.source)
+
+
+SECTION = Kind("section", take, _html)
