@@ -19,7 +19,7 @@ if str(ROOT) not in sys.path:
 from tools.record import frame  # noqa: E402
 
 # A recording that takes a second or two is made again by `make test`, the others by `make test-all`.
-QUICK = ["formats", "vector"]
+QUICK = ["formats", "collectives", "construction", "copies", "memory", "ring", "states", "vector"]
 
 
 def committed(name: str) -> dict[str, Any]:

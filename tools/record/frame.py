@@ -48,10 +48,15 @@ def module_of(name: str) -> ModuleType:
 def ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Call a function on several ranks at once, and return the results in rank order."""
     # The one helper of this repository that starts ranks is that of the tests.
+    tests_on_the_path()
+    return import_module("ranks").run(world_size, function, *args, timeout=300)
+
+
+def tests_on_the_path() -> None:
+    """Let the helpers of the tests be imported."""
     folder = str(ROOT / "tests")
     if folder not in sys.path:
         sys.path.append(folder)
-    return import_module("ranks").run(world_size, function, *args, timeout=300)
 
 
 def exact(name: str, data: Any) -> Any:
@@ -109,16 +114,20 @@ def processor() -> str:
     return found[0] if found else platform.processor()
 
 
-def text(value: Any, indent: int = 0) -> str:
-    """JSON with sorted keys, in which short values and rows of numbers take one line or few."""
+def text(value: Any, indent: int = 0, before: int = 0) -> str:
+    """JSON with sorted keys, in which short values and rows of numbers take one line or few.
+
+    :param before: the characters of a key that stand before the value
+    """
     flat = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    if len(flat) + indent <= WIDTH or not isinstance(value, dict | list | tuple):
+    if len(flat) + indent + before < WIDTH or not isinstance(value, dict | list | tuple):
         return flat
     inner, outer = "\n" + " " * (indent + 1), "\n" + " " * indent
     if isinstance(value, dict):
         # As `json` does, a number that is a key becomes a text.
         pairs = sorted(json.loads(json.dumps(value)).items())
-        parts = [f"{json.dumps(key, ensure_ascii=False)}: {text(one, indent + 1)}" for key, one in pairs]
+        keys = [f"{json.dumps(key, ensure_ascii=False)}: " for key, _ in pairs]
+        parts = [key + text(one, indent + 1, len(key)) for key, (_, one) in zip(keys, pairs, strict=True)]
         return "{" + inner + f",{inner}".join(parts) + outer + "}"
     if any(isinstance(one, dict | list | tuple) for one in value):
         return "[" + inner + f",{inner}".join(text(one, indent + 1) for one in value) + outer + "]"

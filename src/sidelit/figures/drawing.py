@@ -229,6 +229,7 @@ def _quantity(name: str) -> Any:
 _TOOLS: dict[str, Any] = {
     **pen.TOOLS,
     **{name: _quantity(name) for name in ("number", "fixed", "size", "percent", "power", "duration")},
+    "scaled": quantities.scaled,
     "linear": scales.linear,
     "log": scales.log,
     "band": scales.band,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -109,19 +109,35 @@ def line(points: Iterable[Point], kind: int | str = 1) -> Markup:
     return _element("path", {"class": _line(kind), "d": _path(points)})
 
 
-def staircase(points: Sequence[Point], kind: int | str = 1) -> Markup:
+def staircase(points: Iterable[Point], kind: int | str = 1) -> Markup:
     """A line that keeps each value until the next one begins."""
-    return _element("path", {"class": _line(kind), "d": _path(_stairs(points))})
+    return _element("path", {"class": _line(kind), "d": _stairs(thinned(points))})
 
 
-def area(points: Sequence[Point], base: float, kind: int = 1, stairs: bool = False) -> Markup:
+def area(points: Iterable[Point], base: float, kind: int = 1, stairs: bool = False) -> Markup:
     """What lies between a line and a base, in the colour and the hatching of a kind."""
-    above = _stairs(points) if stairs else list(points)
-    closed = _path([(above[0][0], base), *above, (above[-1][0], base)]) + "z"
+    above = thinned(points)
+    first, last = above[0][0], above[-1][0]
+    closed = f"M{_short(first)} {_short(base)}{(_stairs if stairs else _path)(above).replace('M', 'L')}"
+    closed += f"L{_short(last)} {_short(base)}z"
     plain = _element("path", {"class": f"area kind-{kind}", "d": closed})
     if kind == 1:
         return plain
     return plain + _element("path", {"class": "hatch", "fill": f"url(#hatch-{kind})", "d": closed})
+
+
+def thinned(points: Iterable[Point], step: float = 0.5) -> list[Point]:
+    """Of points within half a unit of each other only the first, the lowest, the highest and the last.
+
+    No screen shows the others, and a recording may have thousands.
+    """
+    kept: list[Point] = []
+    for _, group in groupby(points, key=lambda point: math.floor(point[0] / step)):
+        near = list(enumerate(group))
+        by_height = sorted(near, key=lambda each: each[1][1])
+        places = sorted({near[0][0], by_height[0][0], by_height[-1][0], near[-1][0]})
+        kept += [near[place][1] for place in places]
+    return kept
 
 
 def arrow(points: Sequence[Point], look: str = "arrow", head: float = 7) -> Markup:
@@ -182,11 +198,10 @@ def _line(kind: int | str) -> str:
     return f"line line-{kind}" if isinstance(kind, int) else kind
 
 
-def _stairs(points: Sequence[Point]) -> list[Point]:
-    corners: list[Point] = [points[0]]
-    for before, after in pairwise(points):
-        corners += [(after[0], before[1]), after] if before[1] != after[1] else [after]
-    return corners
+def _stairs(points: Sequence[Point]) -> str:
+    """A path that goes to the right first and then to the next value."""
+    x, y = points[0]
+    return f"M{_short(x)} {_short(y)}" + "".join(f"H{_short(x)}V{_short(y)}" for x, y in points[1:])
 
 
 def _path(points: Iterable[Point]) -> str:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 THIN = "\u202f"
 PREFIXES = ("", "k", "M", "G", "T", "P")
 BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
@@ -26,6 +28,11 @@ def number(value: float, digits: int = 3) -> str:
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
     rounded = round(value, digits - 1 - exponent)
     return _signed(_bare(f"{rounded:,.{max(0, digits - 1 - exponent)}f}"))
+
+
+def scaled(unit: float, digits: int = 3) -> Callable[[float], str]:
+    """Writes numbers in a unit that the axis names: `scaled(1e9)` for billions."""
+    return lambda value: number(value / unit, digits)
 
 
 def fixed(value: float, places: int = 1) -> str:

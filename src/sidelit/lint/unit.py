@@ -119,7 +119,9 @@ def _words(token: Token) -> str:
         return CODE
     if _is_math(token):
         return MATH
-    known = {"text": _BLANKS.sub(BLANK, token.content), "softbreak": " ", "hardbreak": "\n", "footnote_ref": NOTE, "image": IMAGE}
+    if token.type == "text":
+        return _BLANKS.sub(BLANK, token.content)
+    known = {"softbreak": " ", "hardbreak": "\n", "footnote_ref": NOTE, "image": IMAGE}
     return known.get(token.type, "")
 
 
