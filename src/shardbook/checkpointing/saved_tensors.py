@@ -303,8 +303,8 @@ class Region:
 
         :raises RuntimeError: naming the block that has hidden the error
         """
-        # A block such as `contextlib.suppress` hides an error of the function, so there
-        # is no result.
+        # A block such as `contextlib.suppress` ends without an error, and without a
+        # result.
         if not self.complete:
             raise RuntimeError(
                 "the block that context_fn gave for the forward pass has swallowed an "

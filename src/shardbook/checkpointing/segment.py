@@ -324,6 +324,6 @@ def outside_compiler(
             quiet.append(torch.compiler.disable(checkpoint, reason=reason))
         return quiet[0](*args, **kwargs)
 
-    # The compiler may reach this function before its first call.
+    # The compiler may meet this function before it was called for the first time.
     forbid_compiling(call, reason)
     return call

@@ -194,10 +194,10 @@ class Listed:
             )
 
 
-# PyTorch has a separate attention operation for each kernel. The device, the dtype and
-# the shapes decide which kernel runs. A list without that kernel would keep nothing,
-# and would raise no error, so this list has all of them. Nested tensors use the last
-# three. If no kernel runs, [a warning](#Listed.warn_if_unfused) says so.
+# PyTorch's attention is another operation for each kernel. Which kernel runs depends on
+# the device, the dtype and the shapes. A list that lacks it keeps nothing, and raises
+# no error. Nested tensors call the last three. Where no kernel runs, [a
+# warning](#Listed.warn_if_unfused) says so.
 ATTENTION = ATTENTION_KERNELS
 
 
