@@ -34,6 +34,7 @@ from benchmarks.floor import config_of, floor_bytes, lean_bytes
 from benchmarks.launch import Run, Size, namespace, run
 
 from shardbook.models.gpt import parameters
+from shardbook.planning.report import write
 
 OURS, THEIRS, FLOOR = "shardbook", "fsdp2", "floor"
 OTHERS = tuple(f"{THEIRS}_{way}" for way in ("chunked", "blocks", "checkpointed"))
@@ -78,9 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     figures |= {"bytes_by": "network" if namespace() else "ledger", "cpu": processor()}
     figures |= {"torch": torch.__version__, "python": platform.python_version()}
     if options.json is not None:
-        draft = options.json.with_name(f".{options.json.name}.{os.getpid()}")
-        draft.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
-        draft.replace(options.json)
+        write(options.json, json.dumps(figures, indent=1) + "\n")
     return 0
 
 

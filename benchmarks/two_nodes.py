@@ -35,6 +35,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from shardbook import shard
 from shardbook.models import gpt
+from shardbook.planning.report import write
 
 WAYS = ("flat", "mesh")
 LOCAL = 2  # ranks on a node
@@ -71,9 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(report(runs, figures, size, options.rate))
     figures |= {"rate": options.rate, "cpu": processor(), "torch": torch.__version__}
     if options.json is not None:
-        draft = options.json.with_name(f".{options.json.name}.{os.getpid()}")
-        draft.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
-        draft.replace(options.json)
+        write(options.json, json.dumps(figures, indent=1) + "\n")
     return 0
 
 
