@@ -59,7 +59,9 @@ def test_a_step_without_a_wait_is_the_same_on_a_cpu_and_races_on_a_gpu() -> None
     assert plain == right["events"]
     counts = [event["races"]["count"] for event in broken["events"] if event.get("removed")]
     # The backward pass of the embedding reads none of its weights.
-    assert len(counts) == 6 and all(counts[:5]) and counts[5] == 0
+    assert len(counts) == 6
+    assert all(counts[:5])
+    assert counts[5] == 0
 
 
 def test_a_step_without_the_mean_adds_gradients_up_and_adamw_hides_it() -> None:
@@ -70,14 +72,17 @@ def test_a_step_without_the_mean_adds_gradients_up_and_adamw_hides_it() -> None:
         if changed:
             assert other["norm"] == pytest.approx([2 * norm for norm in one["norm"]], rel=1e-2)
     (mean, total), (sgd_mean, sgd_total) = (broken["first_step_moves"][name] for name in ("adamw", "sgd"))
-    assert total == mean and sgd_total == pytest.approx(2 * sgd_mean, rel=1e-2)
+    assert total == mean
+    assert sgd_total == pytest.approx(2 * sgd_mean, rel=1e-2)
 
 
 def test_a_recorded_step_has_scenes_that_a_reader_can_follow() -> None:
     data = committed("step")["data"]
     firsts = [scene["first"] for scene in data["scenes"]]
-    assert 60 <= len(data["events"]) <= 120 and 20 <= len(firsts) <= 28
-    assert firsts[0] == 0 and firsts == sorted({*firsts})
+    assert 60 <= len(data["events"]) <= 120
+    assert 20 <= len(firsts) <= 28
+    assert firsts[0] == 0
+    assert firsts == sorted({*firsts})
 
 
 def test_a_line_that_is_not_there_once_is_no_point() -> None:

@@ -52,7 +52,7 @@ def points(wanted: Mapping[str, Sequence[str]]) -> dict[tuple[str, int], list[Po
         start = min([node.lineno, *(one.lineno for one in node.decorator_list)])
         lines = text.splitlines()
         for piece in pieces:
-            (number,) = (n for n in code_lines(node) if piece in lines[n - 1]) or (0,)
+            (number,) = (n for n in code_lines(node) if piece in lines[n - 1])
             statement = min(
                 (one for one in ast.walk(node) if isinstance(one, ast.stmt) and one.lineno <= number),
                 key=lambda one: (abs(one.lineno - number), end_of(one)),
@@ -87,8 +87,8 @@ def end_of(statement: ast.stmt) -> int:
 class Lines:
     """Inside the block, each point that this thread reaches is an event.
 
-    `look` says what is so at a moment. An event without others inside of it is looked at when its line has run,
-    and any other one when its line begins.
+    `look` says what is so at a moment. An event without others inside of it is looked at when its line has
+    run, and any other one when its line begins.
 
     :param look: what an event says beside its place, given the frame; `None` for no event
     """

@@ -1,4 +1,4 @@
-"""What the planner answers for many sizes of a model and numbers of ranks, at every stage: the table of a slider."""
+"""What the planner answers for many sizes of a model, numbers of ranks and each stage: a slider's table."""
 
 from __future__ import annotations
 

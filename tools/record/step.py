@@ -1,9 +1,9 @@
 """One training step of two ranks, line by line: what runs, in which section, and what it does to the memory.
 
-The training program trains a GPT of one block on two CPU ranks in stage 3. In its first two steps the order of
-the units is learned and the optimizer makes its state; the third step is followed. Both ranks run the same
-lines in the same order, and the recording holds each of them once; where only one of them sends, it says which.
-Between two exchanges the ranks run at their own speed, and nothing here says which is ahead.
+The training program trains a GPT of one block on two CPU ranks in stage 3. In its first two steps the order
+of the units is learned and the optimizer makes its state; the third step is followed. Both ranks run the same
+lines in the same order, and the recording holds each of them once; where only one of them sends, it says
+which. Between two exchanges the ranks run at their own speed, and nothing here says which is ahead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The same step with the mean forgotten: the gradients are sums, and twice as long on two ranks.
 
-With AdamW the loss hardly shows it, since AdamW divides each gradient by its own size. So the first step is also
-taken with plain SGD, and the recording says how far each of them moves the parameters, with the mean and without.
+With AdamW the loss does not show it, since AdamW divides each gradient by its own size. So the first step is
+also taken with plain SGD, and the recording says how far each of them moves the parameters, with the mean and
+without.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The wait is the one after which the compute stream may read a unit that was gathered. On a CPU the streams do
 nothing, so the step without it is recorded as well, and compared. What a GPU would be free to do is computed
-from a second run, in which every operation, stream and wait is written down (`shardbook.check`): once for each
-time the wait was asked for, that one alone is left out.
+from a second run, in which every operation, stream and wait is written down (`shardbook.check`): once for
+each time the wait was asked for, that one alone is left out.
 """
 
 from __future__ import annotations
