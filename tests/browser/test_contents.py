@@ -1,4 +1,4 @@
-"""The contents: the part one is in is open, the page and the section one is in are marked, and both are in sight."""
+"""The contents: the part one is in is open, and the page and the section one is in are marked."""
 
 from __future__ import annotations
 
