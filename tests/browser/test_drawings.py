@@ -1,4 +1,4 @@
-"""Every drawing of the book as a browser sets it: no word leaves it, covers another, or is too small to read."""
+"""Every drawing of the book as a browser sets it: no word leaves it, covers another, or is too small."""
 
 from __future__ import annotations
 
