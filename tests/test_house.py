@@ -13,7 +13,17 @@ SRC = Path(__file__).parent.parent / "src"
 ORDER = {
     "shardbook": [
         *("command", "foundations", "models", "parameters", "guards", "zero", "training", "precision"),
-        *("checkpointing", "streaming", "planning", "state", "memory", "train", "finetune_neox", "check"),
+        *(
+            "checkpointing",
+            "streaming",
+            "planning",
+            "state",
+            "memory",
+            "parallel",
+            "train",
+            "finetune_neox",
+            "check",
+        ),
         "__init__",
     ],
     "sidelit": [
