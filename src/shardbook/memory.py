@@ -61,6 +61,7 @@ python -m shardbook.memory --params 7.5e9 --ranks 64
 
 [The planner](planner.py) adds what this library itself stores, to the byte.
 
+:figure: four_stages
 :notation $\Psi$: `numel`, the number of parameters
 :notation $N_d$: `world_size`, the number of ranks
 :notation $K$: `Cost.state`, the bytes of optimizer state for each parameter

@@ -23,5 +23,11 @@ for (const figure of document.querySelectorAll("figure.drawing")) {
   };
   const control = button(figure.dataset.enlarge, "⤢", enlarge);
   for (const drawing of sheet.querySelectorAll("svg")) drawing.onclick = enlarge;
+  sheet.onkeydown = (event) => {
+    if (event.key !== "Enter") return;
+    // Or the same key would press the button that has the focus by then.
+    event.preventDefault();
+    enlarge();
+  };
   sheet.after(control);
 }

@@ -1,11 +1,11 @@
 r"""# The order of the exchanges
 
-> While one unit computes, the next is already on its way.
+> The conductor starts each exchange early, so that it runs while another unit computes.
 
-A rank that asks for a unit when it needs it is idle until the unit is there. In a model
-the order of the units is known. So each unit can be gathered one step early, while the
-unit before it still computes, and its gradients can be exchanged while the next unit
-computes its own. In stage 3, with two units:
+A rank that gathers a unit only when it needs it has nothing to compute until the unit
+is whole. But the order of a model's units is known. So each unit can be gathered one
+step early, while the unit before it still computes. In the same way its gradients can
+be exchanged while the next unit computes its own. In stage 3, with two units A and B:
 
 | | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
 |---|---|---|---|---|---|---|---|
@@ -13,21 +13,23 @@ computes its own. In stage 3, with two units:
 | gather | A | B | | B | A | | |
 | reduce | | | | | | B | A |
 
+A *conductor* holds what the units of one model share: the exchange in flight and the
+backward passes under way. The hooks of each unit call it at these moments:
+
 | when | what the conductor does |
 |---|---|
-| a unit is called by itself | [begins a pass](#Conductor.forward_begins) of its own |
-| a backward pass reaches a unit | [opens it](#Conductor.open), and asks autograd to be called at the end |
+| a unit is called outside of the model | [starts](#Conductor.forward_begins) a forward pass of its own |
+| a backward pass reaches a unit | [adds](#Conductor.open) it, and registers a callback for the end |
 | a unit's gradients are complete | [decides](#Conductor.reduce) when they are exchanged |
-| then, or when the pass ends | [starts the exchange](#Conductor.exchange), after the one before is complete |
-| the backward pass ends | [closes the units](#Conductor.backward_ended) that the pass has reached |
+| then, or at the end | [starts the exchange](#Conductor.exchange), after the one before is complete |
+| the backward pass ends | [closes the units](#Conductor.backward_ended) that were reached |
 | | [exchanges](#Conductor.settle) what is still due, and [waits](#Conductor.complete) for it |
-| | [frees](#Conductor.release) what was gathered in vain |
+| | [frees](#Conductor.release) units that were prefetched in vain |
 
-A *conductor* keeps what the units of one model share: the exchange in flight and the
-backward passes under way. [A chain](prefetch.py#PrefetchingConductor) is a conductor
-that also knows which unit comes next. All ranks run the same program, so they issue
-their exchanges in the same order, and the exchanges meet. [The
-order](exchange_order.py) makes sure of that.
+A model with several units has [a conductor that also
+prefetches](prefetch.py#PrefetchingConductor). All ranks run the same program, so they
+issue the same exchanges in the same order, and each exchange meets its partners. [A
+check](exchange_order.py) makes sure of that.
 """
 
 # sidelit: hide
@@ -54,35 +56,39 @@ __all__ = ["Conductor", "Driver", "conductor_of"]
 
 
 class Conductor:
-    """What the units of one model share: the exchange in flight, and the end of the backward pass.
+    """The part that all units of a model share: exchanges in flight, and the end of
+    backward.
 
-    :param order: who makes sure that all ranks issue the same exchanges
+    :param order: [the check](exchange_order.py) that all ranks issue the same exchanges
     """
 
-    # One exchange for the whole program, so that several models have no more in flight
-    # than one.
+    # There is one exchange in flight for the whole program, even if it trains several
+    # models.
     in_flight: ClassVar[Unit | None] = None
-    # Units whose gradients are averaged, and [go on to other
-    # copies](groups.py#Groups.mean).
+    # Units whose gradients are averaged over one copy of the model, and [are now
+    # averaged over the other copies](groups.py#Groups.mean).
     going_on: ClassVar[list[Unit]] = []
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.drivers: dict[Unit, Driver] = {}
         self.modules: set[nn.Module] = set()
-        # The backward passes under way, each with the units it has reached. There can
-        # be more than one, because activation checkpointing runs a backward pass inside
-        # another.
+        # The backward passes under way, each with the units that it has reached. There
+        # can be more than one, because activation checkpointing may run a backward pass
+        # inside of another.
         self.passes: dict[int, list[Driver]] = {}
-        # Those of them that [have failed](interrupted.py).
+        # The backward passes that [have failed](interrupted.py).
         self.failed: set[int] = set()
-        # Whether gradients are exchanged, or kept to be added to.
+        # Whether gradients are exchanged at the end of this backward pass, or kept for
+        # the next micro-batch.
         self.syncing = True
-        # The units whose exchange is due at the end of the backward pass, and those
-        # that wait for a later one. Dictionaries, because their order is kept.
+        # `late` are units whose exchange is due at the end of this backward pass,
+        # `kept` those whose gradients are kept for a later one. Dictionaries serve as
+        # ordered sets.
         self.late: dict[Unit, None] = {}
         self.kept: dict[Unit, None] = {}
-        # Whether any have waited since the ranks [compared](unused.py) what they used.
+        # Whether any gradients were kept since the ranks last [compared](unused.py)
+        # which parameters they had used.
         self.waited = False
         # The units that have exchanged gradients in this backward pass, in order.
         self.exchanged: dict[Unit, None] = {}
@@ -92,7 +98,7 @@ class Conductor:
         self.versions: dict[Unit, int | None] = {}
 
     def add(self, driver: Driver) -> None:
-        """Take charge of one more unit."""
+        """Add the hooks of one more unit."""
         self.drivers[driver.unit] = driver
         self.modules.add(driver.module)
 
@@ -102,9 +108,11 @@ class Conductor:
         refuse_copies_of(model)
 
     def forward_begins(self, unit: Unit) -> None:
-        """A unit is called by itself: that is a pass of its own.
+        """Start a forward pass of the unit alone, because it is called outside of the
+        model.
 
-        [As in a pass of the model](fresh_start.py#recover), what it gathered may be old.
+        [As in a forward pass of the model](fresh_start.py#recover), the unit gathers
+        again, because its parameters may have changed.
         """
         if in_backward():
             return
@@ -112,8 +120,9 @@ class Conductor:
         self.order.begin(f"separate {unit.name.removeprefix('the ')}")
 
     def open(self, driver: Driver, number: int) -> None:
-        """Note that the current backward pass has reached a unit, and ask to be called at its end.
+        """Add a unit to the current backward pass, and register a callback for the end.
 
+        :param driver: the hooks of the unit
         :param number: the number of the node that is about to run; units that have only
             younger nodes [have ended](hooks.py#Hooks.older)
         """
@@ -132,15 +141,16 @@ class Conductor:
             self.passes[task].append(driver)
 
     def backward_begins(self) -> None:
-        """The first unit of a backward pass has been reached."""
+        """Prepare for a backward pass, when its first unit is reached."""
         kind = "backward" if self.syncing else "accumulating backward"
         self.order.begin(changed_since_sharding(self.drivers) + kind)
         self.exchanged.clear()
 
     def reduce(self, unit: Unit) -> None:
-        """A unit's gradients are complete: exchange them now, later, or not yet.
+        """Exchange a unit's complete gradients now, or mark them for later.
 
-        [Stages 0 and 1](replicate.py) exchange at the end of the backward pass.
+        Gradients of a micro-batch [that is not exchanged](accumulate.py) are kept.
+        [Stages 0 and 1](replicate.py) exchange theirs at the end of the backward pass.
         """
         unit.expect_gradients()
         if not self.syncing:
@@ -152,15 +162,17 @@ class Conductor:
             self.late[unit] = None
 
     def exchange(self, unit: Unit) -> None:
-        """Reduce a unit's gradients after the exchange before it has been completed.
+        """Reduce a unit's gradients, after the exchange before has been completed.
 
-        So the gradients of at most one unit are on their way. Without this limit a rank
-        that computes faster than it exchanges would hold the gradients of all units.
+        So the gradients of at most one unit are on their way. Without this limit, a
+        rank that computes faster than it exchanges would hold the gradients of all
+        units at once.
         """
         self.advance()
         if unit in Conductor.going_on:
             self.complete()
-        # What acts on a mean as soon as it arrives cannot wait for the end of the pass.
+        # Functions in `after_reduce` act on a mean as soon as it arrives. They need to
+        # know by then which parameters were used, so the unit compares that for itself.
         if unit.after_reduce and unit.usage is None:
             unit.usage = Usage([unit], self)
         unit.reduce()
@@ -169,11 +181,12 @@ class Conductor:
         self.kept.pop(unit, None)
 
     def advance(self) -> None:
-        """Wait for what is in flight, and let means go on to other copies of the model.
+        """Wait for the exchange in flight, and start the next one of each unfinished
+        mean.
 
-        On a mesh of two dimensions a mean takes three exchanges, and in each of them a
-        rank sends less than in the one before. Each has the time of one unit's backward
-        pass to arrive.
+        On a mesh of two dimensions, a mean takes three exchanges, and in each of them a
+        rank sends fewer bytes than in the one before. Each exchange has the time of one
+        unit's backward pass to arrive.
         """
         first, Conductor.in_flight = Conductor.in_flight, None
         units, Conductor.going_on = Conductor.going_on, []
@@ -181,18 +194,21 @@ class Conductor:
         Conductor.going_on = [unit for unit in units if unit.advance()]
 
     def complete(self) -> None:
-        """Wait for all exchanges of gradients that are under way."""
+        """Wait for all exchanges of gradients that are in flight."""
         while Conductor.in_flight or Conductor.going_on:
             self.advance()
 
     @machinery()
     def backward_ended(self, task: int) -> None:
-        """Settle every unit that this backward pass has reached.
+        """Close every unit that a backward pass has reached, and exchange what is still
+        due.
 
-        When the call to `backward` returns, the optimizer may step, unless gradients
-        [are kept](accumulate.py). The order is that in which the pass reached the
-        units, which is the same on every rank. A pass in which this raises an error
-        [has failed](interrupted.py).
+        When the call of `backward` returns, the optimizer may step, unless gradients
+        [are kept](accumulate.py) for another micro-batch. The units are closed in the
+        order in which they were reached, which is the same on every rank. If this
+        function raises an error, the backward pass [has failed](interrupted.py).
+
+        :param task: autograd's number of the backward pass
         """
         for driver in self.passes[task]:
             driver.close()
@@ -201,7 +217,8 @@ class Conductor:
             self.settle()
         self.complete()
         self.release()
-        # This is the stream of the caller, on which gradients are used next.
+        # The current stream is that of the caller of `backward`, which uses the
+        # gradients next.
         for unit in self.drivers:
             unit.compute_stream()
         if outermost:
@@ -211,8 +228,8 @@ class Conductor:
     def settle(self) -> None:
         """Exchange what is still due at the end of a backward pass.
 
-        A unit that only an earlier micro-batch has used is due, too. Then the ranks
-        know [which parameters nobody has used](unused.py).
+        A unit that only an earlier micro-batch has used is due, too. Afterwards the
+        ranks know [which parameters no rank has used](unused.py).
         """
         if not self.syncing:
             return
@@ -235,21 +252,27 @@ class Conductor:
                 unit.free()
 
     def forward_began(self, unit: Unit) -> None:
-        """A unit is whole and about to compute. [A
-        chain](prefetch.py#PrefetchingConductor) prefetches here.
+        """Do nothing here; [the prefetching
+        conductor](prefetch.py#PrefetchingConductor) gathers the next units when a unit
+        begins its forward pass.
         """
 
     def forward_ended(self, unit: Unit) -> None:
-        """A unit has computed something that a backward pass may reach."""
+        """Do nothing here; the prefetching conductor records the order of the units."""
 
     def backward_began(self, unit: Unit) -> None:
-        """A unit has stored its first gradient, or has ended without one."""
+        """Do nothing here; the prefetching conductor gathers units for the backward
+        pass.
 
-    # sidelit: depth Exchanges of a pass that failed, which nobody waits for.
+        The call comes when a unit has stored its first gradient, or has ended without
+        one.
+        """
+
+    # sidelit: depth Exchanges of a backward pass that failed, for which no rank waits.
 
     @staticmethod
     def give_up_exchanges() -> None:
-        """Wait for nothing that is in flight, [after a failure](fresh_start.py#forget)."""
+        """Stop waiting for the exchanges in flight, [after a failure](fresh_start.py#forget)."""
         Conductor.in_flight = None
         Conductor.going_on = []
 
@@ -258,9 +281,9 @@ _CONDUCTOR = "_shardbook_conductor"
 
 
 class Driver(Protocol):
-    """What the conductor needs to know of whoever drives a unit.
+    """The interface through which the conductor uses the hooks of a unit.
 
-    [The layer's hooks](hooks.py#Hooks) are the one driver of this book.
+    [`Hooks`](hooks.py#Hooks) is the one class of this book that has it.
     """
 
     unit: Unit
@@ -271,20 +294,20 @@ class Driver(Protocol):
     owes: bool
 
     def older(self, number: int) -> None:
-        """A node of this number is about to run, and only older ones after it."""
+        """End the unit's backward pass, if all of its nodes are younger than this number."""
 
     def close(self) -> None:
-        """Settle the unit at the end of a backward pass."""
+        """Finish the unit at the end of a backward pass."""
 
 
-# sidelit: depth Models that are not sharded, are a part of one that is, or have parts sharded apart.
+# sidelit: depth Models that are not sharded, are part of one that is, or have parts sharded separately.
 
 
 def conductor_of(model: nn.Module) -> Conductor:
-    """Who conducts the units of a sharded model.
+    """The conductor of a sharded model.
 
-    :raises ValueError: if the model is not sharded, is only a part of what was, or its
-        parts were sharded apart
+    :raises ValueError: if the model is not sharded, is only a part of a sharded model,
+        or its parts were sharded separately
     :raises TypeError: if it is no module
     """
     if not isinstance(model, nn.Module):

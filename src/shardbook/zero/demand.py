@@ -1,6 +1,6 @@
 r"""# Gathering on demand
 
-> A unit is gathered when a backward pass reads what its forward pass saved, even if no result announced it.
+> A hook on each saved tensor gathers a unit when a backward pass reads it without any other announcement.
 
 [A unit's backward pass](hooks.py) is announced by the tensors that its module returns.
 A program may keep other tensors. This block leaves a penalty on its weights in an
@@ -14,27 +14,28 @@ class Block(nn.Module):
         return y
 ```
 
-The backward pass of `square` reads the weight. Nothing that `forward` returned leads
-there, so no hook of a result has run before. In [stage 3](zero3.py) the unit may be
-freed at that moment. Autograd would read memory that belongs to somebody else, and the
-gradient would be wrong, in each run another.
+The backward pass of `square` reads the weight. It does not pass through any tensor that
+`forward` returned, so no hook of a result has run before. In [stage 3](zero3.py) the
+unit may be freed at that moment. Then autograd would read memory that the allocator has
+given to other tensors. The gradient would be wrong, and it would be another one in each
+run.
 
-So autograd itself has to announce the read. It keeps tensors for the backward pass, and
-PyTorch lets a program take part: a *pair of hooks* is called for each of them. `pack`
-gets the tensor when it is saved, and autograd keeps what `pack` returns. `unpack` gets
-that back when the backward pass needs the tensor. While a unit's forward pass is under
-way, such a pair of this library is in force. `pack` keeps the tensor as it is. `unpack`
-gathers the unit if it is not whole, and then hands out the tensor.
+So autograd itself has to announce the read. It saves tensors for the backward pass, and
+PyTorch lets a program take part through a *pair of hooks*. `pack` is called with each
+tensor that is saved, and autograd keeps what `pack` returns. `unpack` is called with
+that result when the backward pass needs the tensor. During a unit's forward pass this
+library sets such a pair. Its `pack` keeps the tensor as it is. Its `unpack` gathers the
+unit if it is not whole, and then returns the tensor.
 
-Only one pair is in force at a time, the one that was set last. Others may be set around
-the model: [a checkpoint](saved_tensors.py), or
-[checkpoints on the host](residual.py). The pair of this chapter hands each tensor on to
-the pair that was in force before, and so changes nothing for it. Inside of the unit a
-program may set another pair; what is saved under that pair is announced by the unit's
-results alone.
+Autograd uses one pair at a time, the one that was set last. Another pair may be set
+around the model: that of [a checkpoint](saved_tensors.py), or of [checkpoints on the
+host](residual.py). The pair of this chapter hands each tensor on to that outer pair,
+and so changes nothing for it. A program may also set a pair inside of the unit. Tensors
+that are saved under such an inner pair are announced by the unit's results alone.
 
-Some gradients need no saved tensor: that of `weight.sum()` is a row of ones. So [a
-gradient that arrives](hooks.py#Hooks.arrive) announces its unit, too.
+Some gradients need no saved tensor. The gradient of `weight.sum()`, for example, is a
+row of ones. So [a gradient that is stored](hooks.py#Hooks.arrive) announces its unit,
+too.
 """
 
 # sidelit: hide
@@ -69,32 +70,33 @@ __all__ = [
 ]
 # sidelit: show
 
-# The number of a node that is younger than all others.
+# A number above that of every node, for a moment that belongs to no node.
 YOUNGEST = 2**64
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
 
 class Opens(Protocol):
-    """Whoever drives a unit: [the layer's hooks](hooks.py#Hooks)."""
+    """The interface of [the hooks of a unit](hooks.py#Hooks) that this chapter uses."""
 
     unit: Any
     uses: Nesting[Any]
     in_backward: Any
 
     def reach(self, use: Any, number: int) -> None:
-        """The backward pass of a use has begun."""
+        """Begin the backward pass of a use."""
 
 
 class Pair:
-    """The pair of hooks in force during one forward pass of a unit.
+    """The pair of hooks that autograd uses during one forward pass of a unit.
 
     The graph refers to the pair, and the module may refer to the graph. So the pair
-    refers to the unit's hooks weakly: Python's collector does not see such a circle.
+    refers to the unit's hooks only weakly, because Python's garbage collector cannot
+    free such a circle.
 
-    :param driver: whoever drives the unit
+    :param driver: the hooks of the unit
     :param use: the forward pass
-    :param below: the pair that was in force before
+    :param below: the pair that was in use before
     """
 
     def __init__(self, driver: Opens, use: Any, below: Hooks | None) -> None:
@@ -103,19 +105,22 @@ class Pair:
         self.below = below
 
     def pack(self, tensor: Tensor) -> Any:
-        """Keep a tensor, and how often it was written to.
+        """Keep a tensor, and the number of writes to it.
 
-        If autograd kept an output together with the node that made it, the two would
-        keep each other. `detach` gives the same values without the node.
+        An output must not be kept together with the node that made it, because the two
+        would then keep each other in memory. `detach` gives the same values without the
+        node.
+
+        :returns: the tensor without its node, and its version
         """
         kept = tensor.detach() if tensor.requires_grad else tensor
         return kept, writes_to(tensor)
 
     def unpack(self, saved: Any) -> Tensor:
-        """Give the tensor back, with its unit whole.
+        """Return the tensor, after its unit has been gathered.
 
-        Autograd compares the versions itself, but where hooks are set it leaves that to
-        them.
+        Autograd itself raises an error if a saved tensor was changed in place. Where
+        hooks are set it leaves this check to the hooks.
 
         :raises RuntimeError: if the tensor was changed in place since it was saved
         """
@@ -130,10 +135,10 @@ class Pair:
         return self.checked(kept)
 
     def open(self) -> None:
-        """Let the unit be whole, if this is a backward pass.
+        """Make the unit whole, if this is a backward pass that reads it.
 
-        While one of its forward passes is under way it is whole anyway. While another
-        use of it is in its backward pass, too.
+        There is nothing to do while one of the unit's forward passes is under way, or
+        while another use is in its backward pass, because the unit is whole then.
         """
         driver = self.driver()
         if driver is None or driver.in_backward is not None:
@@ -148,11 +153,11 @@ class Pair:
     # sidelit: depth A view of freed weights, read outside of a backward pass.
 
     def checked(self, value: Tensor) -> Tensor:
-        """The tensor, if it has memory.
+        """The tensor, if its memory still exists.
 
         Outside of a backward pass a program may read an attribute of a node, such as
-        `grad_fn._saved_self`. Nobody would free a unit that was gathered for that, and
-        the other ranks might not gather it.
+        `grad_fn._saved_self`. A unit that was gathered for that would never be freed,
+        and the other ranks might not gather it.
 
         :raises RuntimeError: if the tensor is a view of weights that are freed
         """
@@ -166,7 +171,7 @@ class Pair:
 
 
 class Here(threading.local):
-    """The pairs that this thread has set and not taken away, the last one last."""
+    """The pairs that this thread has set and not yet taken away, the last one at the end."""
 
     def __init__(self) -> None:
         self.pairs: list[Pair] = []
@@ -178,13 +183,13 @@ here = Here()
 def set_pair(driver: Opens, use: Any) -> Pair | None:
     """Set a pair of hooks for a forward pass.
 
-    A recomputation inside a backward pass may run under the pair that collects its
-    tensors. The graph that it records is dropped at once, so nothing can read its
-    tensors later, and no pair is set.
+    A recomputation inside of a backward pass may run under the pair of a checkpoint
+    that collects its tensors. The graph of this recomputation is dropped at once, so
+    nothing can read its tensors later, and no pair is set.
 
     :returns: the pair, to be taken away at the end; `None` if none was set
     """
-    # Inside of `torch.func.grad` PyTorch allows no such hooks.
+    # PyTorch allows no such hooks inside of `torch.func.grad`.
     if saving_forbidden() is not None:
         return None
     below = top_saving(True)
@@ -225,21 +230,25 @@ class Handed(Pair):
         self.outer_pack, self.outer_unpack = outer
 
     def pack(self, tensor: Tensor) -> Any:
-        """What the other pair keeps."""
+        """Let the outer pair keep the tensor."""
         return self.outer_pack(tensor)
 
     def unpack(self, saved: Any) -> Tensor:
-        """What the other pair gives. It may compute the tensor again from the modules,
-        so the unit is whole before it is called.
+        """Let the outer pair return the tensor, after the unit has been gathered.
+
+        The outer pair may recompute the tensor from the modules, so the unit must be
+        whole before it is called.
         """
         self.open()
         return self.checked(self.outer_unpack(saved))
 
 
 def outermost(hooks: Hooks | None) -> Hooks | None:
-    """The pair that tensors are handed on to: the topmost that is not of this chapter.
+    """The outer pair: the last one that was set and does not belong to this chapter.
 
-    What an inner unit saves need not pass through the pair of an outer one.
+    Tensors that an inner unit saves skip the pairs of the units around it.
+
+    :returns: the outer pair, or `None` if there is none
     """
     owner = None if hooks is None else getattr(hooks[0], "__self__", None)
     if isinstance(owner, Handed):
@@ -251,7 +260,7 @@ def outermost(hooks: Hooks | None) -> Hooks | None:
 
 
 def owner_of_top() -> Any:
-    """Whose pair is in force."""
+    """The object to which the current pair belongs, if it belongs to one."""
     top = top_saving(True)
     return None if top is None else getattr(top[0], "__self__", None)
 
@@ -262,8 +271,8 @@ def owner_of_top() -> Any:
 def take_interrupted_away() -> None:
     """Take away the pairs of forward passes that were interrupted.
 
-    An exception ends a forward pass like a result does. An interrupt from the keyboard
-    runs no hooks.
+    After an exception in a forward pass PyTorch still calls the hook at its end. After
+    an interrupt from the keyboard it calls none.
     """
     if here.pairs:
         repair(interrupted)
@@ -276,11 +285,14 @@ def interrupted(pair: Pair) -> bool:
 
 
 def repair(stale: Callable[[Pair], bool]) -> None:
-    """Take some pairs from anywhere in the stack.
+    """Take pairs out of the stack, wherever they are.
 
-    A block such as `with save_on_cpu()` around the model ends with the interrupt. It
-    takes the top of the stack away, which is then one of ours, and leaves its own. So
-    for each pair that is not there any more the one below the first of them goes.
+    Suppose the program has a block such as `with save_on_cpu()` around the model, and
+    an interrupt ends both. The block takes the top of the stack away, which is a pair
+    of this chapter, and leaves its own pair behind. So for each pair of this chapter
+    that is missing, the pair below the first of them is removed instead.
+
+    :param stale: whether a pair is to be taken away
     """
     gone = [pair for pair in here.pairs if stale(pair)]
     here.pairs = [pair for pair in here.pairs if pair not in gone]

@@ -1,20 +1,22 @@
-r"""# A fresh start
+r"""# Clearing up before the next forward or backward pass
 
-> Before a pass begins, what an earlier one has left is cleared away, and nothing it gathered is relied on.
+> Each forward and backward pass first removes what a failed one has left, and each forward pass gathers anew.
 
-A pass that ends as planned leaves every unit freed and every exchange complete. An
+When a step ends as planned, every unit is freed and every exchange is complete. An
 exception leaves something behind: units that are whole, gradients of half a backward
-pass, an exchange that the other ranks may never join. [Who detects that, and
-when](interrupted.py), is said elsewhere. Here it is cleared away, when the next pass
-begins. Even after a pass that ended as planned, a unit does not rely on what it has
-gathered, because another rank may have stepped since.
+pass, or an exchange that the other ranks may never join. [Another
+chapter](interrupted.py) says how and when a failure is detected. This chapter removes
+its remains when the next forward or backward pass begins.
 
-| what is left | by | cleared away before |
+Even after a step without a failure, no unit relies on parameters that it gathered
+earlier, because another rank's optimizer may have stepped since.
+
+| what is left | from | removed before |
 |---|---|---|
 | a unit that is whole | a forward pass that was interrupted | the unit's next forward pass |
-| a unit that was gathered ahead | a pass that did not need it | the next forward pass |
+| a prefetched unit | a forward pass that did not need it | the next forward pass |
 | gradients, collected or sent | a backward pass that failed | the next forward or backward pass |
-| gathered parameters | any forward pass | the next one, unless [nobody can have stepped](#expire) |
+| gathered parameters | any forward pass | the next one, unless [no rank can have stepped](#expire) |
 """
 
 # sidelit: hide
@@ -35,12 +37,12 @@ __all__ = ["clear_away", "forget_failed", "recover", "start_alone"]
 
 
 def recover(conductor: Any) -> None:
-    """Before a forward pass: clear away what an exception in the last step left
-    behind, and let no unit rely on what it gathered earlier.
+    """Remove what a failed step has left, before a forward pass of the model.
 
-    Inside a backward pass there is nothing to clear. A forward pass there is a
-    recomputation for activation checkpointing, and the gradients already collected
-    are still wanted.
+    Afterwards no unit relies on parameters that it gathered earlier. Inside of a
+    backward pass there is nothing to remove: a forward pass there is a recomputation
+    for activation checkpointing, and the gradients that have been collected are still
+    needed.
     """
     if in_backward():
         return
@@ -55,9 +57,10 @@ def recover(conductor: Any) -> None:
 
 
 def start_alone(conductor: Any, unit: Unit) -> None:
-    """Before a unit is called by itself: the same, but other units that are whole stay so.
+    """Remove what a failed step has left, before a unit is called outside of the model.
 
-    An interrupt from the keyboard may have left units that were gathered ahead.
+    Other units that are whole stay so. Units that were prefetched before an interrupt
+    from the keyboard are freed.
     """
     if conductor.passes:
         recover(conductor)
@@ -68,13 +71,13 @@ def start_alone(conductor: Any, unit: Unit) -> None:
 
 
 def forget_failed(conductor: Any) -> None:
-    """Before a backward pass: drop what earlier ones have collected, if all of them failed."""
+    """Drop the gradients of earlier backward passes before a new one, if all of them failed."""
     if only_failed(conductor):
         forget(conductor)
 
 
 def forget(conductor: Any) -> None:
-    """Drop what backward passes that failed have collected."""
+    """Drop the gradients that failed backward passes have collected."""
     for unit, driver in conductor.drivers.items():
         unit.usage = None
         for flat in unit.trainable:
@@ -91,11 +94,11 @@ def forget(conductor: Any) -> None:
 
 
 def clear_away(driver: Any, interrupted: Sequence[Any]) -> None:
-    """End forward passes of a unit that were interrupted. If one around them goes on, the
-    unit stays whole.
+    """End a unit's interrupted forward passes. If a forward pass around them continues,
+    the unit stays whole.
 
     :param driver: [the unit's hooks](hooks.py#Hooks)
-    :param interrupted: the uses, which are not noted any more
+    :param interrupted: the uses, which have been removed from the hooks' list
     """
     for use in interrupted:
         take_away(use.pair)
@@ -104,14 +107,16 @@ def clear_away(driver: Any, interrupted: Sequence[Any]) -> None:
 
 
 def expire(conductor: Any, unit: Unit) -> None:
-    """Let a unit gather in every forward pass, since another rank may have stepped.
-    The exception are micro-batches between which no rank can have stepped.
+    """Make a unit gather in every forward pass, except between micro-batches.
 
-    While gradients wait for their exchange [no optimizer may
-    step](optimizer_guard.py#before_step) on any rank. Something else may change the
-    parameters then, and PyTorch counts it, unless it is done through `.data`. That
-    is how averaged weights are often swapped in for an evaluation and out again. So
-    an evaluation gathers anew, and so does the pass after it.
+    Another rank may have stepped since the last forward pass. Between micro-batches no
+    rank can have: while gradients wait for their exchange [no optimizer may
+    step](optimizer_guard.py#before_step) on any rank.
+
+    Other code may change the parameters between micro-batches, and PyTorch counts such
+    writes in the version, unless they go through `.data`. That is how a program often
+    swaps averaged weights in for an evaluation and out again. So an evaluation without
+    gradients always gathers, and so does the forward pass after it.
     """
     version = unit.version if torch.is_grad_enabled() else None
     if not conductor.kept or version is None or version != conductor.versions.get(unit):

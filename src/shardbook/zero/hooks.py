@@ -1,30 +1,34 @@
 r"""# The hooks of a layer
 
-> Four moments of a module's life decide when its unit is whole.
+> Hooks before and after the forward pass and the backward pass of a module gather its unit and free it.
 
-[A unit](unit.py) has three states. This chapter attaches a unit to a module and says
-when it changes state. Four moments decide: before and after the module's forward pass,
-before and after its backward pass. Each is a hook from outside, so the module's own
-code stays as it is.
+[A unit](unit.py) has three states. This chapter attaches a unit to a module and decides
+when the state changes. There are four main moments: before and after the module's
+forward pass, and before and after its backward pass. Each of them is found by a hook
+from outside, so the module's own code stays as it is.
 
-Autograd records each operation of a forward pass as a *node*, and numbers the nodes in
-the order in which they are made. In the backward pass, of the nodes that are ready, it
-runs the one with the highest number first. That is how the two ends of a module's
-backward pass are found:
+The hooks of the forward pass belong to the module. For the backward pass a module has
+no code of its own, so its two ends must be found in autograd's graph. Autograd records
+each operation of a forward pass as a *node*, and numbers the nodes in the order in
+which they are made. Suppose a block makes the nodes 10 to 25, and its input was made by
+node 9. Backward runs the nodes in reverse order, from those that are ready the one with
+the highest number. So a hook on the output, node 25, fires just before the block's
+backward pass. The gradient of its input is complete just after it, when node 9 comes
+next.
 
-| moment | what the unit does | how we learn of it |
+| moment | what happens to the unit | how the moment is found |
 |---|---|---|
-| [before forward](#Hooks.before_forward) | gathers | a forward pre-hook |
-| [after forward](#Hooks.after_forward) | frees | a forward hook, which also runs after an exception |
-| [before backward](#Hooks.reach) | gathers again | a hook on the output's node; [demand](demand.py) |
-| [a gradient is stored](#Hooks.arrive) | lets the next unit be gathered | a hook on each whole parameter |
-| [after backward](#Hooks.after_backward) | frees, reduces its gradients | a hook on the input's gradient |
-| [the end](#Hooks.close) of the backward pass | the same, where it was not done | the conductor's callback |
+| [before forward](#Hooks.before_forward) | it is gathered | a forward pre-hook |
+| [after forward](#Hooks.after_forward) | it is freed | a forward hook, also after an exception |
+| [before backward](#Hooks.reach) | it is gathered | a hook on the output's node, or [demand](demand.py) |
+| [a gradient is stored](#Hooks.arrive) | the next unit is gathered | a hook on each whole parameter |
+| [after backward](#Hooks.after_backward) | it is freed and reduced | a hook on the input's gradient |
+| [the end](#Hooks.close) of all | the same, if it was not done | the conductor's callback |
 
 The hooks are the same in all stages. In stages 0 to 2 a freed unit gives no memory
-back, and its second gather fetches nothing. If [stage 3](zero3.py) kept a unit until
-its backward pass, the memory would grow with the number of layers, and that is what
-sharding is to prevent.
+back, and its second gather fetches nothing. [Stage 3](zero3.py) needs the second
+gather. If it kept every unit from the forward pass until the backward pass, the memory
+would grow with the number of layers, which is exactly what sharding prevents.
 """
 
 # sidelit: hide
@@ -66,10 +70,12 @@ __all__ = ["Hooks"]
 class Use:
     """One forward pass through a unit, and the backward pass that belongs to it.
 
-    :param start: the number of the first node that autograd will make in it
-    :param inputs: the nodes that its inputs come from
-    :param computed: [what it computed with](stale_backward.py#Computed)
-    :param pair: [the hooks](demand.py#Pair) through which autograd saves its tensors
+    :param start: the number of the first node that autograd makes in this forward pass
+    :param inputs: the nodes that made the inputs
+    :param computed: [the versions of the parameters](stale_backward.py#Computed) that
+        the forward pass computed with
+    :param pair: [the hooks](demand.py#Pair) through which autograd saves tensors in
+        this forward pass
     """
 
     start: int
@@ -79,14 +85,14 @@ class Use:
 
 
 class Hooks:
-    """The four moments of one unit.
+    """The hooks of one unit.
 
-    :param unit: the unit to drive
-    :param module: the module whose passes drive it
-    :param conductor: [whom to tell](conductor.py#Conductor), so that the units of a
-        model work together
+    :param unit: the unit to gather, free and reduce
+    :param module: the module whose forward and backward passes decide when
+    :param conductor: [the conductor](conductor.py#Conductor) of the model's units,
+        which learns of each moment
     :param parts: modules inside of `module` that hold parameters of the unit and may be
-        called by themselves
+        called directly
     """
 
     def __init__(
@@ -100,23 +106,26 @@ class Hooks:
         self.module = module
         self.conductor = conductor
         conductor.add(self)
-        # How many forward passes still expect a backward pass. A layer that is used
-        # twice must reduce once, with the sum of both gradients.
+        # The number of forward passes that still expect a backward pass. If a layer is
+        # used twice, the count is 2, and the gradients are reduced once, after both
+        # have been added up.
         self.expected = 0
-        # The use of the unit whose own backward pass has begun and not yet ended, and
-        # whether a reduction is still due for it.
+        # The use whose backward pass has begun and not yet ended, and whether the
+        # unit's gradients are still to be reduced.
         self.in_backward: Use | None = None
         self.owes = False
-        # The uses whose forward pass has begun and not ended. There is more than one
-        # while a part is called inside of the module, or the module calls itself.
+        # The uses whose forward pass has begun and not yet ended. There is more than
+        # one while a part is called inside of the module, or while the module calls
+        # itself.
         self.parts = (module, *parts)
         self.uses: Nesting[Use] = Nesting(*self.parts)
-        # A compiler must trace neither an exchange nor the swap of the parameters. So
-        # it runs the hooks as they are, and compiles what is between them.
+        # A compiler must trace neither an exchange nor the swap of the parameters.
+        # `not_compiled` makes it run the hooks as plain Python and compile only the
+        # code between them.
         before = not_compiled(self.before_forward)
         after = not_compiled(self.after_forward)
         # Whether the units that come next in the backward pass are still to be
-        # gathered. The hooks refer to this object weakly, as [those of the
+        # prefetched. The hooks refer to this object weakly, as [those of the
         # gradients](gradients.py#FlatWithGradients) do.
         self.due = False
         arrive = partial(Hooks.arrive, weakref.proxy(self))
@@ -125,8 +134,9 @@ class Hooks:
                 flat.after_gradient(index, arrive)
         for part in self.parts:
             part.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-            # An exception in `forward` must not leave the unit whole: the next gather
-            # would find it there and compute with the weights of an earlier step.
+            # An exception in `forward` must not leave the unit whole. Otherwise the
+            # next gather would find it in that state and compute with the weights of an
+            # earlier step.
             part.register_forward_hook(after, always_call=True)
         for part in {module, *(site.module for site in unit.sites)}:
             refuse_copies_of(part)
@@ -134,22 +144,24 @@ class Hooks:
             flat.driver = weakref.ref(self)
 
     def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Gather, and plant the hooks that will announce the end of this module's
-        backward pass.
+        """Gather the unit, and set the hooks that announce the end of its backward
+        pass.
 
-        An input's node is older than everything the module computes. So when the
-        input's gradient is complete and that node is about to run, the module's own
-        nodes have run, and all of its gradients are there. To wait for a gradient of
-        each parameter instead would be to wait forever where one was not used.
+        The node that made an input is older than all nodes of the module. When the
+        gradient of that input is complete, the input's node is about to run, so the
+        module's own nodes have run and all gradients of the unit are stored. It would
+        be no good to count one gradient for each parameter: if a parameter was not
+        used, its gradient never comes, and the unit would wait forever.
 
-        Each thread numbers its nodes by itself. An input that another thread has made
-        may have a higher number than the module's nodes, and then says nothing.
+        Each thread numbers its nodes separately. An input from another thread may have
+        a higher number than the module's nodes. Such a number says nothing about the
+        order, and gets no hook.
         """
         refuse_transforms(self.unit.name)
         use = Use(next_number())
         clear_away(self, interrupted=self.uses.begin(use))
         if len(self.uses) > 1:
-            # A part inside of a module that has gathered already.
+            # This is a part inside of the module, and the module has gathered already.
             return
         self.conductor.forward_begins(self.unit)
         self.unit.wait()
@@ -165,23 +177,24 @@ class Hooks:
         use.pair = set_pair(self, use)
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Free, and plant the hooks that will announce the backward pass.
+        """Free the unit, and set the hooks that announce its backward pass.
 
-        The last unit is freed, too, although its backward pass comes next. After an
-        evaluation with gradients on no backward pass comes, and a unit that stayed
-        whole would later compute with old weights.
+        The last unit of the model is freed, too, although its backward pass comes next.
+        After an evaluation with gradients enabled no backward pass comes, and a unit
+        that stayed whole would later compute with old weights.
 
-        A forward pass inside the unit's own backward pass is a recomputation for
-        activation checkpointing. Its result is wanted right away, by a backward pass
-        that has gathered the unit and will free it.
+        A forward pass inside of the unit's own backward pass is a recomputation for
+        activation checkpointing. That backward pass has gathered the unit, uses the
+        result at once, and frees the unit itself. So nothing is freed here.
         """
-        # Somebody else's hook may have raised before ours ran.
+        # Another library's hook may have raised an exception before `before_forward`
+        # ran.
         use = self.uses.end()
         if use is None:
             return output
         take_away(use.pair)
-        # If the hook of an input referred to that input's node, the graph would stay
-        # forever: Python's collector does not see such a circle.
+        # A hook of an input must not refer to that input's node. The circle would keep
+        # the graph in memory forever, because Python's garbage collector cannot see it.
         inputs, use.inputs = use.inputs, set()
         if self.uses or self.in_backward is not None:
             return output
@@ -190,17 +203,19 @@ class Hooks:
         refuse_views(self.unit, self.module, self.conductor.modules, (args, output))
         for flat in self.unit.flats:
             refuse_writes(flat, self.unit.name)
-        # The hook belongs to the output's node, and runs after those of the tensor. So
-        # where the output is the next unit's input, that unit ends before this one
-        # begins.
+        # The hook is set on the output's node, where it runs after the hooks of the
+        # output tensor. That tensor may be the next unit's input. Then the next unit
+        # ends its backward pass before this unit begins its own.
         results = {t.grad_fn for t in tensors_in(output) if t.grad_fn} - inputs
         use.computed = Computed.of(self.unit)
         for node in results:
             number = number_of(node)
             node.register_prehook(partial(self.before_backward, use, number))
-        # Inside a backward pass, a forward pass repeats one that has been counted, or,
-        # under reentrant checkpointing, one that has not. In the second case stages 2
-        # and 3 exchange the gradients of each repetition separately.
+        # A forward pass inside of a backward pass is a recomputation. Usually the
+        # forward pass that it repeats has been counted. Under reentrant checkpointing
+        # it has not, because that pass ran without gradients, so the recomputation is
+        # counted here. Stages 2 and 3 then exchange the gradients of each recomputation
+        # separately.
         recomputed = in_backward()
         if results and not (recomputed and self.expected):
             self.expected += 1
@@ -209,10 +224,12 @@ class Hooks:
         return output
 
     def before_backward(self, use: Use, number: int, gradients: Any) -> None:
-        """Gather again. Of several outputs the first to receive a gradient does it, the
-        others find it done.
+        """Gather the unit again before its backward pass.
 
-        :param use: the use whose output it was
+        If the module has several outputs, the first one that receives a gradient
+        gathers the unit, and the others find it whole.
+
+        :param use: the use that made the output
         :param number: the number of the node that is about to run
         :raises RuntimeError: as [`reach`](#Hooks.reach) does
         """
@@ -220,12 +237,12 @@ class Hooks:
 
     @machinery()
     def reach(self, use: Use, number: int) -> None:
-        """The backward pass has reached a use of the unit: let the unit be whole.
+        """Make the unit whole, because the backward pass has reached one of its uses.
 
         :param use: the use
         :param number: the number of the node that runs
-        :raises RuntimeError: if it [would compute with other
-            weights](stale_backward.py) than the forward pass
+        :raises RuntimeError: if the backward pass [would compute with other
+            weights](stale_backward.py) than the forward pass did
         """
         use.computed.refuse_others(self.unit)
         self.conductor.open(self, number)
@@ -233,16 +250,18 @@ class Hooks:
         self.owes = True
         self.due = True
         self.unit.wait()
-        # Autograd has kept what it needs of the parameters. But what is checkpointed
-        # inside of the module is computed again, from the modules' own attributes.
+        # Autograd has saved the views that it needs of the parameters. But a
+        # checkpointed part inside of the module is recomputed from the modules'
+        # attributes, so these must name the whole parameters, too.
         self.unit.show()
 
     @machinery()
     def arrive(self, *_: Tensor) -> None:
-        """A gradient of a parameter has been stored.
+        """Act on a gradient of a parameter that has just been stored.
 
-        It may be one that no hook has announced, such as that of a sum of the weights.
-        Then its exchange is due at the end of the backward pass.
+        No hook may have announced this gradient, for example that of a sum of the
+        weights outside of the module. Then the exchange is due at the end of the
+        backward pass.
         """
         if self.in_backward is None and not self.owes:
             self.conductor.open(self, YOUNGEST)
@@ -250,35 +269,44 @@ class Hooks:
         self.look_ahead()
 
     def look_ahead(self) -> None:
-        """Let the next units be gathered, once a first gradient of this one is stored.
+        """Prefetch the units that come next, once this unit has stored its first
+        gradient.
 
-        Before that, gradients of parameters and of outputs stand beside each other, and
-        for a large last layer this is the moment of the highest memory. A unit that
-        gets no gradient asks when it ends.
+        Before that moment the memory holds the gradients of outputs beside those of
+        parameters, and for a large last layer it is at its highest. One more unit would
+        raise this peak. A unit that stores no gradient prefetches when its own backward
+        pass ends.
         """
         if self.due:
             self.due = False
             self.conductor.backward_began(self.unit)
 
     def older(self, number: int) -> None:
-        """A node of this number is about to run: end this unit if all of its nodes are
-        younger.
+        """End this unit's backward pass, if all of its nodes are younger than a given
+        one.
 
-        Layers that read the same input end here. Their common input is complete only
-        when the last of them has run, and until then all of them would be whole.
+        Suppose three layers read the same input. The gradient of that input is complete
+        only when the last of the three has run, and until then all three units would
+        stay whole. But when the backward pass reaches a node that is older than all
+        nodes of a layer, this layer has ended, so its unit is freed here.
+
+        :param number: the number of the node that is about to run
         """
         if self.in_backward is not None and self.in_backward.start > number:
             self.after_backward(self.in_backward)
 
     @machinery()
     def after_backward(self, use: Use, *_: Any) -> None:
-        """Free the unit and, unless more backward passes are to come, reduce its gradients.
+        """Free the unit and, if it expects no more backward passes, reduce its
+        gradients.
 
-        A second backward pass through the same graph was not counted in advance. Its
-        gradients are reduced separately.
+        A second backward pass through the same graph (`retain_graph=True`) was not
+        counted in advance. Its gradients are reduced separately.
 
-        The gradient of another use's input may be complete only now. It says nothing
-        about the use that is under way.
+        The call may come from the gradient of an earlier use's input. Then it says
+        nothing about the use that is in its backward pass now, and is ignored.
+
+        :param use: the use whose input gradient is complete
         """
         if self.in_backward is not use:
             return
@@ -290,25 +318,28 @@ class Hooks:
             self.reduce()
 
     def reduce(self) -> None:
-        """Hand the gradients over for reduction."""
+        """Hand the unit's gradients to the conductor, which exchanges them."""
         self.owes = False
         self.conductor.reduce(self.unit)
 
     def close(self) -> None:
-        """Do at the end of the whole backward pass what `after_backward` has not done.
+        """Finish the unit at the end of the whole backward pass, if `after_backward`
+        has not.
 
-        It is not called for the first layer, whose input needs no gradient. And it
-        expects one more pass for a layer one of whose forward passes has no part in the
-        loss. So the number of expected passes starts again from zero.
+        There are two such cases. The input of the first layer is the data, which needs
+        no gradient, so no hook on it fires. And if the result of a forward pass has no
+        part in the loss, the unit expects a backward pass that never comes. So the
+        count of expected backward passes starts again from zero.
 
-        Whether a reduction is due must not depend on the gradients that arrived. On a
-        rank where the layer took a way around its parameters none did, and the other
-        ranks would wait for it.
+        Whether a reduction is due must not depend on the gradients that arrived. On one
+        rank the layer may have skipped all of its parameters, so that no gradient
+        arrived there. The other ranks would wait for it.
         """
         self.in_backward = None
         self.due = False
         self.expected = 0
-        # A backward pass may run inside of the forward pass of a unit that it reaches.
+        # A backward pass may run inside of the forward pass of the same unit. Then the
+        # unit stays whole for the rest of that forward pass.
         self.uses.forget_interrupted()
         if not self.uses:
             self.unit.free()
@@ -318,12 +349,18 @@ class Hooks:
     # sidelit: depth A module that returns a parameter, or an input as it came.
 
     def result(self, inputs: set[Any], value: Tensor) -> Tensor:
-        """A tensor that may leave the module.
+        """Replace a tensor that the module returns, where its memory or its node needs
+        it.
 
-        A parameter, or a part of one, leaves as a copy, because its memory is about to
-        be given back. An input that is passed through leaves as a view, which has a
-        node of its own. So the unit has a backward pass also on a rank that returns the
-        input as it came, while other ranks compute with it and exchange its gradients.
+        A parameter, or a view into one, leaves the module as a copy, because its memory
+        is about to be freed. An input that is returned unchanged leaves as a view with
+        a node of its own, so the unit has a backward pass on this rank, too. Otherwise
+        a rank that returns its input would never exchange the gradients that the other
+        ranks exchange.
+
+        :param inputs: the nodes that made the module's inputs
+        :param value: the tensor, of any shape
+        :returns: the tensor itself, a copy, or a view with the same values
         """
         if self.unit.owns(value):
             return value.clone()

@@ -1,15 +1,16 @@
-r"""# What comes next
+r"""# Prefetching the next unit
 
-> The order of a model's units is recorded, and in the next pass each unit is gathered before it is needed.
+> The conductor records the order in which the units run, and gathers each unit before it is needed.
 
-Nobody tells the library in which order the units of a model run. The model's code
-decides that, and it may name its units in another order, run one of them twice, or skip
-one. So the first forward pass is watched and the order written down. From the second
-pass on, the record of the pass before says what comes next. If the order has changed,
-the results are still right, and the new order is the record for the pass after.
+Nothing tells the library in which order the units of a model run. The model's code
+decides that: it may register its units in another order, run one of them twice, or skip
+one. So the conductor records the order during the first forward pass. From the second
+forward pass on, the record of the previous one tells which unit comes next. If the
+order has changed, the results are still right, and the new order becomes the record for
+the next forward pass.
 
-A backward pass needs no record of its own. Autograd works through the forward pass from
-its end to its beginning, so the unit whose forward pass ended last comes first.
+A backward pass needs no record of its own. Autograd runs the forward pass in reverse,
+so the unit whose forward pass ended last comes first.
 """
 
 # sidelit: hide
@@ -39,9 +40,10 @@ __all__ = ["Prefetch", "PrefetchingConductor", "Route"]
 
 
 class PrefetchingConductor(Conductor):
-    """The units of one model, and the order in which they run.
+    """The conductor of a model whose units are prefetched in the order of their last
+    run.
 
-    :param order: who makes sure that all ranks issue the same exchanges
+    :param order: [the check](exchange_order.py) that all ranks issue the same exchanges
     :param prefetch: how far ahead units are gathered
     """
 
@@ -50,8 +52,9 @@ class PrefetchingConductor(Conductor):
         self.prefetch = prefetch
         # The forward passes of the model itself that are under way.
         self.calls: Nesting[None] = Nesting()
-        # One order for forward passes with gradients, one for those without. They need
-        # not be the same: a model may leave units out when it is evaluated.
+        # There is one order for forward passes with gradients and one for those
+        # without. The two may differ, for example if a model leaves units out in an
+        # evaluation.
         self.orders: dict[bool, list[Unit]] = {True: [], False: []}
         self.grad = True
         self.route = self.back = Route()
@@ -60,7 +63,7 @@ class PrefetchingConductor(Conductor):
         self.warned = False
 
     def attach(self, model: nn.Module) -> None:
-        """Watch the model's forward passes, exceptions included."""
+        """Set hooks around the model's forward passes; the last one also runs after an exception."""
         model.register_forward_pre_hook(not_compiled(self.model_begins), prepend=True)
         model.register_forward_hook(not_compiled(self.model_succeeds))
         model.register_forward_hook(not_compiled(self.model_ends), always_call=True)
@@ -68,10 +71,7 @@ class PrefetchingConductor(Conductor):
         self.conduct(model)
 
     def model_begins(self, model: nn.Module, *_: Any) -> None:
-        """Start from a clean state.
-
-        Before a forward pass, units may still be whole from a step that failed.
-        """
+        """Prepare a forward pass of the model. Units may still be whole from a step that failed."""
         if in_backward():
             return
         self.calls.begin(None)
@@ -81,14 +81,18 @@ class PrefetchingConductor(Conductor):
         recover(self)
         self.grad = torch.is_grad_enabled()
         refuse_transforms("this model")
-        # What one process trains alone is trained as it should be.
+        # A process that trains alone may leave parameters out of every unit, because it
+        # has no other ranks to differ from.
         if self.grad and self.order.meeting is not None:
             refuse_unowned_in(model)
         self.route = Route(self.orders[self.grad])
         self.order.begin("forward" if self.grad else "evaluation")
 
     def model_succeeds(self, *_: Any) -> None:
-        """Expect the same order next time. A pass that failed leaves the record as it was."""
+        """Keep the order of this forward pass for the next one.
+
+        A forward pass that failed does not come here, and leaves the record as it was.
+        """
         if not in_backward() and len(self.calls) == 1:
             missed = next(self.route.ahead(1), None)
             if missed is not None:
@@ -96,7 +100,7 @@ class PrefetchingConductor(Conductor):
             self.orders[self.grad] = self.route.seen
 
     def model_ends(self, *_: Any) -> None:
-        """Leave a clean state. A unit may have been gathered ahead that did not run."""
+        """Free the units that were prefetched and did not run."""
         if in_backward():
             return
         self.calls.end()
@@ -104,21 +108,21 @@ class PrefetchingConductor(Conductor):
             self.release()
 
     def forward_begins(self, unit: Unit) -> None:
-        """Within the model's forward pass a unit begins no pass of its own."""
+        """Start a forward pass of the unit alone, unless the model's forward pass is under way."""
         self.calls.forget_interrupted()
         if not self.calls:
             super().forward_begins(unit)
 
     def forward_began(self, unit: Unit) -> None:
-        """Gather the units that run next, while this one computes.
+        """Prefetch the units that run next, while this one computes.
 
-        These gathers are queued before the unit's own computation is, so they wait only
-        for what came earlier.
+        These gathers are queued before the unit's own computation, so on a GPU they
+        wait only for earlier work.
 
-        A unit that runs outside of the model's forward pass says nothing about the
-        next. It may be called by itself, and then a unit gathered ahead could be used
-        only after an optimizer has changed the weights. Or its activations are computed
-        again in the backward pass, where the next unit has just been freed.
+        A unit that runs outside of the model's forward pass tells nothing about the
+        next one. If it is called by itself, an optimizer may change the weights before
+        the prefetched unit is used. If it is recomputed inside of the backward pass,
+        the unit that follows it in the forward pass has just been freed.
         """
         if not self.calls or in_backward():
             return
@@ -132,23 +136,22 @@ class PrefetchingConductor(Conductor):
         self.prefetch.start(following, self.drivers)
 
     def forward_ended(self, unit: Unit) -> None:
-        """Write down the order in which the backward pass will run, from its end."""
+        """Record the order of the forward pass, which the backward pass reads from its end."""
         self.ended.append(unit)
-        # After an evaluation with gradients on, no backward pass empties the list.
+        # After an evaluation with gradients enabled, no backward pass empties the list,
+        # so its length is limited.
         del self.ended[: -MOST * len(self.drivers)]
 
     def backward_begins(self) -> None:
-        """Expect the units of the forward passes since the last backward pass, the last
-        one first.
-        """
+        """Expect the recorded units in reverse order, since the last backward pass only."""
         super().backward_begins()
         self.back, self.ended = Route(self.ended[::-1]), []
 
     def backward_began(self, unit: Unit) -> None:
-        """Gather the units whose backward passes run next.
+        """Prefetch the units whose backward passes run next.
 
-        A unit that expects no backward pass any more is not gathered ahead. It would
-        only be gathered in vain.
+        A unit that expects no more backward passes is left out, because it would be
+        gathered in vain.
         """
         self.back.reach(unit)
         following = [
@@ -161,13 +164,15 @@ class PrefetchingConductor(Conductor):
     # sidelit: depth Units that run in another order than in the last forward pass.
 
     def warn(self, expected: Unit, instead: str) -> None:
-        """Say once that the units run in a changing order.
+        """Warn once that the order of the units changes.
 
-        The results are right all the same. The new order is the one that is expected
-        next time.
+        The results are right all the same, and the new order is the one that is
+        expected next time. But a unit that is gathered in vain costs time.
+
+        :param expected: the unit that was expected
+        :param instead: what happened, for the message
         """
-        # Without a prefetch nothing was expected in vain, and in stage 0 nothing is
-        # gathered.
+        # Without a prefetch nothing was gathered in vain, and stage 0 gathers nothing.
         if not self.warned and self.prefetch.depth and expected.stage:
             self.warned = True
             warnings.warn(
@@ -179,7 +184,8 @@ class PrefetchingConductor(Conductor):
             )
 
 
-# How many forward passes of all units are remembered for one backward pass.
+# The largest number of forward passes of all units that are recorded for one backward
+# pass.
 MOST = 64
 
 
@@ -187,12 +193,12 @@ MOST = 64
 class Prefetch:
     """How far ahead units are gathered.
 
-    One unit ahead is enough to hide an exchange behind a computation that takes as
-    long. Each further one costs the memory of one more unit. Without a bound all units
-    would be gathered at once, and sharding would save nothing.
+    One unit ahead is enough to hide a gather behind a computation that takes as long.
+    Each further unit costs the memory of one more unit. With no limit at all every unit
+    would be gathered at once, and stage 3 would save no memory.
 
     :param depth: the number of units; 0 gathers each unit when it is needed
-    :param limit: the most bytes that may be gathered ahead at any time; `None` for no
+    :param limit: the largest number of bytes that may be gathered ahead; `None` for no
         limit but the depth
     :raises ValueError: if the depth or the limit is negative
     """
@@ -203,7 +209,7 @@ class Prefetch:
     def start(self, following: Iterable[Unit], units: Iterable[Unit]) -> None:
         """Gather the units that follow, as far as depth and limit allow.
 
-        :param following: what comes next, the nearest first
+        :param following: the units that come next, the nearest first
         :param units: all units of the model
         """
         on_the_way = [unit.nbytes for unit in units if unit.state is State.GATHERING]
@@ -211,7 +217,7 @@ class Prefetch:
         for unit in following:
             if unit.state is State.SHARDED:
                 room -= unit.nbytes
-                # Ranks must gather in the same order, so a small unit does not overtake
+                # Ranks must gather in the same order. So a small unit does not overtake
                 # a large one that has to wait.
                 if room < 0:
                     return
@@ -229,7 +235,7 @@ class Prefetch:
 
 
 class Route:
-    """An order of units that is expected, and the place that has been reached in it.
+    """An expected order of units, and the position that has been reached in it.
 
     >>> route = Route("abcb")
     >>> [route.reach(unit) for unit in "ab"], list(route.ahead(2))
@@ -242,16 +248,16 @@ class Route:
         self.place = 0
 
     def reach(self, unit: Unit) -> Unit | None:
-        """Note that a unit is in use.
+        """Record that a unit is in use, and move to its place in the expected order.
 
-        After a surprise the route is taken up again at the unit's next occurrence. A
-        unit that is on no part of the way ahead changes nothing.
+        After an unexpected unit, the position moves to the unit's next place in the
+        order. A unit that has no place ahead changes nothing.
 
         >>> route = Route("abcd")
         >>> route.reach("a"), route.reach("c"), list(route.ahead(2))
         (None, 'b', ['d'])
 
-        :returns: the unit that was expected instead, if another was
+        :returns: the unit that was expected, if it was another one
         """
         self.seen.append(unit)
         wanted = next(self.ahead(1), None)
@@ -261,7 +267,7 @@ class Route:
         return None if unit == wanted else wanted
 
     def ahead(self, depth: int) -> Iterator[Unit]:
-        """The units that are expected next."""
+        """The next units of the expected order, at most `depth` of them."""
         return iter(self.expected[self.place : self.place + depth])
 
 
@@ -269,7 +275,7 @@ class Route:
 
 
 def calls_from_outside() -> int:
-    """How far up the program is that called the model, for a warning to name its line."""
+    """The number of calls between a warning and the program's own line, which the warning names."""
     level, frame = 2, sys._getframe(2)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(OURS):
         level, frame = level + 1, frame.f_back

@@ -1,14 +1,13 @@
 r"""# A unit
 
-> Some layers whose parameters are exchanged together.
+> A unit is a group of layers whose parameters are gathered, freed and exchanged together.
 
-A *unit* is a group of parameters that are gathered together and freed together, such as
-those of one transformer block. Before the unit computes, each of the $N_d$ ranks must
-hold it whole. After its backward pass, the gradients of all ranks are averaged. How
-much a rank keeps in between, and when the average is taken, is what the four stages of
-this book differ in. Stages 1 to 3 are those of the [ZeRO
-paper](bib:rajbhandari2020zero); stage 0, plain data parallelism, has its number from
-DeepSpeed:
+A *unit* is, for example, one transformer block. Before a unit computes, each of the
+$N_d$ ranks must hold all of its parameters. After the unit's backward pass, the
+gradients of all ranks are averaged. The four stages of this book differ in two points:
+how much of a unit each rank keeps between two uses, and when the average is taken.
+Stages 1 to 3 are those of the [ZeRO paper](bib:rajbhandari2020zero). Stage 0 is plain
+data parallelism, and has its number from DeepSpeed:
 
 | stage | a rank keeps its part of | chapter |
 |---|---|---|
@@ -17,38 +16,41 @@ DeepSpeed:
 | 2 | the optimizer's state and the gradients | [zero2](zero2.py) |
 | 3 | the optimizer's state, the gradients and the parameters | [zero3](zero3.py) |
 
-This chapter holds what the stages have in common: the states of a unit, the steps from
-one to the next, and the exchange of the gradients. [The layer](hooks.py) says when the
-steps are taken.
+This chapter holds what the stages have in common: the three states of a unit, the steps
+from one state to the next, and the exchange of the gradients. A unit becomes whole by
+*gathering* and gives the memory back by *freeing*; FSDP calls these two steps *unshard*
+and *reshard*. [The hooks of a layer](hooks.py) decide when the steps are taken.
 
-The names in this part of the book, for one flat vector of a unit. In the example of
-[the layout](layout.py), two linear layers with 68 values on 2 ranks, `full` has 96
-elements, `shard` has 48, and `parameters` on both ranks together have 68:
+The table below names the tensors of one flat vector. Its example is that of [the
+layout](layout.py), two linear layers with 68 values on 2 ranks. There `full` has 96
+elements, because 28 of them are padding. `shard` has 48 on each rank, and `parameters`
+have 68 on both ranks together:
 
 | name | elements | what it is |
 |---|---|---|
-| `full` | $P_u = N_d S_u$ | the whole vector, in the dtype that is computed with |
-| `whole` | $\Psi_u$ together | parameters in their old shapes, views into `full` |
-| `shard` | $S_u$, or $P_u$ where a rank keeps everything | what this rank [keeps of it](masters.py) |
-| `parameters` | those of `shard` without padding | the model's own, views into `shard` |
+| `full` | $P_u = N_d S_u$ | the whole vector, in the dtype of the computation |
+| `whole` | $\Psi_u$ together | the parameters in their original shapes, as views into `full` |
+| `shard` | $S_u$; in stage 0 $P_u$ | the part of the vector that this rank [keeps](masters.py) |
+| `parameters` | those of `shard` without padding | the model's own parameters, as views into `shard` |
 | `grad_full` | $P_u$ | this rank's gradients, laid out like `full` |
-| `sending` | $P_u$ | the same, on its way to the mean |
+| `sending` | $P_u$ | the same gradients while they are exchanged |
 | `parameters[i].grad` | those of `parameters[i]` | the mean gradient |
 
-Two equations connect them in stages 1 to 3. The whole vector is all ranks' parts side
-by side, each cast to the dtype of `full`. And rank $r$ receives the $r$-th piece of the
-mean of all ranks' gradients, which is added to `parameters[i].grad`:
+In stages 1 to 3 two equations connect these tensors. First, `full` consists of the
+shards of all ranks side by side, each cast to the dtype of `full`. Second, rank $r$
+receives the $r$-th piece of the mean of all ranks' gradients, and adds it to
+`parameters[i].grad`:
 
 $$\mathrm{full} = \mathrm{shard}_0 \,\Vert\, \mathrm{shard}_1 \,\Vert \cdots \Vert\, \mathrm{shard}_{N_d-1}$$
 
 $$\mathrm{mean}_r = \frac{1}{N_d} \sum_{k=0}^{N_d-1} \mathrm{grad\_full}_k[\,rS_u : (r+1)S_u\,]$$
 
-Where a mesh holds several copies of the model, the mean over one copy is averaged [over
-the copies](groups.py#Groups.mean) afterwards. In stage 0 every rank has all parts and
-gets the whole mean. A parameter that no rank has used in a step [keeps the gradient
-`None`](unused.py). [The layout](layout.py)
-adds padding so that $P_u$ divides by $N_d$ and every parameter starts at an aligned
-address. Hence $P_u \ge \Psi_u$.
+A mesh of two dimensions holds several copies of the model. There the ranks of one copy
+average first, and that mean is then averaged [over the copies](groups.py#Groups.mean).
+In stage 0 every rank keeps the whole vector and receives the whole mean. A parameter
+that no rank has used in a step [keeps the gradient `None`](unused.py). [The
+layout](layout.py) adds padding so that $N_d$ divides $P_u$ and every parameter begins
+at an aligned address. Hence $P_u \ge \Psi_u$.
 
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
@@ -87,9 +89,11 @@ __all__ = ["State", "Unit"]
 
 
 class State(Enum):
-    """What may be relied on in `full`. `gather` leads from `SHARDED` to `GATHERING`,
-    `wait` on to `WHOLE`, and `free` back, also in stages 0 to 2, where the memory
-    stays.
+    """How much of `full` is valid at a moment.
+
+    `gather` leads from `SHARDED` to `GATHERING`, `wait` leads on to `WHOLE`, and `free`
+    leads back to `SHARDED`. Stages 0 to 2 have the same states, although their `free`
+    gives no memory back.
     """
 
     SHARDED = "only what this rank keeps may be relied on"
@@ -100,18 +104,19 @@ class State(Enum):
 class Unit(ABC):
     """The parameters of one unit, and the transitions between its states.
 
-    :param name: how messages call this unit
-    :param sites: [where its parameters stand](parameter_sites.py#Site) in the model, in
-        the order of the flat vector
+    :param name: the unit's name in messages, such as `the block layers.0`
+    :param sites: [the places of its parameters](parameter_sites.py#Site) in the model,
+        in the order of the flat vector
     :param groups: [the ranks](groups.py#Groups) that share the unit
-    :param policy: [the formats](policy.py#Policy) in which it works
-    :param order: [who makes sure](exchange_order.py#Order) that all ranks issue the
-        same exchanges
+    :param policy: [the dtypes](policy.py#Policy) in which the unit computes and
+        exchanges
+    :param order: [the check](exchange_order.py#Order) that all ranks issue the same
+        exchanges
     :param synchronize: whether the values of rank 0 replace those of the other ranks
     """
 
-    # `reduces_early`: are gradients exchanged as soon as the unit's own backward pass
-    # ends?
+    # `reduces_early` is true in stages that exchange the gradients as soon as the
+    # unit's own backward pass ends.
     stage: ClassVar[int]
     reduces_early: ClassVar[bool]
 
@@ -130,16 +135,16 @@ class Unit(ABC):
         self.groups = groups
         self.order = order
         self.state = State.SHARDED
-        # Whether the modules name the whole parameters.
+        # Whether the modules hold the whole parameters at this moment.
         self.shown = False
-        # Whether [the masters themselves](masters.py) are computed with.
+        # Whether the unit computes with [the masters themselves](masters.py).
         self.precise = False
-        # How many blocks [keep the unit whole](whole.py) now.
+        # The number of blocks that [keep the unit whole](whole.py) now.
         self.held = 0
         self.rank, world_size = world(groups.shards)
-        # A unit can hold several flat vectors. A frozen parameter needs no gradient and
-        # a 16-bit parameter needs half the bytes, so [the layout](layout.py#plan)
-        # keeps one vector for each kind.
+        # A unit can hold several flat vectors, [one for each kind of
+        # parameter](layout.py#plan): a frozen parameter needs no gradient, and a 16-bit
+        # parameter needs half the bytes.
         named = {site.name: site.parameter for site in self.sites}
         dtypes = dtypes_of(policy, self.sites)
         self.flats = tuple(
@@ -155,20 +160,20 @@ class Unit(ABC):
         # The unit's exchanges run on [two streams](streams.py) of their own.
         self.device = torch.get_device_module(self.flats[0].device)
         self.gather_stream, self.reduce_stream = streams(self.flats[0].device)
-        # Which parameters [any rank has used](unused.py), if that is needed as soon as
-        # the mean gradients have arrived.
+        # The record of the parameters that [any rank has used](unused.py). It is kept
+        # only where a unit needs it as soon as its mean gradients have arrived.
         self.usage: Any = None
-        # What to do each time the mean gradients have arrived.
+        # Functions to call each time the mean gradients have arrived.
         self.after_reduce: list[Callable[[Unit], None]] = []
         register_guard()
 
     @abstractmethod
     def keep(self, flat: Flat) -> None:
-        """Decide what this rank keeps of a flat vector between uses."""
+        """Choose the part of a flat vector that this rank keeps between uses."""
 
     @abstractmethod
     def fetch(self) -> None:
-        """Start to fill `full` with the parts of the other ranks."""
+        """Start to fill `full` with the shards of the other ranks."""
 
     @abstractmethod
     def arrive(self) -> None:
@@ -176,18 +181,23 @@ class Unit(ABC):
 
     @abstractmethod
     def empty(self) -> None:
-        """Give back what need not be stored between uses."""
+        """Give back the memory that need not be kept between uses."""
 
     @abstractmethod
     def kept_mean(self, flat: FlatWithGradients, piece: Tensor) -> Tensor:
-        """What this rank keeps of the mean gradient, given its own piece of it."""
+        """The part of the mean gradient that this rank keeps.
+
+        :param piece: the piece of the mean that belongs to this rank, in one dimension
+        """
 
     @abstractmethod
     def expire(self) -> None:
-        """Do not rely any longer on what was gathered."""
+        """Make the next `gather` fetch the parameters again."""
 
     def compute_stream(self) -> Any:
-        """The stream that is current, ordered [after the one before](streams.py#compute_stream)."""
+        """The current stream of the device, ordered [after the previous
+        one](streams.py#compute_stream).
+        """
         return compute_stream(self.flats[0].device)
 
     @property
@@ -198,7 +208,7 @@ class Unit(ABC):
     @property
     def trainable(self) -> tuple[FlatWithGradients, ...]:
         """The flat vectors whose parameters can be trained, [now or
-        later](freezing.py); only they ever have a gradient.
+        later](freezing.py). Only these vectors ever have a gradient.
         """
         return tuple(flat for flat in self.flats if flat.learns)
 
@@ -208,7 +218,9 @@ class Unit(ABC):
         return tuple(flat for flat in self.trainable if flat.due)
 
     def expect_gradients(self) -> None:
-        """The unit's part of a backward pass is over: what it has trained is due."""
+        """Mark the trained vectors as due for an exchange, because the unit's backward
+        pass has ended.
+        """
         for flat in self.trainable:
             flat.due = flat.due or flat.trains
 
@@ -224,8 +236,8 @@ class Unit(ABC):
     def gather(self) -> None:
         """Start to make the unit whole; `SHARDED` becomes `GATHERING`.
 
-        In any other state there is nothing to start. So whoever needs the unit calls
-        this, whether or not it was gathered ahead.
+        In the other two states there is nothing to start. So a caller that needs the
+        unit calls `gather` without asking whether the unit was prefetched.
         """
         if self.state is not State.SHARDED:
             return
@@ -237,7 +249,7 @@ class Unit(ABC):
         self.state = State.GATHERING
 
     def wait(self) -> None:
-        """Wait until the unit is whole; it becomes `WHOLE`."""
+        """Wait until the unit is whole; its state becomes `WHOLE`."""
         self.gather()
         if self.state is State.GATHERING:
             with label("wait for", self.name):
@@ -245,7 +257,12 @@ class Unit(ABC):
             self.state = State.WHOLE
 
     def show(self, whole: bool = True) -> None:
-        """Give the modules the whole parameters to compute with, or the model's own back."""
+        """Put the whole parameters into the modules, or put the model's own parameters
+        back.
+
+        :param whole: whether the modules get the whole parameters
+        :raises RuntimeError: if the unit is not whole
+        """
         if whole is self.shown:
             return
         if whole and self.state is not State.WHOLE:
@@ -254,23 +271,25 @@ class Unit(ABC):
         for flat in self.flats:
             flat.use(whole)
         counterpart = self.counterpart if whole else {}
-        # Tied sites name one parameter, so they get one counterpart and stay tied.
+        # Tied sites name one parameter. They get the same counterpart, so they stay
+        # tied.
         for site in self.sites:
             site.put(counterpart.get(id(site.parameter), site.parameter))
 
     def free(self) -> None:
-        """Give back what need not be stored between uses; the unit becomes `SHARDED`.
+        """Give back the memory that need not be kept; the unit becomes `SHARDED`.
 
         In every stage the modules get the model's own parameters back. So an optimizer
-        that asks the model for its parameters gets those that it can train.
+        that reads `model.parameters()` gets the parameters that it can train.
         """
         if self.held:
             return
         self.show(False)
         if self.state is State.SHARDED:
             return
-        # A gather that nobody used is still writing. To free its target now would let
-        # it write into memory that belongs to somebody else.
+        # A prefetch that was never used may still be writing into `full`. If `full`
+        # were freed now, the exchange would write into memory that the allocator has
+        # given to another tensor.
         self.wait()
         with label("free", self.name):
             self.empty()
@@ -281,59 +300,67 @@ class Unit(ABC):
     def reduce(self) -> None:
         """Start to exchange the gradients for their mean.
 
-        Every rank takes part, also one whose step used none of these parameters. A rank
-        that stayed away would leave the others waiting until their time limit. A vector
-        of which all parameters are frozen is not exchanged.
+        Every rank takes part, even one whose step used none of these parameters. If
+        that rank stayed away, the others would wait for it until their time limit. A
+        vector whose parameters are all frozen is not exchanged.
+
+        :raises RuntimeError: if the last exchange of this unit is not finished
         """
         if not self.due:
             return
         if any(flat.reducing is not None for flat in self.due):
             raise RuntimeError(f"{self.name} is being reduced; finish that first")
         with label("reduce", self.name):
-            # In stage 0 the ranks have [compared what they are about to
-            # send](unused.py).
+            # Stage 0 is left out, because there the ranks have already
+            # [compared](unused.py) the vectors that they are about to send.
             if self.stage:
                 self.order.before("reduce", self.name, self.sites[0].name)
             for flat in self.due:
                 flat.send()
-            # The gradients were written on the compute stream. Without this line the
-            # other ranks receive a vector that is half written.
+            # The compute stream writes the gradients. Without this wait the exchange
+            # may start before the last gradient is written, and the other ranks receive
+            # a vector that is half old.
             self.reduce_stream.wait_stream(self.compute_stream())
             with self.device.stream(self.reduce_stream):
                 for flat in self.due:
                     flat.reduce(self.groups)
 
     def finish_reduce(self) -> None:
-        """Wait for the mean and add it to the gradients of the model's parameters."""
+        """Wait for the mean, and add it to the gradients of the model's parameters."""
         while self.advance():
             pass
 
     def advance(self) -> bool:
-        """Wait for the exchange under way. Then start the next one that [the
-        mean](groups.py#Groups.mean) needs, or, if there is none, add the mean to the
-        gradients of the model's parameters.
+        """Wait for the exchange under way, then start the next one or store the mean.
 
-        Between `reduce` and this call, and between two such calls, a rank computes on,
-        and that hides the exchanges.
+        In stages 1 to 3 on one copy of the model, a mean needs a single exchange. With
+        several copies [it needs more](groups.py#Groups.mean), and each call of
+        `advance` starts the next. When none is left, the mean is added to the gradients
+        of the model's parameters.
+
+        The rank computes between `reduce` and this call, and between two such calls.
+        That computation hides the exchange if it takes at least as long.
 
         :returns: whether another exchange is under way
         """
         due = [(flat, flat.reducing) for flat in self.trainable if flat.reducing]
-        # The exchanges between copies keep the common order, too.
+        # The exchanges between copies are a part of the common order, too.
         if due and (following := due[0][1].following):
             self.order.before(following, self.name, self.sites[0].name)
         with label("wait for the mean of", self.name):
             for flat, mean in due:
-                # The sum takes its memory on the reduce stream. It may get the block of
-                # an earlier mean, which the compute stream still reads.
+                # The reduce stream allocates the sum. The allocator may give it the
+                # block of an earlier mean that the compute stream still reads, so the
+                # reduce stream waits first.
                 self.reduce_stream.wait_stream(self.compute_stream())
                 with self.device.stream(self.reduce_stream):
                     self.order.watch(mean.works)
                     piece = mean.advance()
                     if piece is not None:
                         piece = flat.brought_home(self.kept_mean(flat, piece))
-                # Without this line the optimizer could read the mean too early, and the
-                # memory of `sending` could be used again while the exchange reads it.
+                # Without this wait the optimizer could read the mean before it is
+                # complete, and the memory of `sending` could be used again while the
+                # exchange still reads it.
                 self.compute_stream().wait_stream(self.reduce_stream)
                 if piece is None:
                     flat.sent()
@@ -353,23 +380,28 @@ class Unit(ABC):
 
     @property
     def version(self) -> int:
-        """A number that grows whenever the model's own parameters are changed."""
+        """A number that grows each time the model's own parameters are changed."""
         return sum(flat.version for flat in self.flats)
 
     @property
     def computes_in(self) -> tuple[torch.dtype, ...]:
-        """The dtype that each flat vector has while it is whole."""
+        """The dtype of each flat vector while the unit is whole."""
         return tuple(flat.full.dtype for flat in self.flats)
 
     def switch(self, precise: bool) -> None:
-        """Let the next gather fill `full` in the masters' format, or in the usual one."""
+        """Choose the dtype of the next gather: the masters' dtype, or the policy's.
+
+        :param precise: whether `full` takes the dtype of [the masters](masters.py)
+        """
         if sum(flat.switch(precise) for flat in self.flats):
             self.empty()
             self.expire()
 
     def add_zero(self) -> None:
-        """No rank has used the unit in this step, and [`unused="zero"`](unused.py) was
-        chosen: the mean of nothing is zero.
+        """Add the gradient zero to all parameters of the unit.
+
+        This happens when [`unused="zero"`](unused.py) was chosen and no rank has used
+        the unit in this step.
         """
         for flat in self.trainable:
             flat.add_zero()
@@ -377,6 +409,6 @@ class Unit(ABC):
             act(self)
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a view into the unit's memory, and so lives only while it does."""
+        """Whether a tensor is a view into `full`, whose memory is freed with the unit."""
         strided = tensor.layout is torch.strided
         return strided and any(shares_storage(tensor, flat.full) for flat in self.flats)

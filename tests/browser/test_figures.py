@@ -1,0 +1,119 @@
+"""A figure in a browser: a click, Enter or its button shows it large; without scripts it is just a figure.
+
+The sample gets the figure `bars` on its home page.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from browser.serving import serve
+from built import ROOT
+from press.figures import studio
+from press.project import SAMPLE, sidelit
+from sidelit.site.page import interface
+
+SCRIPT = ROOT / "templates" / "assets" / "figures.js"
+WORDS = {lang: interface(lang) for lang in ("en", "ja", "zh")}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the sample is served with a figure on its home page."""
+    sample = Path(shutil.copytree(SAMPLE, tmp_path_factory.mktemp("drawn") / "sample"))
+    with (studio.furnish(sample) / "pages" / "index.md").open("a", encoding="utf-8") as index:
+        index.write("\n::: figure bars\n:::\n")
+    sidelit("build", cwd=sample)
+    with serve(sample / "build/site") as address:
+        yield address
+
+
+@pytest.fixture
+def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A window whose scripts are on, or off where the test says so; it must write nothing to the console."""
+    context = browser.new_context(
+        java_script_enabled=getattr(request, "param", True),
+        reduced_motion="reduce",
+        viewport={"width": 1280, "height": 900},
+    )
+    messages: list[str] = []
+    page = context.new_page()
+    page.on("console", lambda said: messages.append(said.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    yield page
+    context.close()
+    assert messages == []
+
+
+def width(page: Page, selector: str) -> float:
+    """How wide the drawing is that is shown."""
+    found = page.locator(f"{selector} svg").filter(visible=True).bounding_box()
+    assert found is not None
+    return found["width"]
+
+
+@pytest.mark.parametrize("way", ["click", "enter", "button"])
+def test_a_figure_is_shown_large_and_closed_again(page: Page, home: str, way: str) -> None:
+    if way == "enter":
+        # A drawing is a stop for the keyboard where it scrolls; elsewhere its button alone is.
+        page.set_viewport_size({"width": 300, "height": 700})
+    page.goto(home + "index.html")
+    before = width(page, "figure .sheet")
+    if way == "click":
+        page.locator("figure .sheet svg.wide").click()
+    elif way == "enter":
+        page.locator("figure .sheet").focus()
+        page.keyboard.press("Enter")
+    else:
+        page.locator("figure .enlarge").focus()
+        page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="Ring holds 900\u202fB at most")
+    assert dialog.is_visible()
+    assert width(page, "dialog") > before + 100
+    page.keyboard.press("Escape")
+    page.locator("dialog").wait_for(state="detached")
+    # The reader is where they were: the button has the focus, and opens it again.
+    page.keyboard.press("Enter")
+    dialog.get_by_role("button", name=WORDS["en"]["drawing_close"]).click()
+    page.locator("dialog").wait_for(state="detached")
+
+
+@pytest.mark.parametrize("lang", ["en", "ja", "zh"])
+def test_the_control_speaks_the_language_of_the_page(page: Page, home: str, lang: str) -> None:
+    page.goto(home + ("" if lang == "en" else f"{lang}/") + "index.html")
+    page.get_by_role("button", name=WORDS[lang]["drawing_enlarge"], exact=True).click()
+    assert page.get_by_role("button", name=WORDS[lang]["drawing_close"], exact=True).is_visible()
+
+
+def test_on_a_phone_the_wide_drawing_scrolls_within_the_window(page: Page, home: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(home + "index.html")
+    assert page.locator("figure svg.narrow").is_visible()
+    page.locator("figure svg.narrow").click()
+    box = page.locator("dialog").bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    # Letters are as large as on a wide screen.
+    assert width(page, "dialog") >= 640
+
+
+@pytest.mark.parametrize("page", [False], indirect=True)
+def test_without_scripts_a_figure_offers_nothing_that_is_dead(page: Page, home: str) -> None:
+    page.goto(home + "index.html")
+    assert page.locator("figure svg.wide").is_visible()
+    assert page.locator("figure button").count() == 0
+    page.locator("figure svg.wide").click()
+    assert page.locator("dialog").count() == 0
+
+
+def test_the_script_is_small_and_needs_no_exception_from_the_policy() -> None:
+    text = SCRIPT.read_text("utf-8")
+    assert len(text.encode()) <= 1500
+    for way in ("innerHTML", ".style", 'setAttribute("style"', "eval(", "http"):
+        assert way not in text, way
