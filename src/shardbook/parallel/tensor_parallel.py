@@ -126,7 +126,7 @@ class ColumnLinear(nn.Module):
         self.bias = nn.Parameter(whole.bias.detach()[rows].clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        entered = Enter.apply(x, self.group)
+        entered = Enter.apply(x, self.group)  # type: ignore[no-untyped-call]
         return F.linear(entered, self.weight, self.bias)
 
 
@@ -145,7 +145,8 @@ class RowLinear(nn.Module):
         self.bias = nn.Parameter(whole.bias.detach().clone())
 
     def forward(self, part: Tensor) -> Tensor:
-        total: Tensor = Leave.apply(F.linear(part, self.weight), self.group)
+        term = F.linear(part, self.weight)
+        total: Tensor = Leave.apply(term, self.group)  # type: ignore[no-untyped-call]
         # The bias comes after the sum, and so it counts once. Every rank has all of it,
         # and computes the same gradient for it.
         return total + self.bias
