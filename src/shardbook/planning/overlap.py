@@ -120,8 +120,8 @@ class Wire:
     def waited(self, tokens: int) -> float:
         """How much longer a forward pass takes than its computation, if the next gather always starts early.
 
-        >>> Wire(400e12, 50e9, ranks=8).waited(tokens=4096)
-        0.708984375
+        >>> f"{Wire(400e12, 50e9, ranks=8).waited(tokens=4096):.0%}"
+        '71%'
         """
         ratio = self.gather_seconds(1) / self.compute_seconds(1, tokens)
         return max(0.0, ratio - 1)
