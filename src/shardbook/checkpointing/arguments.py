@@ -1,10 +1,10 @@
-r"""# Keeping the arguments
+r"""# Saving the arguments of a checkpoint
 
-> What a checkpoint keeps is kept by autograd, as if one more operation had saved it.
+> A checkpoint records one operation that computes nothing, so that autograd saves the arguments for it.
 
 [A recomputation](saved_tensors.py) needs the arguments of its function until the
-backward pass. A list of them would do, and would lose three things that autograd does
-for the tensors it saves:
+backward pass. A checkpoint could keep them in a list. But autograd does three things
+for the tensors it saves, and a list does none of them:
 
 | | a list | saved by autograd |
 |---|---|---|
@@ -12,9 +12,10 @@ for the tensors it saves:
 | this checkpoint is inside another | the tensors stay in memory | the outer one drops and recomputes them |
 | saved tensors are moved, as by `save_on_cpu` | the tensors stay in memory | they are moved |
 
-So this chapter records an operation that computes nothing and saves the tensors. Its
-node lies on no path of the graph, so no backward pass runs it. The checkpoint holds the
-node, and when the checkpoint is freed, so are the tensors.
+So a checkpoint records an operation that computes nothing and saves the tensors. The
+node of this operation lies on no path of the graph, so no backward pass runs it. The
+checkpoint holds the node, and therefore the tensors are freed together with the
+checkpoint.
 """
 
 # sidelit: hide
@@ -49,8 +50,8 @@ __all__ = ["Arguments", "Parameters", "name_of"]
 class Arguments:
     """The arguments of a function, with each tensor among them saved by autograd.
 
-    Tensors are found in tuples, lists, dictionaries and other pytrees. An object of
-    another class is kept as it is, with what it holds.
+    Tensors are found in tuples, lists, dictionaries and other pytrees. An object of any
+    other class is kept as it is, together with the tensors inside it.
 
     :param args: the positional arguments
     :param kwargs: the keyword arguments
@@ -59,15 +60,16 @@ class Arguments:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors, self.leaves, self.structure = take_apart((args, kwargs))
         self.versions = [(weakref.ref(tensor), writes_to(tensor)) for tensor in tensors]
-        # A recomputation may run on another stream than the one that computed them.
+        # The recomputation may run on another stream than the one that computed the
+        # arguments.
         self.ready = Ready(tensors)
         saved: Tensor = _Save.apply(_ANCHOR, *tensors)  # type: ignore[no-untyped-call]
         self.node: Any = saved.grad_fn
 
     def get(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments again, in containers of their own.
+        """The arguments for the second run, in new tuples, lists and dictionaries.
 
-        :raises CheckpointError: if a tensor was changed in place since
+        :raises CheckpointError: if a tensor was changed in place after the forward pass
         """
         tensors = self.tensors()
         leaves = [
@@ -78,8 +80,8 @@ class Arguments:
         return args, kwargs
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The saved tensors. Autograd raises if one was changed; this method says which
-        argument it was.
+        """The tensors that autograd saved. If one of them was changed in place,
+        autograd raises, and this method adds which argument it was.
         """
         try:
             saved: tuple[Tensor, ...] = self.node.saved_tensors
@@ -91,13 +93,15 @@ class Arguments:
     # sidelit: depth Arguments that were changed in place before the backward pass.
 
     def refuse_changed(self, error: RuntimeError) -> None:
-        """Refuse to go on, if arguments were changed and autograd has raised for that.
+        """Turn autograd's error about a changed tensor into one that names the
+        argument.
 
         :raises CheckpointError: naming the arguments
         """
         changed = self.changed()
-        # Inside of another checkpoint the saved tensors recompute the outer function.
-        # Its errors pass through.
+        # Inside another checkpoint the saved tensors are placeholders, and reading them
+        # recomputes the outer function. Errors of that recomputation pass through
+        # unchanged.
         if changed and not isinstance(error, CheckpointError):
             raise CheckpointError(
                 f"{', '.join(changed)} of a checkpointed function changed in place before "
@@ -119,7 +123,7 @@ class Arguments:
 
 
 class _Save(torch.autograd.Function):
-    """The operation that does nothing, and saves what it is given."""
+    """The operation that computes nothing and saves its inputs."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
@@ -127,8 +131,9 @@ class _Save(torch.autograd.Function):
         return torch.empty(0)
 
 
-# Autograd records an operation only if something that it is given requires a gradient.
-# The arguments need not, because the parameters in the function may.
+# Autograd records an operation only if one of its inputs requires a gradient. The
+# arguments of a checkpoint need not require one, since the parameters inside the
+# function may do so. This empty tensor therefore always goes in with them.
 _ANCHOR = torch.empty(0, requires_grad=True)
 
 
@@ -136,15 +141,17 @@ _ANCHOR = torch.empty(0, requires_grad=True)
 
 
 class Parameters:
-    """The parameters of a module are arguments, too, which nobody passes.
+    """The parameters of a checkpointed module, with their versions. They are inputs of
+    the function that the caller does not pass.
 
-    Autograd saves a parameter if a gradient is computed from it. A bias is not saved,
-    nor is the weight of a first layer, whose input needs no gradient. If an optimizer
-    steps before the backward pass, the module runs again with the new values of these,
-    and the gradients belong to no loss. So their versions are noted.
+    Autograd saves a parameter only if a gradient is computed from its values. A bias is
+    not saved, nor is the weight of a first layer whose input needs no gradient. Suppose
+    an optimizer steps between the forward pass and the backward pass. Then the second
+    run would use the new bias, and the gradients would belong to no loss. So the
+    versions of all parameters are recorded and compared.
 
-    A function may change parameters itself, in every run. The versions are those at the
-    end of a run, so that only what happens between two runs counts.
+    A function may also change parameters itself, in each run. So the versions are
+    recorded at the end of a run, and only changes between two runs count.
 
     :param function: the parameters of [modules that it runs](#modules_in) are looked at
     """
@@ -155,17 +162,19 @@ class Parameters:
         self.versions = Versions()
 
     def begin(self) -> None:
-        """Find the parameters. The first run has ended, so lazy ones are there, too."""
+        """Collect the parameters when the first run has ended. By then lazy modules
+        have made theirs, too.
+        """
         for module in self.modules:
             self.parameters += parameters_of(module)
         self.note()
 
     def note(self) -> None:
-        """A run of the function has ended."""
+        """Record the versions of the parameters at the end of a run."""
         self.versions = Versions(*self.parameters)
 
     def refuse_changes(self) -> None:
-        """Another run is about to begin.
+        """Compare the versions before another run begins.
 
         :raises CheckpointError: if a parameter was changed in place since the last run
         """
@@ -186,11 +195,12 @@ class Parameters:
 
 
 def modules_in(function: Any) -> Iterator[nn.Module]:
-    """The modules that a function runs: itself, the one whose `forward` it is, or those
-    in a `partial`.
+    """The modules that a function runs: the function itself if it is a module, the
+    module whose `forward` it is, or those in a `partial`.
 
-    Another method may run only a part of its module. The rest may change meanwhile, as
-    by an optimizer that [steps in the backward pass](step_in_backward.py).
+    A method other than `forward` may run only a part of its module, so its module is
+    not included. The rest of the module may change meanwhile, for example by an
+    optimizer that [steps in the backward pass](step_in_backward.py).
     """
     if isinstance(function, nn.Module):
         yield function
@@ -205,8 +215,8 @@ def modules_in(function: Any) -> Iterator[nn.Module]:
 
 
 def name_of(function: Any) -> str:
-    """How [a trace](labels.py) names what a checkpointed function runs: by its modules,
-    or else as Python does.
+    """The name of a checkpointed function in [a trace](labels.py): the names of its
+    modules, or else Python's name for the function.
     """
     names = [name_of_module(module) for module in modules_in(function)]
     if names:
@@ -229,8 +239,9 @@ def name_of_module(module: nn.Module) -> str:
 def parameters_of(module: nn.Module) -> list[Tensor]:
     """The parameters of a module.
 
-    `module.parameters()` also searches for what appears twice. That search takes as
-    long as a small layer, and this is done in each call.
+    `module.parameters()` also searches for parameters that appear twice. That search
+    takes as long as the forward pass of a small layer, and here it would run in each
+    call.
     """
     found: list[Tensor] = [
         one for one in own_parameters(module).values() if one is not None

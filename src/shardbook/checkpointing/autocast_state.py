@@ -1,13 +1,16 @@
 r"""# Restoring autocast
 
-> Autocast is a setting of the thread, and a recomputation runs when the setting has changed.
+> A recomputation runs after the block of `torch.autocast` has ended, so the settings
+> are captured and restored.
 
-A forward pass usually runs inside of `with torch.autocast(...)`, and the backward pass
-after it. So a recomputation in the backward pass finds autocast off. It would compute
-in FP32 what the forward pass computed in BF16. The gradient would then be that of
-slightly other activations, and the recomputed activations would take twice the memory.
+A forward pass usually runs inside `with torch.autocast(...)`, and the backward pass
+after it. So a recomputation in the backward pass finds autocast off, and would compute
+in FP32 what the forward pass computed in BF16. The gradient would then belong to
+slightly different activations, and the recomputed activations would take twice the
+memory.
 
-So the settings are captured with the first run and restored for the second:
+Therefore a checkpoint captures these settings before the first run and restores them
+for the second:
 
 | setting | set for | what goes wrong without it |
 |---|---|---|
@@ -16,14 +19,15 @@ So the settings are captured with the first run and restored for the second:
 | whether casts are kept | the thread | the gradient differs in its last bits |
 | how many blocks surround the function | the thread | the gradient differs in its last bits |
 
-The third setting is the cache of casts. With the cache a weight that is used twice is
-cast once, and the gradients of both uses are added in 16 bits. Without it the weight is
-cast twice, and the gradients are added in FP32. The cache is cleared when the outermost
-block of `torch.autocast` ends. So the second run must not take a block inside of the
-function for the outermost one, and the blocks that surround it are counted.
+The third setting is the cache of casts. With the cache, a weight that is used twice is
+cast once, and the gradients of both uses are added in 16 bits. Without the cache the
+weight is cast twice, and the gradients are added in FP32. PyTorch clears the cache when
+the outermost block of `torch.autocast` ends. In the second run a block inside the
+function must not become the outermost one. So a checkpoint counts the blocks that
+surround the function.
 
-[This book's autocast](autocast.py) has the same settings. Whether one of its blocks was
-open is captured, too.
+[This book's autocast](autocast.py) has settings of its own, and they are captured in
+the same way.
 """
 
 # sidelit: hide
@@ -67,12 +71,12 @@ class AmbientAutocast:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Inside of the block the settings are these; after it they are what they were
-        before the block, also if it raises.
+        """A block with these settings. At its end the settings from before the block
+        come back, even if the block raises.
         """
         surrounding = capture_autocast(self.settings)
-        # This book's autocast is a function mode, which runs Python at every operation.
-        # If its settings are the same already, the mode stays out.
+        # This book's autocast is a function mode, which runs Python code at each
+        # operation. If its settings already agree, no mode is entered.
         differs = self.own != surrounding.own
         try:
             with casting_restored(self.own) if differs else nullcontext(), self.rules():
@@ -82,12 +86,12 @@ class AmbientAutocast:
             surrounding.set()
 
     def set(self) -> None:
-        """Make these the settings of this thread.
+        """Make these settings those of the current thread.
 
-        The cache of casts is cleared. It finds a cast by the weight alone, so on the
-        way into the block it could give one of another dtype. On the way out it holds
-        casts of the recomputation's graph, and would keep their memory after the
-        backward pass.
+        The cache of casts is cleared both on the way into the block and on the way out.
+        The cache finds a cast by the weight alone, so on the way in it could return a
+        cast to another dtype. On the way out it holds casts from the recomputation's
+        graph, and would keep their memory after the backward pass.
         """
         torch.clear_autocast_cache()
         for device_type, (enabled, dtype) in self.settings.items():
@@ -102,14 +106,15 @@ class AmbientAutocast:
 
 
 def capture_autocast(types: Iterable[str] = ()) -> AmbientAutocast:
-    """The present settings for the CPU, for this machine's accelerator, and for other
-    types of devices.
+    """Capture the current settings for the CPU, for this machine's accelerator, and for
+    other types of devices.
 
     A function may move its arguments from the CPU to the accelerator, so the
-    accelerator's settings are captured whatever the arguments are. Reading a setting
-    initialises no device.
+    accelerator's settings are captured even if all arguments are on the CPU. Reading a
+    setting initialises no device.
 
-    :param types: as `"cuda"`; types for which there is no autocast are passed over
+    :param types: more types of devices, such as `"cuda"`; types without autocast are
+        skipped
 
     >>> with torch.autocast("cpu", torch.bfloat16):
     ...     ambient = capture_autocast()
@@ -128,7 +133,7 @@ def capture_autocast(types: Iterable[str] = ()) -> AmbientAutocast:
         if torch.amp.is_autocast_available(device_type)
     }
     keeps_casts = torch.is_autocast_cache_enabled()
-    # The depth can be read only by a change.
+    # PyTorch returns the depth only from the functions that change it.
     torch.autocast_increment_nesting()
     depth = torch.autocast_decrement_nesting()
     return AmbientAutocast(settings, keeps_casts, depth, current(), rules_in_force())

@@ -1,24 +1,25 @@
 r"""# The cheapest plan for a budget
 
-> Given the bytes that there are, the least that has to be computed twice can be found exactly.
+> For a given number of bytes, the segments with the least recomputation are found exactly.
 
 [A cut into equal segments](sequential.py) is a good choice for equal layers. The layers
-of a real chain differ: some save much and cost little, others the opposite. And what is
-given is a number of bytes, not a number of segments. So this chapter finds [the
-plan](plans.py) whose peak of saved bytes is within a budget, and whose cost is the
-least. The budget is not the memory of a device: parameters, gradients and optimizer
-state, workspaces and the allocator's fragments need room beside it.
+of a real chain differ: some save many bytes and cost few FLOPs, others the opposite.
+And you usually know how many bytes you have, rather than how many segments you want. So
+`cheapest` finds [the plan](plans.py) with the least cost among those whose peak of
+saved bytes is within a budget. This budget is not the whole memory of a device:
+parameters, gradients, optimizer state, workspaces and the allocator's fragments need
+room beside it.
 
 ```python
 plan = cheapest(measure(model, x), budget=2 * 10**9)
 y = plan.apply(model, x)
 ```
 
-**Against the rule.** Take a GPT of 16 blocks. With its embedding and its head the chain
-has 18 layers. The rule of the root cuts them into 4 segments and keeps the last. The
-table shows what is kept at the peak and what is recomputed: by the rule, and by the
-cheapest plans for the memory that the rule needs, for half of it, and for the least
-that is enough:
+**Compared with equal segments.** Take a GPT of 16 blocks. With its embedding and its
+head the chain has 18 layers. The square-root rule cuts them into 4 segments and keeps
+the last. The table shows the peak of saved bytes and the recomputed forward passes,
+first for this rule. Then follow the cheapest plans for the memory that the rule needs,
+for half of that, and for the smallest budget with a plan:
 
 >>> import torch
 >>> from shardbook.checkpointing.costs import measure
@@ -43,16 +44,17 @@ half of it    265,216 bytes 0.65 forward passes
 the least     248,320 bytes 0.69 forward passes
 
 A block saves about 16 times what it reads, so segments of one block need the least. The
-cheapest plans checkpoint the first blocks, one in a segment, as many as they must. The
-embedding joins the first of them, because it computes nothing that counts. The last
-blocks are kept: the backward pass uses them first, and they are gone when the first
-blocks run again. The head is checkpointed in all three plans, at no cost: its matrix
-product comes after the last tensor that it saves, so it is never repeated.
+cheapest plans checkpoint the first blocks, one block a segment, as many as the budget
+requires. The embedding joins the first segment, because it computes no FLOPs that are
+counted. The last blocks are kept, since the backward pass uses them first. Their
+activations are freed when the first blocks run again. The head is checkpointed in all
+three plans, at no cost: its matrix product comes after the last tensor that it saves,
+so it is never repeated.
 
 **Best among what?** Among all cuts of the chain into segments, each of which is kept or
-checkpointed as a whole. Other plans exist. A checkpoint inside a checkpoint computes
-some layers three times, and can need still less. [A policy](selective.py) keeps a part
-of a layer.
+checkpointed as a whole. Plans of other kinds exist. A checkpoint inside a checkpoint
+computes some layers three times, and can need even less memory. [A
+policy](selective.py) keeps a part of a layer.
 
 :notation $i$: `start`, the number of layers that a partial plan treats
 """
@@ -74,23 +76,24 @@ __all__ = ["cheapest", "least"]
 
 
 def cheapest(chain: Chain, budget: int) -> Plan:
-    """The plan with the least recomputation, of those whose peak is within the budget.
+    """Find the plan with the least recomputation, among those whose peak is within the
+    budget.
 
-    It is found layer by layer. A *partial plan* treats the first $i$ layers. What later
-    layers have to know of it is the bytes that it keeps, its cost, and whether the
-    tensor between layers $i$ and $i+1$ is among those bytes. Take two partial plans of
-    which both hold this tensor, or neither. If one of them keeps more and costs more,
-    the other is better whatever follows, so the worse one is dropped. No other one is
-    dropped, and so no better plan is missed.
+    The search goes layer by layer. A *partial plan* treats the first $i$ layers. Only
+    three things about it matter to later layers: the bytes that it keeps, its cost, and
+    whether the tensor between layers $i$ and $i+1$ is among those bytes. Take two
+    partial plans that agree about this tensor. If one of them keeps more bytes and also
+    costs more, the other one is better whatever follows, so the worse one is dropped.
+    No others are dropped, so the best plan is never missed.
 
     A segment that runs again needs room beside what the segments before it keep.
-    Partial plans grow from the front, so that number is known when a segment is added.
+    Partial plans grow from the front, so these bytes are known when a segment is added.
 
-    **How long it takes.** Of partial plans with equal cost one is left. Where layers
-    are alike, as the blocks of a GPT are, there are few different costs: at each layer
-    of a chain at most three times as many partial plans as the chain has layers. If no
-    two layers are alike there are many more, and the search among a hundred of them is
-    slow.
+    **How long the search takes.** Among partial plans with equal cost one is left.
+    Where layers are alike, as the blocks of a GPT are, there are few different costs.
+    Then each layer has at most three times as many partial plans as the chain has
+    layers. If no two layers are alike there are many more plans, and the search through
+    a chain of a hundred layers is slow.
 
     :param chain: [what the layers cost](costs.py#measure)
     :param budget: bytes for what autograd saves
@@ -107,19 +110,20 @@ def cheapest(chain: Chain, budget: int) -> Plan:
 
 
 def least(chain: Chain) -> int:
-    """The smallest budget for which there is a plan, in bytes.
+    """Find the smallest budget, in bytes, for which there is a plan.
 
-    A budget that is larger than a sufficient one is sufficient. So bisection finds the
-    smallest. How much a plan computes does not matter here, so all costs are set to
-    zero. Then at most two partial plans are left at each layer, one that holds the
-    tensor after it and one that does not, and a try takes little time.
+    If a budget is sufficient, so is every larger one. Therefore bisection finds the
+    smallest. The cost of a plan does not matter here, so the costs of all layers are
+    set to zero. Then at most two partial plans are left at each layer: one that keeps
+    the tensor after the layer, and one that does not. So each test of a budget takes
+    little time.
     """
     layers = tuple(
         replace(layer, cost=0, replay=None if layer.replay is None else 0)
         for layer in chain.layers
     )
     free = Chain(chain.input, layers)
-    # To keep everything is a plan, too.
+    # Keeping all segments is a plan, too, so its peak is a sufficient budget.
     enough = evaluate(chain, []).peak
     return bisect_left(
         range(enough), True, key=lambda budget: bool(search(free, budget))
@@ -129,7 +133,7 @@ def least(chain: Chain) -> int:
 class Way(NamedTuple):
     """A partial plan: a way to treat the first layers of a chain.
 
-    :param counted: whether the tensor after them is among the bytes that it keeps
+    :param counted: whether the tensor after these layers is among the kept bytes
     :param last: the last segment, and `before` the partial plan of what comes before it
     """
 
@@ -149,7 +153,9 @@ class Way(NamedTuple):
 
 
 def search(chain: Chain, budget: int) -> list[Way]:
-    """The plans for the whole chain that are worth having within a budget."""
+    """All plans for the whole chain within a budget, without those that another plan
+    makes superfluous.
+    """
     length = len(chain.layers)
     ways: list[list[Way]] = [[] for _ in range(length + 1)]
     ways[0].append(Way(0, 0, False))
@@ -166,7 +172,8 @@ def search(chain: Chain, budget: int) -> list[Way]:
                     saved, cost = way.saved + step.kept, way.cost + step.cost
                     further = Way(saved, cost, step.counted, segment, way)
                     ways[segment.stop].append(further)
-        # Those that were dropped are free from here on.
+        # The partial plans of this layer are no longer needed; dropping them frees
+        # their memory.
         ways[start].clear()
     return worth_having(ways[length])
 
@@ -174,8 +181,11 @@ def search(chain: Chain, budget: int) -> list[Way]:
 def next_ones(
     chain: Chain, start: int, counted: bool
 ) -> Iterator[tuple[Span, SegmentCost]]:
-    """The segments that may begin at a layer, and what they add."""
-    # To keep two layers is the same as to keep one and then the other.
+    """The segments that may begin at a layer, each with the bytes and the cost that it
+    adds.
+    """
+    # A kept segment of two layers equals two kept segments of one layer, so one layer
+    # is enough.
     one = Span(start, start + 1, recompute=False)
     step = take(chain, one, counted)
     assert step is not None
@@ -185,7 +195,9 @@ def next_ones(
 
 
 def worth_having(ways: Iterable[Way]) -> list[Way]:
-    """Without those of which another one keeps no more and costs no more."""
+    """Drop each partial plan for which another one keeps no more bytes and costs no
+    more.
+    """
     kept: list[Way] = []
     for way in sorted(ways, key=lambda way: (way.saved, way.cost)):
         if not kept or way.cost < kept[-1].cost:

@@ -1,6 +1,7 @@
 r"""# Activation checkpointing
 
-> Keep what a function was given, recompute the rest in the backward pass: less memory for more computation.
+> A checkpoint keeps the arguments of a function and recomputes its activations in the
+> backward pass: less memory for more computation.
 
 ```python
 y = checkpoint(block, x)
@@ -9,17 +10,18 @@ checkpoint_module(model, units=Block)
 
 The forward pass leaves *activations* behind: the tensors that autograd saves, because
 gradients will be computed from them. *Activation checkpointing* saves only the
-arguments of a function. When the backward pass needs one of its activations, the
-function runs a second time. This second run is the *recomputation*. The first line of
-the example checkpoints one call. The second checkpoints every call of some modules, and
-leaves the model's code as it is.
+arguments of a function. When the backward pass needs one of the function's activations,
+the function runs a second time. This second run is the *recomputation*. The first line
+of the example checkpoints one call. The second line checkpoints every call of each
+`Block`, and leaves the model's code unchanged.
 
-**What it costs.** In a chain of linear layers the forward pass is one matrix product
-for each layer. The backward pass is two, one for the gradient of the input and one for
-that of the weight. A checkpoint around the chain repeats the products of the forward
-pass, except the last one: no gradient needs its result, so [the second run
-ends](recomputation.py#Collector) before it. That is *early stop*. Between the two
-passes autograd keeps only the input:
+**What a checkpoint costs.** Take a chain of eight linear layers. Its forward pass
+computes one matrix product for each layer. Its backward pass computes two, one for the
+gradient of the input and one for the gradient of the weight. A checkpoint around the
+chain repeats the products of the forward pass, except the last one: no gradient needs
+its result, so [the second run ends](recomputation.py#Collector) before it. That is
+*early stop*. Between the forward pass and the backward pass autograd keeps only the
+input:
 
 >>> import torch
 >>> from torch import nn
@@ -36,15 +38,15 @@ passes autograd keeps only the input:
 8 saved, 24 products
 1 saved, 31 products
 
-**Where to put it.** That is the memory between the passes. The most that autograd
-saves at one moment is as much as without the checkpoint: when the backward pass begins,
-the whole chain is recomputed, and all of its activations are there at once. So
-checkpoint the layers of a model one by one, and not the model as a whole. The table
+**Where to put checkpoints.** The 1 in the second line counts the memory between the
+forward pass and the backward pass. The peak does not change: when the backward pass
+begins, the whole chain is recomputed, and all eight activations exist at once. So
+checkpoint the layers of a model one by one, rather than the model as a whole. The table
 shows a GPT of 12 blocks, 128 wide with 4 heads, on a sequence of 128 tokens in FP32,
 with 9.8 MB of parameters. Both columns of bytes count what autograd saves; gradients,
 temporaries and what the allocator holds in reserve come on top:
 
-| checkpointed | saved between the passes | peak of the saved bytes | forward passes added |
+| checkpointed | saved after the forward pass | peak of the saved bytes | forward passes added |
 |---|---|---|---|
 | no checkpoint | 12.77 MB | 12.77 MB | 0.00 |
 | one around the model | 0.00 MB | 12.77 MB | 0.99 |
@@ -58,33 +60,35 @@ temporaries and what the allocator holds in reserve come on top:
 | the cheapest plan for a quarter | 2.76 MB | 2.83 MB | 0.59 |
 | the plan with the least memory | 0.79 MB | 1.71 MB | 0.71 |
 
-The forward passes are counted in FLOPs. Early stop is the difference between 0.71 and
-0.99: more than a quarter of a block's FLOPs are in its last product.
+The last column counts FLOPs, in units of one forward pass. Early stop is the difference
+between 0.71 and 0.99, because more than a quarter of a block's FLOPs are in its last
+product.
 
-**Which variant?** PyTorch has two ways to run a function again, and so has this book.
-The default is the [non-reentrant](saved_tensors.py) variant: autograd records the graph
+**Which variant?** Keep the default, the [non-reentrant](saved_tensors.py) variant,
+unless one of the last two rows of the table describes your function. PyTorch has both
+variants, and so has this book. In the non-reentrant variant autograd records the graph
 in the first run, with placeholders for the tensors. The older [reentrant](reentrant.py)
-variant records no graph in the first run, and starts a second backward pass inside of
-the first one. Only the last two rows of the table are reasons to choose it:
+variant records no graph in the first run, and starts a second backward pass inside the
+first one:
 
 | if you | use | because |
 |---|---|---|
-| call `autograd.grad` or `backward(inputs=...)` | non-reentrant | the graph is a plain one |
-| take a second derivative | non-reentrant | the graph is a plain one |
+| call `autograd.grad` or `backward(inputs=...)` | non-reentrant | the graph is as without checkpoints |
+| take a second derivative | non-reentrant | the graph can be differentiated again |
 | have no input that requires a gradient | non-reentrant | parameters get gradients all the same |
-| drop one of two results before the backward pass | non-reentrant | what only it needs may be left out |
-| want a `policy` or `early_stop` | non-reentrant | the second run is watched |
-| want [both runs compared](determinism.py) | non-reentrant | the second run is watched |
-| save very many small tensors | reentrant | no Python runs for each of them |
-| run other operations the second time, to the same effect | reentrant | nothing is compared |
+| drop one of two results before the backward pass | non-reentrant | its tensors alone can be left out |
+| want a `policy` or `early_stop` | non-reentrant | the second run is intercepted at each saved tensor |
+| want [both runs compared](determinism.py) | non-reentrant | each run records the tensors that it saves |
+| save very many small tensors | reentrant | no Python code runs for each tensor |
+| run other operations the second time, with equal results | reentrant | the two runs are not compared |
 
-**What holds for both.** The function runs twice, so the running mean of a `BatchNorm`
-moves twice. A function that changes an argument in place is refused; let it change a
-clone. So is one that [leaves tensors in a cache](segment.py#Held) among its arguments;
-train a language model of transformers with `use_cache=False`. A tensor that the
-function takes from its surroundings, as a closure does, is not dropped. One that
-autograd computed has to be an argument of [the reentrant
-variant](reentrant.py#Recomputation.backward).
+**What holds for both variants.** The function runs twice, so the running mean of a
+`BatchNorm` moves twice. A function that changes an argument in place is refused, so let
+it change a clone. A function that [leaves tensors in a cache](segment.py#Held) among
+its arguments is refused, too; train a language model of the transformers library with
+`use_cache=False`. A tensor that the function takes from its surroundings, as a closure
+does, stays in memory. If autograd computed that tensor, pass it as an argument to [the
+reentrant variant](reentrant.py#Recomputation.backward).
 """
 
 # sidelit: hide
@@ -136,8 +140,8 @@ def checkpoint(
     debug: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Call a function, keep what it was given, and recompute the rest when its gradient
-    is due.
+    """Call a function, keep its arguments, and recompute its activations in the
+    backward pass.
 
     :param function: any function or module
     :param args: its arguments
@@ -146,20 +150,23 @@ def checkpoint(
     :param preserve_rng_state: draw [the same random numbers](rng.py) in both runs
     :param determinism_check: [how closely](determinism.py) both runs are compared:
         `"default"`, `"none"` or `"debug"`
-    :param early_stop: end the second run at the last tensor that a gradient needs
+    :param early_stop: whether the second run ends at the last tensor that a gradient
+        needs
     :param policy: [which operations](selective.py#contexts) are not recomputed
     :param context_fn: gives a block for the forward pass and one for each
         recomputation, as `torch.utils.checkpoint.create_selective_checkpoint_contexts`
         does
     :param debug: a message about two runs that differ lists the operations of both
-    :param kwargs: its keyword arguments; one with the name of an option is the option
+    :param kwargs: its keyword arguments; a keyword with the name of an option sets that
+        option
     :returns: what the function returns
-    :raises ValueError: if these options do not go together
+    :raises ValueError: if these options exclude each other
 
-    Works like `torch.utils.checkpoint.checkpoint`, but is not reentrant unless told so.
-    It has all options of that function, with the same meaning, and also obeys [the
-    blocks that set some of them](torch_settings.py). Inside of [compiled
-    code](traced.py) it becomes that function.
+    This function works like `torch.utils.checkpoint.checkpoint`, but the non-reentrant
+    variant is the default. All options of PyTorch's function exist here, with the same
+    meaning, and [the blocks that set some of them](torch_settings.py) have their effect
+    here, too. Inside [compiled code](traced.py) a call becomes a call of PyTorch's
+    function.
     """
     options = Options(
         use_reentrant,
@@ -176,32 +183,35 @@ def checkpoint(
 def checkpoint_module(model: M, units: Select | None = None, **options: Any) -> M:
     """Checkpoint each call of some modules.
 
-    Their classes, names and parameters stay, and so do the keys of the `state_dict`.
-    The model can be copied and pickled. To undo it for one module, set
-    `module.forward = module.forward.__wrapped__`.
+    The classes, names and parameters of the modules stay, and so do the keys of the
+    `state_dict`. The model can still be copied and pickled. If you want to undo the
+    checkpoint of one module, set `module.forward = module.forward.__wrapped__`.
 
-    [A sharded model](model.py#shard) can be checkpointed before or after it is sharded,
-    to the same effect. `shard` adds hooks around the call of a module, and this
-    function replaces the `forward` inside of the call. In stage 3 a unit is gathered
+    A model can be checkpointed before or after it is [sharded](model.py#shard), with
+    the same result. `shard` adds hooks around the call of a module, and this function
+    replaces the `forward` inside the call. In stage 3 the number of gathers of a unit
+    depends on what is checkpointed:
 
-    | checkpointed | in a step |
+    | checkpointed | gathers in a step |
     |---|---|
-    | nothing | twice |
-    | the units of `shard`, or what is inside of them | twice |
-    | the call of several units | three times; the last of them twice, unless reentrant |
+    | nothing | two |
+    | the units of `shard`, or modules inside them | two |
+    | the call of several units | three; two for the last unit, unless reentrant |
 
-    In the second row the second run finds the unit gathered for its backward pass. In
-    the third row the second run uses all units before the backward pass of any but the
-    last begins, and they are gathered for it again. So use the same `units` for both.
+    In the second row the second run finds the unit already gathered for its backward
+    pass. In the third row the second run uses all units, and only then the backward
+    pass of the first ones begins, so they are gathered once more. So pass the same
+    `units` to both functions.
 
     :param model: any module
     :param units: which modules, [chosen as for](model.py#select) `shard`; `None` means
         the children of an `nn.Sequential`, and any other model as a whole
     :param options: those of [`checkpoint`](#checkpoint)
     :returns: the same object
-    :raises TypeError: if `units` chooses nothing by its kind, or for an unknown option
+    :raises TypeError: if `units` is of a kind that chooses no modules, or an option is
+        unknown
     :raises ValueError: if no module is chosen, one is checkpointed already, or the
-        options do not go together
+        options exclude each other
     """
     chosen = Options(**options)
     root, *inner = select(model, units).items()
@@ -212,14 +222,16 @@ def checkpoint_module(model: M, units: Select | None = None, **options: Any) -> 
         )
     refuse_checkpointed(modules)
     for name, module in modules:
-        # An attribute of the object hides the method of its class.
+        # An attribute of an object hides the method of the same name in its class.
         module.forward = Checkpointed(module, chosen, called(name))
     return model
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to checkpoint; the parameters are those of [`checkpoint`](#checkpoint)."""
+    """The options of a checkpoint; the fields are the parameters of
+    [`checkpoint`](#checkpoint).
+    """
 
     use_reentrant: bool | None = False
     preserve_rng_state: bool = True
@@ -236,10 +248,11 @@ class Options:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Hand a call to its variant, or to the compiler if one is recording."""
+        """Send a call to its variant, or to the compiler if one is recording."""
         if not torch.compiler.is_compiling():
             warn_if_compiling(function)
-        # These two look at each operation while it runs.
+        # Both debug options need each operation while it runs, so the compiler cannot
+        # record them.
         elif not self.debug and self.determinism_check != "debug":
             own = None if self.context_fn is noop_context_fn else self.context_fn
             return enters_graph(function, args, kwargs, self.policy, own)
@@ -252,7 +265,9 @@ class Options:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run the function as it is. Its arguments may have the names of options."""
+        """Run the function in its variant. Its keyword arguments may have the names of
+        options.
+        """
         if self.use_reentrant:
             return call_reentrant(function, args, kwargs, self.preserve_rng_state)
         blocks = None if self.context_fn is noop_context_fn else self.context_fn
@@ -267,10 +282,12 @@ class Options:
             self.debug,
         )
 
-    # sidelit: depth Options that do not go together.
+    # sidelit: depth Options that exclude each other.
 
     def __post_init__(self) -> None:
-        """Refuse now what could fail only in the middle of a training step."""
+        """Refuse wrong options now, since they would otherwise fail in the middle of a
+        training step.
+        """
         refuse_level(self.determinism_check)
         for name in NON_REENTRANT:
             value = getattr(self, name)
@@ -291,11 +308,12 @@ class Options:
 
 
 class Checkpointed:
-    """The `forward` of a module, checkpointed.
+    """The checkpointed `forward` of a module.
 
-    It refers weakly to the module, because only the garbage collector would free a
-    module that held itself. A shallow copy of the module, such as a replica of
-    `nn.DataParallel`, shares this object, and computes with its own weights.
+    This object refers weakly to the module. A strong reference would close a circle,
+    and only the garbage collector would free the module. A shallow copy of the module,
+    such as a replica of `nn.DataParallel`, shares this object, and still computes with
+    its own weights.
     """
 
     def __init__(self, module: nn.Module, options: Options, name: str) -> None:
@@ -303,14 +321,15 @@ class Checkpointed:
         self.module = weakref.ref(module)
         # For [the labels of a trace](labels.py).
         self.checkpointed_as = name
-        # A library may have set a `forward` on this one object. `None` is the class's.
+        # Another library may have set a `forward` on this one object. `None` means the
+        # method of the class.
         method = getattr(module.forward, "__self__", None) is module
         self.own = None if method and "forward" not in vars(module) else module.forward
 
     @not_a_beginning
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Find the module, and run it. The module cannot be found while the compiler
-        records, so the recording begins behind this line.
+        """Find the module and run it. The module cannot be found while the compiler
+        records, so the recording ends here and begins anew inside.
         """
         if torch.compiler.is_compiling():
             end_graph()
@@ -319,15 +338,15 @@ class Checkpointed:
 
     @not_recorded
     def begin(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """What is called, and the function that calls it."""
+        """The method to run, and the function that calls it."""
         method = self.method_of(self.caller())
         return method, compile_apart(method)
 
     # sidelit: depth Copies of the module, shallow or pickled, and calls of `forward` by itself.
 
     def caller(self) -> nn.Module | None:
-        """The module that is called, by the frame of the call. A direct call of `forward`
-        has no such frame, and is one of the original.
+        """The module that is being called, found by the frame of its call. A direct
+        call of `forward` has no such frame, so it belongs to the original module.
         """
         innermost = next(modules_called(), None)
         if innermost is not None and vars(innermost).get("forward") is self:
@@ -335,7 +354,7 @@ class Checkpointed:
         return self.module()
 
     def method_of(self, module: nn.Module | None) -> Callable[..., Any]:
-        """What `forward` would be without the checkpoint."""
+        """The `forward` without the checkpoint."""
         if module is None:
             raise ReferenceError("the module of this checkpointed forward is gone")
         return (
@@ -344,11 +363,13 @@ class Checkpointed:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """Where `inspect.signature` finds the parameters."""
+        """The plain `forward`, where `inspect.signature` finds the parameters."""
         return self.method_of(self.module())
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """A weak reference cannot be pickled. A copy of the module makes its own."""
+        """The state for a copy or a pickle. A weak reference cannot be pickled, so the
+        copy makes a new one.
+        """
         return self.options, self.module(), self.own, self.checkpointed_as
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -372,7 +393,9 @@ BY_ITSELF = (
 
 @partial(outside_compiler, reason=BY_ITSELF)
 def end_graph() -> None:
-    """Where the compiler meets this call, it ends a graph."""
+    """End the graph that the compiler is recording. The compiler cannot record a call
+    of this function.
+    """
 
 
 def refuse_checkpointed(modules: Iterable[tuple[str, nn.Module]]) -> None:

@@ -1,15 +1,16 @@
 r"""# What a layer costs
 
-> What autograd saves is counted in bytes, and what it costs to recompute it in FLOPs.
+> For each layer, the tensors that autograd saves are counted in bytes, and their recomputation in FLOPs.
 
-The forward pass leaves something behind. Each operation saves the tensors from which
-its gradient will be computed, and they stay until the backward pass has used them.
-These tensors are the *activations*. Activation checkpointing drops some of them and
-recomputes them when they are needed. To choose which, both sides of the trade have to
-be counted: bytes on one side, computation on the other.
+In the forward pass each operation saves the tensors from which its gradient will be
+computed. They stay in memory until the backward pass has used them, and are called
+*activations*. Activation checkpointing drops some of them and recomputes them when they
+are needed. A good choice needs two numbers for each layer: the bytes that a checkpoint
+frees, and the computation that it adds.
 
-Neither is in a layer's documentation. Some operations save their input, some their
-output, some both, some a mask. So this chapter asks autograd and counts:
+Neither number is in a layer's documentation. Some operations save their input, some
+their output, some both, and some a mask. So `measure` runs the layers once, and counts
+what autograd saves:
 
 >>> from torch import nn
 >>> chain = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8), nn.Tanh())
@@ -23,8 +24,8 @@ output, some both, some a mask. So this chapter asks autograd and counts:
    0 FLOPs, output 128 bytes, saves its output
 
 A linear layer and a GELU save what they read. A tanh saves what it returns, because its
-derivative is $1 - \tanh^2$. Where two layers save the tensor between them, it is one
-tensor, and it is counted once.
+derivative is $1 - \tanh^2$. If two neighbouring layers both save the tensor between
+them, it is one tensor, and is counted once.
 """
 
 # sidelit: hide
@@ -49,7 +50,7 @@ __all__ = ["Chain", "Layer", "SavedBytes", "measure"]
 
 
 class SavedBytes:
-    """Within this block, count what autograd saves.
+    """A block in which the bytes that autograd saves are counted.
 
     ```python
     with SavedBytes(model.parameters()) as saved:
@@ -57,7 +58,8 @@ class SavedBytes:
     print(saved.bytes)
     ```
 
-    :param known: tensors that exist anyway, such as parameters; they are not counted
+    :param known: tensors that exist in any case, such as parameters; they are not
+        counted
     :param counter: a counter of FLOPs; with it, `flops` holds the count at the moment
         of the last saved tensor
     """
@@ -68,8 +70,8 @@ class SavedBytes:
         self.hooks = saved_tensors_hooks(self.pack, lambda tensor: tensor)
         self.known = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
         # Two saved tensors may be views of one block of memory, as the queries, keys
-        # and values of an attention are. So storages are counted, not tensors. The
-        # references are weak: to count a storage must not keep it alive.
+        # and values of an attention are. So storages are counted rather than tensors.
+        # The references are weak, because counting a storage must not keep it alive.
         self.storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self.counter = counter
         self.flops: int | None = None
@@ -82,11 +84,11 @@ class SavedBytes:
         self.hooks.__exit__(*error)
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Autograd calls this with each tensor that it is about to save.
+        """Count a tensor that autograd is about to save.
 
-        An alias is returned and not the tensor itself. Where an operation saves its own
-        output, the output holds the operation and the operation would hold the output.
-        Memory in such a circle stays until the garbage collector runs.
+        This hook returns an alias instead of the tensor itself. If an operation saves
+        its own output, the output holds the operation, and the operation would hold the
+        output. Memory in such a circle stays until the garbage collector runs.
         """
         storage = tensor.untyped_storage()
         if storage not in self.known:
@@ -98,21 +100,23 @@ class SavedBytes:
     @property
     def bytes(self) -> int:
         """The bytes of those saved storages that still exist. After the backward pass
-        these are only the ones that something else holds, such as an input or a result.
+        only the storages that something else holds are left, such as an input or a
+        result.
         """
         return sum(storage.nbytes() for storage in self.storages)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one layer of a chain costs.
+    """The bytes and the FLOPs of one layer of a chain.
 
-    :param cost: what its forward pass computes, in FLOPs; or in seconds, if all layers
-        are given in seconds
-    :param replay: the part of `cost` up to the last tensor that it saves, where [a
-        recomputation ends](recomputation.py#Collector); so a linear layer that ends a
-        segment costs 0 there; `None` if it saves nothing
-    :param inner: the bytes that it saves, without its input and its output
+    :param cost: the FLOPs of its forward pass; or its seconds, if all layers are given
+        in seconds
+    :param replay: the part of `cost` up to the last tensor that the layer saves, where
+        [a recomputation ends](recomputation.py#Collector); this is 0 for a linear
+        layer, which saves its input before it computes; `None` if the layer saves
+        nothing
+    :param inner: the bytes that the layer saves, without its input and its output
     :param output: the bytes of its output
     :param saves_input: whether it saves its input
     :param saves_output: whether it saves its output
@@ -143,18 +147,17 @@ class Chain:
 
 
 def measure(functions: Iterable[Callable[[Any], Any]], input: Tensor) -> Chain:
-    """Run the forward pass once, and count layer by layer.
+    """Run the forward pass of a chain once, and count bytes and FLOPs layer by layer.
 
     The parameters and buffers of the modules are not counted. A tensor that two layers
-    save is counted once if it is the output of one and the input of the next. Otherwise
-    it is counted twice, so the bytes of a chain with a tensor that skips layers are
-    overestimated.
+    save is counted once if it is the output of one and the input of the next. Any other
+    tensor that two layers save is counted twice, so a chain in which a tensor skips
+    layers is overestimated.
 
     :param functions: an `nn.Sequential`, or an iterable of modules and functions
     :param input: what the first of them reads
-    :raises TypeError: if something else than one tensor goes into or out of a layer
-    :raises RuntimeError: if it is called under `torch.no_grad()`, where autograd saves
-        nothing
+    :raises TypeError: if anything but a single tensor goes into or out of a layer
+    :raises RuntimeError: under `torch.no_grad()`, where autograd saves nothing
     """
     refuse_no_grad()
     functions = list(functions)
@@ -165,7 +168,7 @@ def measure(functions: Iterable[Callable[[Any], Any]], input: Tensor) -> Chain:
         for tensor in (*module.parameters(), *module.buffers())
     ]
     layers, value = [], input
-    # To measure must not change what the program draws or reads afterwards.
+    # The measurement must not change the random numbers or the buffers of the program.
     with capture(input, *modules).restored(), buffers_restored(modules):
         for function in functions:
             layer, value = measure_layer(function, value, known)
@@ -176,7 +179,7 @@ def measure(functions: Iterable[Callable[[Any], Any]], input: Tensor) -> Chain:
 def measure_layer(
     function: Callable[[Any], Any], value: Tensor, known: Iterable[Tensor]
 ) -> tuple[Layer, Tensor]:
-    """What one layer costs, and what it returns."""
+    """Measure one layer, and return its output, too."""
     source, before = one_tensor(value).untyped_storage(), Versions(value)
     with FlopCounter() as counter, SavedBytes(known, counter) as saved:
         output = one_tensor(function(value))
@@ -201,9 +204,9 @@ def measure_layer(
 
 @contextmanager
 def buffers_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A block after which buffers have the values from before, as the running mean of a
-    batch normalisation. Some kernels write to them without a new version, so the values
-    are compared.
+    """A block that restores buffers at its end, such as the running mean of a batch
+    normalisation. Some kernels write to a buffer without raising its version, so the
+    values are compared.
     """
     before = [(buffer, buffer.clone()) for m in modules for buffer in m.buffers()]
     try:
@@ -225,7 +228,7 @@ def one_tensor(value: Any) -> Tensor:
 
 
 def refuse_no_grad() -> None:
-    """Refuse to count where there is nothing to count.
+    """Refuse to measure where autograd saves nothing.
 
     :raises RuntimeError: if autograd is off
     """

@@ -1,15 +1,16 @@
 r"""# Checking that both runs agree
 
-> A recomputation that saves other tensors than the forward pass is refused, and the message says where.
+> A recomputation that saves other tensors than the forward pass is refused, and the
+> error names the first that differs.
 
-[A checkpoint](saved_tensors.py) takes the tensors of the second run for those of the
-first, in order. If the function does something else the second time, the gradient of
-one operation may be computed from the tensor of another. Such a gradient is wrong and
-has a plausible size.
+[A checkpoint](saved_tensors.py) assigns the tensors of the second run to those of the
+first, in order. If the function does something else the second time, one operation may
+compute its gradient from the tensor of another. Such a gradient is wrong, yet its size
+looks plausible.
 
-Nobody can tell from a Python function whether it will do the same again. But the two
-runs can be compared. Each writes a record with one line for each tensor that autograd
-saves:
+The code of a Python function does not show whether it will do the same again. But the
+two runs can be compared. Each run writes a record, with one line for each tensor that
+autograd saves:
 
 | level | a line holds | what is found |
 |---|---|---|
@@ -18,39 +19,41 @@ saves:
 | `"debug"` | also [a digest](operations.py#digest) of the values | any other value, and where it arose |
 
 Except at `"none"`, a line also holds [the place](operations.py#place_of) in the
-program. Places are shown in the message. They are compared only if nothing but the
-number of tensors differs. Too many tensors are found only without [early
-stop](recomputation.py#Collector): with it, the second run ends before them, and no
-gradient is computed from them.
+program, and the error shows it. Places are compared only if the records differ in their
+length alone. A second run that saves too many tensors is found only without [early
+stop](recomputation.py#Collector). With early stop the run ends before these tensors,
+and no gradient is computed from them.
 
-The *parameter* of a line is the one that was saved, if it was one. A loop is a common
-way to get another one: in `for layer in layers: h = checkpoint(lambda h: layer(h), h)`
-every second run would use the last layer.
+The *parameter* of a line is set if the saved tensor is a parameter or a view of one. A
+loop is a common way to get another parameter in the second run: in `for layer in
+layers: h = checkpoint(lambda h: layer(h), h)` each second run would use the last layer.
 
 The *version* of a tensor counts its changes in place, and costs nothing to read. When
 an optimizer steps between the forward pass and the backward pass, the weights that
 autograd saves have a higher version in the second run. Without this comparison the
-function would run again with the new weights, on an input and for an output gradient
-that belong to the old ones. The result would be the gradient of no loss at all.
+function would run again with the new weights, although its input and the gradient of
+its output belong to the old ones. The result would be the gradient of no loss.
 
 A weight that autograd does not save has no line in the record. If the function is a
-module, [the versions of its parameters](arguments.py#Parameters) are compared all the
-same. What another function finds by itself, such as a bias, may change without an
-error. So may any weight if the optimizer is a fused one, because PyTorch does not count
-its writes. Let the optimizer step after the backward pass.
+module, [the versions of its parameters](arguments.py#Parameters) are compared as well.
+Two changes still go undetected. A function that is no module may use a bias that
+changes. And PyTorch does not count the writes of a fused optimizer. So let the
+optimizer step after the backward pass.
 
-`"default"` does not see another value of the same shape, as from a global variable.
-`"debug"` sees it, because it reads every saved tensor. It is for a search and not for
-training. It also reports differences that do no harm. From some saved tensors no
-gradient is computed: a `BatchNorm` saves running statistics, which the forward pass has
-moved, an LSTM on the CPU saves scratch memory, and flash attention without dropout
-saves a state of the generator that it never wrote. And a kernel that adds in another
-order each time, as some do on a GPU, gives other last bits in each run;
-`torch.use_deterministic_algorithms(True)` avoids those.
+The level `"default"` does not detect another value of the same shape, for example from
+a global variable. The level `"debug"` does, because it reads every saved tensor. Use it
+to search for a fault, not for training.
 
-A function that clips its own weight in place, in each run, is refused at `"default"`:
-the second run raises the version once more. At `"debug"` it passes, since the values
-are the same.
+The level `"debug"` also reports differences that do no harm. No gradient is computed
+from some saved tensors: a `BatchNorm` saves running statistics, which the forward pass
+has moved; an LSTM on the CPU saves scratch memory; flash attention without dropout
+saves a generator state that it never wrote. Some kernels on a GPU add in another order
+each time, so their last bits differ between the runs.
+`torch.use_deterministic_algorithms(True)` avoids such kernels.
+
+A function that clips its own weight in place is refused at `"default"`, because the
+second run raises the version once more. At `"debug"` it passes, since the values are
+equal.
 """
 
 # sidelit: hide
@@ -91,14 +94,14 @@ LEVELS = ("default", "none", "debug")
 
 
 class CheckpointError(torch_checkpoint.CheckpointError):
-    """A recomputation cannot take the place of the forward pass.
+    """The recomputation cannot stand in for the forward pass.
 
     Code that catches PyTorch's `CheckpointError` catches this one, too.
     """
 
 
 class Record:
-    """What one run of a function has saved.
+    """The record of one run: a line for each tensor that autograd saved.
 
     :param level: one of `LEVELS`
     :param debug: whether a message lists [all operations](operations.py#Log) of both
@@ -111,16 +114,19 @@ class Record:
         self.level = level
         self.debug = debug
         self.log = Log()
-        # In the order in which they were saved; `None` where nothing is compared.
+        # The lines, in the order in which the tensors were saved; `None` where nothing
+        # is compared.
         self.saved: list[Saved | None] = []
 
     def watching(self) -> AbstractContextManager[Any]:
-        """A block whose operations are recorded too, if a message will show them."""
+        """A block that also records operations, if a message will show them."""
         shows = self.debug or self.level == "debug"
         return self.log if shows else nullcontext()
 
     def note(self, tensor: Tensor | None) -> None:
-        """Add a line. Without a tensor the line is empty, and counts as one saved tensor."""
+        """Add a line to the record. Without a tensor the line is empty, but counts as
+        one saved tensor.
+        """
         if tensor is None or self.level == "none":
             self.saved.append(None)
             return
@@ -145,11 +151,11 @@ class Record:
 
 
 class Saved(NamedTuple):
-    """A tensor that autograd has saved, without its data.
+    """One line of a record: a saved tensor without its data.
 
     :param parameter: the parameter, if the tensor is one or is a view of one
     :param digest: of its values, at the level `"debug"`
-    :param operation: what saved it, if operations are recorded
+    :param operation: the operation that saved it, if operations are recorded
     """
 
     shape: torch.Size
@@ -162,12 +168,12 @@ class Saved(NamedTuple):
     operation: str
 
     def difference(self, again: Saved) -> str:
-        """In what a tensor of the recomputation differs; empty if it may take the place
-        of this one.
+        """How a tensor of the recomputation differs from this one; empty if it may
+        replace this one.
 
-        A lower version is allowed. If another hook stored the tensor elsewhere, what it
-        brings back is a new tensor, whose count starts at 0. Where the values are
-        compared, versions are not.
+        A lower version is allowed: if another hook stored the tensor elsewhere, it
+        returns a new tensor, whose version starts at 0. Where the values are compared,
+        the versions are not.
         """
         if (
             self.shape != again.shape
@@ -176,7 +182,7 @@ class Saved(NamedTuple):
             or self.digest != again.digest
         ):
             return "differs"
-        # A parameter that was an argument may come back as a tensor that is none.
+        # A parameter that was passed as an argument may come back as a plain tensor.
         if again.parameter is not None and again.parameter is not self.parameter:
             return "was saved of another parameter"
         if again.version > self.version and self.digest is None:
@@ -196,7 +202,7 @@ def parameter_of(tensor: Tensor) -> weakref.ref[nn.Parameter] | None:
     """The parameter that is saved with a tensor: a linear layer saves `weight.t()`."""
     base = base_of(tensor)
     owner = tensor if base is None else base
-    # Most tensors are no leaves, and to ask for the class takes five times as long.
+    # Most tensors are no leaves, and a test of the class takes five times as long.
     return (
         weakref.ref(owner)
         if owner.is_leaf and isinstance(owner, nn.Parameter)
@@ -205,7 +211,7 @@ def parameter_of(tensor: Tensor) -> weakref.ref[nn.Parameter] | None:
 
 
 def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:
-    """Refuse a recomputation that does not repeat the forward pass.
+    """Refuse a recomputation whose record does not repeat that of the forward pass.
 
     :param needed: how many tensors the recomputation must have saved
     :param exact: whether it must have saved as many as the forward pass
@@ -219,11 +225,11 @@ def compare(forward: Record, again: Record, needed: int, exact: bool) -> None:
         raise CheckpointError(message(forward, again, wrong, counted))
 
 
-# sidelit: depth What a message says of two runs that differ, and levels that do not exist.
+# sidelit: depth The error about two runs that differ, and levels that do not exist.
 
 
 def message(forward: Record, again: Record, wrong: list[int], counted: bool) -> str:
-    """What both runs have saved where they differ.
+    """The text of the error: what both runs saved at the point where they differ.
 
     :param wrong: the tensors that differ
     :param counted: whether their number differs
@@ -256,7 +262,7 @@ def message(forward: Record, again: Record, wrong: list[int], counted: bool) -> 
 
 
 def how(forward: Record, again: Record, index: int) -> str:
-    """In what two lines differ."""
+    """How two lines of the records differ."""
     if index < min(len(forward.saved), len(again.saved)):
         first, second = forward.saved[index], again.saved[index]
         return (first and second and first.difference(second)) or "differs"
@@ -271,7 +277,7 @@ def entry(record: Record, index: int) -> str:
 
 
 def advice(level: str) -> str:
-    """What to do. Every message ends with it."""
+    """The advice at the end of each message."""
     text = (
         "Let the function do the same in both runs: give it as an argument whatever "
         "changes in between, such as a global, an attribute or the variable of a loop, "

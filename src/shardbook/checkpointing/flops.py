@@ -1,16 +1,16 @@
-r"""# What an operation computes
+r"""# Counting FLOPs
 
-> FLOPs are counted operation by operation, from the shapes.
+> The floating point operations of a function follow from the shapes of its tensors, operation by operation.
 
-Time tells how fast one machine is today. The number of floating point operations, the
-*FLOPs*, is the same in every run, and on every machine that chooses the same kernels.
-So it can be compared exactly. A product of an $m \times k$ and a $k \times n$ matrix
-takes $2\,m\,k\,n$: one multiplication and one addition for each of the $m\,n$ results
-and each of the $k$ terms.
+The time of a step depends on the machine, and varies from run to run. The number of
+floating point operations, the *FLOPs*, is the same in every run, and on every machine
+that chooses the same kernels. So FLOPs can be compared exactly. A product of an $m
+\times k$ and a $k \times n$ matrix takes $2\,m\,k\,n$: one multiplication and one
+addition for each of the $m\,n$ results and each of the $k$ terms.
 
-What is left out has to be said, too. An elementwise operation counts as nothing, though
-it takes time: it moves bytes, and computes little with them. So FLOPs tell what a
-recomputation costs as long as matrix products are what takes the time.
+The count leaves something out. An elementwise operation counts as zero, although it
+takes time, because it mostly moves bytes and computes little. So FLOPs predict the cost
+of a recomputation as long as matrix products take most of the time.
 
 :notation $m$: the number of rows of the first matrix
 :notation $k$: the number of its columns, and of the rows of the second
@@ -38,12 +38,12 @@ __all__ = ["FlopCounter", "Price", "flops_of", "prices"]
 
 
 class FlopCounter(FlopCounterMode):
-    """Within this block, count the floating point operations of what runs.
+    """A block that counts the floating point operations inside it.
 
-    Two for each multiplication with its addition in a matrix product, a convolution or
-    an attention. PyTorch's counter knows the formulas, and counts elementwise
-    operations as nothing. It lacks the attention that runs on a CPU, so this class adds
-    it.
+    In a matrix product, a convolution or an attention, each multiplication with its
+    addition counts as two. PyTorch's counter has the formulas, and counts elementwise
+    operations as zero. It has no formula for the attention kernel of the CPU, so this
+    class adds one.
     """
 
     def __init__(self) -> None:
@@ -59,9 +59,10 @@ def attention_flops(
     *_: Any,
     **__: Any,
 ) -> int:
-    """The scores are one product of matrices, the weighted sum of the values another.
+    """The FLOPs of an attention: one matrix product for the scores, another for the
+    weighted sum of the values.
 
-    A causal mask is not subtracted, as in PyTorch's count for the kernels of GPUs.
+    A causal mask is not subtracted, just as in PyTorch's count for GPU kernels.
 
     :param q_BHTD: the shape of the queries; the others are those of the keys and values
     """
@@ -78,9 +79,10 @@ def attention_backward_flops(
     *_: Any,
     **__: Any,
 ) -> int:
-    """Five products of matrices. The forward kernel keeps no scores, so the first one
-    computes them again. Two more give the gradients of the scores and of the values,
-    and the last two those of the queries and of the keys.
+    """The FLOPs of an attention's backward pass: five matrix products. The forward
+    kernel keeps no scores, so the first product computes them again. Two more give the
+    gradients of the scores and of the values, and the last two give those of the
+    queries and of the keys.
 
     Three of the five are as wide as the queries, and two as wide as the values.
 
@@ -107,12 +109,12 @@ def flops_of(function: Callable[..., Any], *args: Any) -> int:
 
 @dataclass(slots=True)
 class Price:
-    """What the calls of one ATen operation compute, and the bytes of their results.
+    """The FLOPs of all calls of one ATen operation, and the bytes of their results.
 
     :param op: its name
     :param calls: how often it was called
-    :param flops: what the calls have computed
-    :param bytes: the new memory of their results; a view of something else has none
+    :param flops: the FLOPs of all calls
+    :param bytes: the new memory of the results; a view has none
     """
 
     op: str
@@ -122,7 +124,7 @@ class Price:
 
 
 def prices(function: Callable[..., Any], *args: Any) -> list[Price]:
-    """Call a function, and list the operations that compute something in it.
+    """Call a function, and list the operations in it that compute something.
 
     >>> import torch
     >>> prices(lambda x: torch.relu(x @ x).t(), torch.zeros(2, 2))
@@ -134,7 +136,7 @@ def prices(function: Callable[..., Any], *args: Any) -> list[Price]:
 
 
 class Prices(TorchDispatchMode):
-    """Notes each operation below autograd, inside a counter of FLOPs."""
+    """The mode that records each operation below autograd, inside a counter of FLOPs."""
 
     def __init__(self, counter: FlopCounter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,25 +1,26 @@
 r"""# Tensors that cross streams
 
-> A tensor that was computed on one stream is waited for on every other stream that reads it.
+> A stream that reads a recomputed tensor first waits for the stream that computed it.
 
 Autograd runs the backward pass of each operation on [the stream](streams.py) on which
-the operation ran forward. It lets a stream wait where a gradient crosses from another
-one. A tensor that [a checkpoint](saved_tensors.py) hands out is no gradient, so
-autograd does not wait for it.
+the operation ran forward. Where a gradient crosses from one stream to another, autograd
+makes the second stream wait. But a tensor that [a checkpoint](saved_tensors.py) hands
+out is no gradient, so autograd inserts no wait for it.
 
-The recomputation of a function runs on one stream, that of the first node which needs
-one of its tensors. The example has one checkpoint with a branch on a side stream:
+The recomputation of a function runs on one stream, namely that of the first node which
+needs one of its tensors. Take a checkpoint with one branch on a side stream:
 
 | stream | what runs on it | what could go wrong |
 |---|---|---|
 | main | the last operation's backward pass, with the recomputation of both branches | |
 | side | the branch's backward pass, with a tensor of that recomputation | it reads too early |
-| main | an operation that takes new memory | it gets the tensor's while the side stream reads |
+| main | an operation that allocates new memory | it gets that tensor's memory while the side stream reads |
 
-So an event is recorded behind the recomputation. A stream that takes one of the tensors
-later waits for the event, and the allocator is told that this stream uses the memory,
-too. The arguments cross in the same way, from the stream of the forward pass to that of
-the recomputation. On a CPU there is one stream, and this chapter does nothing.
+So a checkpoint records an event after the recomputation. Another stream that takes one
+of the tensors waits for the event, and `record_stream` tells the allocator that this
+stream uses the memory, too. The arguments cross in the same way, from the stream of the
+forward pass to that of the recomputation. A CPU has no streams, so nothing is recorded
+there.
 """
 
 # sidelit: hide
@@ -36,9 +37,9 @@ __all__ = ["Ready"]
 
 
 class Ready:
-    """The moment at which some tensors are computed, on each device that holds one.
+    """An event behind the computation of some tensors, for each device that holds one.
 
-    :param tensors: what has been queued on the current streams to be computed
+    :param tensors: tensors whose computation is queued on the current streams
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -53,10 +54,11 @@ class Ready:
                 self.moments[tensor.device] = stream, done
 
     def hand_over(self, tensor: Tensor) -> Tensor:
-        """Let the current stream read one of the tensors.
+        """Make the current stream wait for one of the tensors, and return it.
 
-        Without the wait it could read memory that nothing was written to yet. Without
-        the second line the allocator could give the memory away while it is read.
+        Without the wait, the stream could read memory before the values are written.
+        Without `record_stream`, the allocator could give the memory to another tensor
+        while the stream still reads it.
         """
         if self.moments and queued(tensor) and tensor.device in self.moments:
             stream, done = self.moments[tensor.device]
@@ -69,5 +71,7 @@ class Ready:
 
 
 def queued(tensor: Tensor) -> bool:
-    """Whether a tensor is computed on a stream. Apple's `mps` has a single one."""
+    """Whether a tensor's computation may be queued on one of several streams. Apple's
+    `mps` has a single stream.
+    """
     return not tensor.is_cpu and tensor.device.type not in ("meta", "mps")

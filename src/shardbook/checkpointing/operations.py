@@ -1,17 +1,17 @@
-r"""# Finding where two runs diverge
+r"""# Finding the operation where two runs diverge
 
-> An operation is remembered by its name, by the line that called it, and by a digest of its results.
+> Each operation is recorded with its name, the line that called it, and a digest of its results.
 
-[The check](determinism.py) compares two runs of a function. This chapter makes what it
-compares and what it shows.
+[The check](determinism.py) compares two runs of a function by records with places,
+digests and a log.
 
-The *place* of an operation is the line of the program that called it. To find the line
-takes a look at the stack. Its text is read only if a message shows it. So places are
-recorded at every level but `"none"`.
+The *place* of an operation is the line of the program that called it. Finding the line
+is cheap, because only the stack is searched, and the text of the line is read only for
+a message. So places are recorded at every level but `"none"`.
 
 The *digest* of a tensor is a number made from all of its bits. The *log* lists all
-operations of a run, with a digest of each result. Both cost a pass over the values, and
-are for the level `"debug"`.
+operations of a run, with a digest of each result. Both have to read all values, so they
+are used only at the level `"debug"`.
 """
 
 # sidelit: hide
@@ -51,13 +51,14 @@ Place = tuple[CodeType, int]
 class Log(TorchFunctionMode):
     """A block that records each operation that gives a tensor.
 
-    A function of PyTorch that calls others is one operation.
+    A function of PyTorch that calls other functions counts as one operation.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Operation] = []
-        # The operation that is running. It is named as the one that saves a tensor.
+        # The operation that is running now. A line of a record names it as the one that
+        # saved the tensor.
         self.current = ""
 
     def __torch_function__(
@@ -81,7 +82,9 @@ class Log(TorchFunctionMode):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation, and what it gave."""
+    """One recorded operation: its name, its place, and the shapes and digests of its
+    results.
+    """
 
     name: str
     place: Place
@@ -91,13 +94,15 @@ class Operation:
     @classmethod
     def of(cls, name: str, place: Place, given: list[Tensor]) -> Operation:
         shapes = tuple(tensor.shape for tensor in given)
-        # `empty` gives memory with whatever it held before, so its values differ in any
-        # two runs.
+        # `empty` returns memory with arbitrary old values, which differ between any two
+        # runs.
         fresh = "empty" in name
         return cls(name, place, shapes, () if fresh else tuple(map(digest, given)))
 
     def same(self, again: Operation) -> bool:
-        """Whether both did the same, wherever they were called from."""
+        """Whether two operations have equal names, shapes and digests; their places may
+        differ.
+        """
         mine, other = ((one.name, one.shapes, one.digests) for one in (self, again))
         return mine == other
 
@@ -109,25 +114,26 @@ class Operation:
 
 @torch.no_grad()
 def digest(tensor: Tensor) -> int:
-    """A number made from all bits of a tensor and from where they stand.
+    """Compute a number from all bits of a tensor and from their positions.
 
-    It is computed where the data is, so that 8 bytes travel and not the tensor. The
-    bytes are read as numbers of 64 bits. Each is [mixed](#mix) with its index, and the
-    sum makes one number of all. The mixing maps different numbers to different ones, so
-    a change of a single one always changes the digest. Without it the sum would not
-    notice that two values of FP64 have changed their signs: each would add $2^{63}$.
+    The digest is computed on the tensor's own device, so only 8 bytes leave it. The
+    bytes are read as 64-bit numbers. Each number is [mixed](#mix) with its index, and
+    the digest is the sum. The mixing maps different numbers to different results, so a
+    change of a single number always changes the digest. Why mix at all? If two values
+    of FP64 change their signs, each changes the sum by $2^{63}$, and without the mixing
+    the two changes would cancel.
 
-    The bytes are read in pieces of 1 MiB, so the copies that this makes stay small.
+    The bytes are read in pieces of 1 MiB, so that the temporary copies stay small.
 
     >>> one, other = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
     >>> digest(one) == digest(one.clone()), digest(one) == digest(other)
     (True, False)
     """
     data = tensor.detach().to_dense().resolve_conj().resolve_neg().contiguous()
-    # The element of a vector of length 1 may have any stride. Only a stride of 1 can be
-    # read as bytes.
+    # A vector of length 1 may have any stride, but only a stride of 1 can be viewed as
+    # bytes.
     octets = data.as_strided((data.numel(),), (1,)).view(torch.uint8)
-    # The last number is filled up with zeros, so the length has to count, too.
+    # The last number is padded with zeros, so the sum begins with the length.
     total = torch.full((), len(octets), dtype=torch.int64, device=octets.device)
     for start in range(0, len(octets), PIECE):
         piece = octets[start : start + PIECE]
@@ -142,11 +148,11 @@ def digest(tensor: Tensor) -> int:
 def mix(words: Tensor) -> Tensor:
     """Mix the bits of each number, in place.
 
-    A product carries bits up, and a shift carries them down. Both can be undone, so
-    different numbers stay different.
+    A product with an odd number carries bits upwards, and a shift carries them down.
+    Both steps can be inverted, so different numbers stay different.
     """
     for shift in (32, 29):
-        # A shift to the right repeats the sign, and the mask takes it away.
+        # A shift to the right repeats the sign bit, and the mask removes the copies.
         words = words.mul_(ODD).bitwise_xor_((words >> shift) & (2 ** (64 - shift) - 1))
     return words
 
@@ -155,11 +161,12 @@ PIECE, ODD = 2**20, 0x1E3779B97F4A7C15
 
 
 def place_of(frame: FrameType) -> Place:
-    """The line of the program behind a call: neither PyTorch's nor that of a checkpoint.
+    """Find the line of the user's program behind a call, skipping the frames of PyTorch
+    and of checkpoints.
 
     In a checkpointed `nn.Linear` no line of the program runs between the checkpoint and
-    PyTorch. Then the innermost line of PyTorch is taken. The search ends at [the line
-    that runs the function](saved_tensors.py#Region.run), since the calls around it
+    PyTorch. Then the innermost line of PyTorch is the place. The search ends at [the
+    line that runs the function](saved_tensors.py#Region.run), since the calls around it
     differ between the two runs.
     """
     outer: FrameType | None = frame
@@ -182,7 +189,9 @@ def place_of(frame: FrameType) -> Place:
 
 
 def author_of(name: str | None) -> str:
-    """Whose module this is. Modules are few, and the answer is needed often."""
+    """Whether a module belongs to PyTorch, to a checkpoint or to the program. The
+    answer is needed often, so it is kept.
+    """
     package, _, module = str(name).partition(".")
     mine = package == "shardbook" and module in MACHINERY
     author = "checkpoint" if mine else "torch" if package == "torch" else "program"
@@ -208,7 +217,7 @@ MACHINERY = {
 
 
 def shown(place: Place) -> str:
-    """A place in words, with the text of the line."""
+    """A place as text: file, line number and the source line."""
     code, offset = place
     lines = (line for start, stop, line in code.co_lines() if start <= offset < stop)
     number = next(lines, None) or code.co_firstlineno

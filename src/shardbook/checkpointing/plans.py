@@ -1,28 +1,31 @@
 r"""# The memory and the cost of a plan
 
-> Which segments of a chain are checkpointed decides the bytes at each moment and the FLOPs of the whole.
+> For a cut of a chain into kept and checkpointed segments, the peak of saved bytes and
+> the FLOPs follow exactly.
 
-A *plan* cuts [a chain](sequential.py) into segments. A segment is kept or checkpointed.
-If it is kept, all that its layers save stays. If it is checkpointed, its input stays,
-and the backward pass runs the whole segment once more. A plan has a *cost*, the FLOPs
-of these second runs, and a *peak*, the most bytes that autograd saves at one moment:
+A *plan* cuts [a chain](sequential.py) into segments, and each segment is either kept or
+checkpointed. In a kept segment all tensors that its layers save stay in memory. Of a
+checkpointed segment only the input stays, and the backward pass runs the segment once
+more. A plan has a *cost*, the FLOPs of these second runs, and a *peak*, the most bytes
+that autograd saves at one moment:
 
 $$M = \max_s \bigl(p_1 + \dots + p_s + r_s\bigr)$$
 
 After the forward pass each segment has kept its $p_s$ bytes. The backward pass goes
-through the segments from the last to the first, and frees what it has used. So when
-segment $s$ is recomputed, what the later segments kept is gone, and what the earlier
-ones kept is still there.
+through the segments from the last to the first, and frees the tensors that it has used.
+So when segment $s$ is recomputed, the bytes of the later segments are free already,
+while those of the earlier segments are still there.
 
-Both numbers are exact, for what autograd saves and for what FLOPs count. They follow
-from [what each layer costs](costs.py#measure), and a real chain that is run by the plan
-saves as many bytes and computes as many FLOPs. The peak is one of saved bytes, and not
-what a device needs. Not counted are the parameters, the gradients, the temporaries and
-workspaces inside one layer, what the allocator loses to fragments, and the state of the
-generators, which is 5 kB for each checkpoint on a CPU.
+Cost and peak follow from [the cost of each layer](costs.py#measure), and both are
+exact: a chain that runs by the plan saves as many bytes and computes as many FLOPs. The
+peak counts saved bytes, and a device needs more than that. Not counted are the
+parameters, the gradients, the temporaries and workspaces inside one layer, what the
+allocator loses to fragments, and the state of the generators, which is 5 kB for each
+checkpoint on a CPU.
 
 :notation $M$: `Plan.peak`, the most bytes that are saved at one moment
-:notation $p_s$: `SegmentCost.kept`, the bytes that segment $s$ keeps between the two passes
+:notation $p_s$: `SegmentCost.kept`, the bytes that segment $s$ keeps from its forward
+    pass to its backward pass
 :notation $r_s$: `SegmentCost.recomputed`, the bytes that its second run saves anew
 """
 
@@ -43,10 +46,11 @@ __all__ = ["Plan", "evaluate"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A way to run a chain, with its memory and its cost.
+    """A cut of a chain into segments, with its memory and its cost.
 
-    :param segments: the cut of the chain; together they are the whole of it
-    :param cost: what the backward pass recomputes, in the unit of the chain
+    :param segments: the segments; together they cover the whole chain
+    :param cost: the recomputation in the backward pass, in the unit of the chain, as
+        FLOPs
     :param saved: the bytes that are saved after the forward pass
     :param peak: the most bytes that are saved at one moment
     """
@@ -61,16 +65,16 @@ class Plan:
     ) -> Any:
         """Run the chain by this plan.
 
-        :param functions: the chain that was measured
+        :param functions: the layers of the chain that was measured
         :param input: what the first function takes
         :param options: those of [`checkpoint`](checkpointing.py#checkpoint); without
-            `early_stop` more is computed than the plan says
+            `early_stop` the chain computes more than the plan's cost
         """
         return run(functions, self.segments, input, **options)
 
 
 def evaluate(chain: Chain, segments: Iterable[Span]) -> Plan:
-    """The memory and the cost of a plan. Layers that are in no segment are kept.
+    """Compute the memory and the cost of a plan. Layers in no segment are kept.
 
     >>> from shardbook.checkpointing.costs import Layer
     >>> tanh = Layer(10, 10, 0, 4, saves_input=False, saves_output=True)
@@ -81,12 +85,12 @@ def evaluate(chain: Chain, segments: Iterable[Span]) -> Plan:
          cost=30, saved=8, peak=16)
 
     After the forward pass 8 bytes are saved: 4 for the input of layer 0, which the
-    checkpoint keeps, and 4 for the output of layer 3. In the backward pass layer 3 is
-    done first and gives its 4 back. Then layers 0 to 2 run again and save 4 each,
-    beside the 4 of the input: 16.
+    checkpoint keeps, and 4 for the output of layer 3. In the backward pass layer 3
+    comes first, and its 4 bytes are freed. Then layers 0 to 2 run again and save 4
+    bytes each, beside the 4 of the input. Together these are 16, the peak.
 
-    :raises ValueError: if a segment cannot be checkpointed, because a layer writes over
-        its input
+    :raises ValueError: if a segment cannot be checkpointed, because a layer overwrites
+        the segment's input
     """
     saved = peak = 0
     cost: float = 0
@@ -107,12 +111,12 @@ def evaluate(chain: Chain, segments: Iterable[Span]) -> Plan:
 
 
 class SegmentCost(NamedTuple):
-    """What one segment adds to a plan.
+    """The bytes and the cost that one segment adds to a plan.
 
-    :param kept: the bytes that it keeps between the passes
+    :param kept: the bytes that the segment keeps until its backward pass
     :param recomputed: the bytes that its second run saves anew
-    :param cost: what its second run computes
-    :param counted: whether the tensor after it is among the kept bytes
+    :param cost: the FLOPs of its second run
+    :param counted: whether the tensor after the segment is among the kept bytes
     """
 
     kept: int
@@ -122,9 +126,9 @@ class SegmentCost(NamedTuple):
 
 
 def take(chain: Chain, segment: Span, counted: bool) -> SegmentCost | None:
-    """What a segment adds, or nothing if it cannot be checkpointed.
+    """What one segment adds to a plan, or `None` if the segment cannot be checkpointed.
 
-    :param counted: whether its input is among the kept bytes already
+    :param counted: whether the segment's input is among the kept bytes already
     """
     length = segment.stop - segment.start
     if segment.recompute:
@@ -137,11 +141,12 @@ def take(chain: Chain, segment: Span, counted: bool) -> SegmentCost | None:
 
 
 def growing(chain: Chain, start: int, counted: bool) -> Iterator[SegmentCost]:
-    """What the checkpointed segments that begin at a layer add, the shortest first.
+    """What each checkpointed segment that begins at a given layer adds, the shortest
+    first.
 
-    Each is the one before it and one layer more, so all of them together take as much
-    work as the longest. The list ends before the first segment that cannot be
-    checkpointed, because every longer one contains the same layers.
+    Each segment extends the one before it by one layer, so computing all of them takes
+    no more work than the longest. The list ends before the first segment that cannot be
+    checkpointed, because every longer segment contains the same layers.
     """
     kept = 0 if counted else input_bytes(chain, start)
     recomputed = 0
@@ -156,23 +161,25 @@ def growing(chain: Chain, start: int, counted: bool) -> Iterator[SegmentCost]:
         if layer.replay is not None:
             if overwritten(chain, start):
                 return
-            # The second run ends at the last tensor that is saved.
+            # Early stop ends the second run at the last saved tensor, so later layers
+            # cost nothing yet.
             cost = before + layer.replay
         before += layer.cost
         if cost is None:
-            # No tensor of it is ever wanted, so it does not run again.
+            # The segment saves no tensor so far, so it never runs again.
             yield SegmentCost(0, 0, 0, counted and through)
         else:
             yield SegmentCost(kept, recomputed, cost, through)
 
 
 def with_layer(chain: Chain, index: int, total: int, counted: bool) -> tuple[int, bool]:
-    """Add the bytes that a layer saves, and say whether those of its output are counted.
+    """Add the bytes that a layer saves, and return whether the layer's output is among
+    them.
 
     The output of a layer and the input of the next are one tensor. If both layers save
     it, it is counted once.
 
-    :param counted: whether those of its input are
+    :param counted: whether the layer's input is counted already
     """
     layer = chain.layers[index]
     total += layer.inner
@@ -192,7 +199,9 @@ def input_bytes(chain: Chain, index: int) -> int:
 
 
 def overwritten(chain: Chain, index: int) -> bool:
-    """Whether the input of a layer is written over, by it or through it."""
+    """Whether the input of a layer is overwritten, by this layer or by a later one
+    through a view.
+    """
     for layer in chain.layers[index:]:
         if layer.overwrites or not layer.passes:
             return layer.overwrites
@@ -200,7 +209,7 @@ def overwritten(chain: Chain, index: int) -> bool:
 
 
 def covering(segments: Iterable[Span], length: int) -> list[Span]:
-    """The segments of a plan, with kept ones in the gaps.
+    """Fill the gaps between the segments of a plan with kept segments.
 
     :raises ValueError: if they overlap, or reach beyond the chain
     """

@@ -1,20 +1,22 @@
 r"""# The recomputation
 
-> The second run fills the placeholders of the first in order, and ends with the last one.
+> The second run fills the placeholders of the first run in order, and ends as soon as all are full.
 
-[A checkpoint](saved_tensors.py) has saved no tensors, only how many there were and in
-which order. So its function runs again, as the forward pass ran, and the tensor that
-autograd wants to save as the $i$-th goes to the $i$-th placeholder. This works as long
-as the function [does the same](determinism.py) in both runs.
+[A checkpoint](saved_tensors.py) keeps no saved tensors, but a list of placeholders in
+their order. In the second run, the $i$-th tensor that autograd is about to save goes to
+the $i$-th placeholder. This works as long as the function [does the
+same](determinism.py) in both runs.
 
-As soon as the last placeholder is full, the rest of the run is of no use, so it is cut
-off. This *early stop* saves whole products. PyTorch saves what an operation reads
-before it computes. So if the last layer is a matrix product, its input is saved, the
-run ends, and the product is not repeated. If a program drops one of two results before
-the backward pass, autograd frees the placeholders that only this result needs. What
-comes after the last placeholder that is left does not run again either. What comes
-before it does, needed or not. A result that the program still holds keeps all of its
-placeholders, even if the loss does not use it.
+As soon as the last placeholder is full, the rest of the run is of no use, so the run
+ends. This *early stop* saves whole matrix products. PyTorch saves the inputs of an
+operation before it computes the result. So if the last layer is a matrix product, its
+input is saved, the run ends, and the product is not repeated.
+
+If a program drops one of two results before the backward pass, autograd frees the
+placeholders that only this result needs. Operations after the last remaining
+placeholder do not run again either. All operations before it do, whether they are
+needed or not. A result that the program still holds keeps all of its placeholders, even
+if the loss does not use it.
 
 :notation $i$: `number`, the number of a saved tensor
 """
@@ -46,31 +48,33 @@ __all__ = ["Collector", "Enough", "Placeholder", "Settings"]
 
 
 class Placeholder:
-    """What autograd keeps in place of a tensor: nothing, until the tensor is needed."""
+    """The object that autograd keeps in place of a saved tensor. It is empty until the
+    recomputation.
+    """
 
     __slots__ = ("__weakref__", "value", "version")
 
     def __init__(self) -> None:
         self.value: Tensor | None = None
-        # Of the tensor, when it was saved.
+        # The version of the tensor at the moment when it was saved.
         self.version = 0
 
     def fill(self, tensor: Tensor) -> None:
-        """Hold a tensor of the recomputation, without its history.
-
-        The history would keep the whole graph of that run.
+        """Hold a tensor of the recomputation, without its history, because the history
+        would keep the whole graph of that run.
         """
         self.value = tensor.detach() if tensor.requires_grad else tensor
         self.version = writes_to(tensor)
 
     def take(self) -> Tensor:
-        """Give the tensor away, so that its memory is free as soon as its node has run.
+        """Hand over the tensor and forget it, so that its memory is free as soon as its
+        node has run.
 
-        A second backward pass through the same graph computes it again.
+        A second backward pass through the same graph recomputes the tensor.
 
-        :raises CheckpointError: if an operation has changed it in place since it was
-            saved. Autograd looks after this itself, but not where it has hooks, and
-            then the gradient would be that of the changed values.
+        :raises CheckpointError: if an operation has changed the tensor in place after
+            autograd saved it. Autograd checks this itself, but not for tensors that a
+            hook has packed, and the gradient would be that of the changed values.
         """
         value, self.value = self.value, None
         assert value is not None
@@ -80,21 +84,21 @@ class Placeholder:
 
 
 class Enough(BaseException):
-    """Ends a recomputation.
+    """Raised to end a recomputation early.
 
-    It is no `Exception`. A function that tries one way and takes another on
-    `except Exception` would catch it, and go on with the other way.
+    It is deliberately not an `Exception`. A function with `try` and `except Exception`
+    would catch it, and take its other branch.
     """
 
 
 class Collector:
     """The hooks of a recomputation.
 
-    :param placeholders: to be filled, in order; a reference that is dead belongs to a
-        tensor that no gradient needs any more
-    :param record: an empty one, to be [compared](determinism.py) with the forward
-        pass's
-    :param early_stop: whether to end the run when there is enough
+    :param placeholders: the placeholders to fill, in order; a dead reference belongs to
+        a tensor that no gradient needs any more
+    :param record: an empty record, which will be [compared](determinism.py) with that
+        of the forward pass
+    :param early_stop: whether to end the run when all needed placeholders are full
     """
 
     def __init__(
@@ -112,16 +116,16 @@ class Collector:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """A block in which autograd gives each tensor that it saves to a placeholder."""
+        """A block in which each tensor that autograd saves goes to its placeholder."""
         keep = saved_tensors_hooks(self.pack, lambda tensor: tensor)
         with keep, self.record.watching():
             yield
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Autograd wants to save a tensor of the recomputation.
+        """Fill the next placeholder with a tensor that autograd is about to save.
 
-        It is given the tensor and no placeholder, because the function may run a
-        backward pass of its own.
+        Autograd itself gets the plain tensor, because the function may run a backward
+        pass of its own.
         """
         number = len(self.record.saved)
         known = number < len(self.placeholders)
@@ -135,15 +139,15 @@ class Collector:
         return tensor.detach() if tensor.requires_grad else tensor
 
     def filled(self) -> list[Tensor]:
-        """The tensors that the placeholders hold."""
+        """The tensors that the placeholders hold now."""
         held = [ref() for ref in self.placeholders]
         return [one.value for one in held if one and one.value is not None]
 
     def until_enough(self, run: Callable[[], Any]) -> None:
-        """Run until the end, or until there is enough.
+        """Run the function to its end, or until all needed placeholders are full.
 
-        A function that catches even `BaseException` goes on, and the next tensor ends
-        it. If it fails before that, there is still enough.
+        A function that catches even `BaseException` goes on, and the next saved tensor
+        ends it. If it fails before that, the placeholders are full all the same.
         """
         try:
             run()
@@ -156,12 +160,14 @@ class Collector:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a function finds around it, other than its arguments.
+    """The settings around a function that its second run needs: random numbers,
+    autocast and the default device.
 
-    The backward pass need not have it: it runs with other random numbers, after the
-    block that turned autocast on, and without a graph being recorded.
+    In the backward pass they may differ, since its random numbers are later ones and
+    the block of autocast has ended. Nor does a backward pass record a graph unless it
+    is asked to.
 
-    :param device: where new tensors are made unless something else is said
+    :param device: the default device of new tensors
     """
 
     random: RNGState
@@ -170,10 +176,10 @@ class Settings:
 
     @classmethod
     def now(cls, function: Any, args: Any, kwargs: Any, draw_again: bool) -> Settings:
-        """The settings of this moment, for the generators and devices that are found
+        """Capture the current settings, for the generators and devices that are found
         among the arguments.
 
-        :param draw_again: whether the random numbers belong to them
+        :param draw_again: whether the state of the generators is captured, too
         """
         return cls(
             capture(function, *args, *kwargs.values()) if draw_again else RNGState(),

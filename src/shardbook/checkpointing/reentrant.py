@@ -1,53 +1,53 @@
 r"""# Reentrant checkpointing
 
-> Run a segment without autograd, then again with it, and start a second backward pass inside of the first.
+> A segment runs without autograd, then again with it, and a second backward pass runs inside the first.
 
-Autograd saves what the derivative of each single operation needs. For
-[a segment](segment.py) of a model that is most of what it computes. But all of it
-follows from the arguments of the segment. So the segment can run without autograd at
-first, and only its arguments are kept. When its backward pass is due it runs again,
-with autograd this time, and a second backward pass goes through the graph that this run
-has recorded. The second backward pass is started inside of the first one. That is why
-this variant is called *reentrant*.
+Autograd saves the tensors that the derivative of each single operation needs. For [a
+segment](segment.py) of a model these are most of the tensors that it computes, yet all
+of them follow from the segment's arguments. So the reentrant variant first runs the
+segment without autograd, and keeps only the arguments. In the backward pass the segment
+runs again, this time with autograd. Then a second backward pass goes through the graph
+that this run has recorded. The second backward pass starts inside the first one, hence
+the name *reentrant*.
 
 | | plain | checkpointed |
 |---|---|---|
-| kept from forward to backward | all that its operations save | its arguments |
-| how often it computes | once | twice |
+| kept until the backward pass | all tensors that its operations save | its arguments |
+| runs of the segment | one | two |
 
-A checkpoint inside of a checkpoint computes a third time: in the second run of the
-outer one it runs without autograd again.
+A segment inside two nested checkpoints runs three times, because the second run of the
+outer checkpoint runs the inner segment without autograd again.
 
 A checkpoint is an ordinary `torch.autograd.Function`. Any Function can save memory,
-because its author decides what it keeps, where autograd decides for each operation
-alone. Of GELU, written with its tanh formula in PyTorch operations and with `x**3`,
-autograd keeps four vectors of the size of the input. A Function of the same formula
-needs the input alone, since all else follows from it. A checkpoint is that Function for
-any formula.
+because its author decides what it keeps, whereas autograd decides for each operation by
+itself. Take GELU in its tanh formula, written in PyTorch operations with `x**3`:
+autograd keeps four vectors of the size of the input. A Function for the same formula
+needs only the input, since all else follows from it. A checkpoint is such a Function
+for any formula.
 
-## Inside of sharded units, and around them
+## Inside sharded units, and around them
 
 In [stage 3](zero3.py) a unit is gathered for each use, and a second run is a use. In
-the other stages the parameters are there, and a checkpoint costs no gather:
+the other stages the parameters are always whole, so a checkpoint costs no gather:
 
 | checkpointed | gathers of a unit in a step |
 |---|---|
-| nothing | 2, one for each pass |
-| a part inside of the unit, or its `forward` by [`checkpoint_module`](checkpointing.py) | 2 |
+| nothing | 2, one for the forward pass and one for the backward pass |
+| a part inside the unit, or its `forward` by [`checkpoint_module`](checkpointing.py) | 2 |
 | the call of the unit, as in `checkpoint(unit, x)`, or of several units | 3 |
-| the call of the unit, in a checkpoint inside of a checkpoint | 4 |
+| the call of the unit, in a checkpoint inside a checkpoint | 4 |
 
-Inside of a unit the second run finds the unit whole, because the unit's backward pass
-has begun. A segment around units begins its own backward pass with the second run. When
-that run is over, each unit in the segment has been freed after its use. The inner
-backward pass gathers it again. To keep the units until then would hold all units of the
-segment at once.
+Inside a unit the second run finds the unit gathered, because the unit's backward pass
+has begun. A segment around units is different. Its backward pass begins with the second
+run, and that run frees each unit after its use. So the inner backward pass gathers each
+unit again. Keeping the units until then would hold all units of the segment in memory
+at once.
 
 In [the other variant](saved_tensors.py) the graph of the first run is still there. The
-backward pass reaches the last unit of the segment, gathers it, and asks for a saved
-tensor. Only then does the segment run again, and it finds this unit whole. So the last
-unit of each segment is gathered twice, and the others three times. The gradients are
-the same in all cases, to the bit.
+backward pass reaches the last unit of the segment, gathers it, and unpacks a saved
+tensor. Only then does the segment run again, and it finds this unit already gathered.
+So the last unit of each segment is gathered twice, and the others three times. The
+gradients are the same in all cases, to the bit.
 
 Source: [the description](bib:chen2016training) that brought the recomputation of
 segments to the training of deep networks. In automatic differentiation checkpoints are
@@ -87,27 +87,28 @@ def checkpoint_reentrant(
 ) -> Any:
     r"""Call a function, and keep only its arguments for the backward pass.
 
-    Both runs must do the same. This variant cannot check it, and two mistakes raise no
-    error. The first is to read a value that changes between the runs, such as an
-    attribute, a global variable or PyTorch's default dtype. Pass the value as an
-    argument. The second is to change a state in each run. `BatchNorm` moves its running
-    statistics twice. With the momentum $1 - \sqrt{1 - m}$ two moves are as large as one
-    with $m$.
+    Both runs must do the same. This variant cannot check that, and two mistakes raise
+    no error. The first is to read a value that changes between the runs, such as an
+    attribute, a global variable or PyTorch's default dtype. Pass such a value as an
+    argument. The second is to change a state in each run. For example, `BatchNorm`
+    moves its running statistics twice. With the momentum $1 - \sqrt{1 - m}$ two moves
+    are as large as one with $m$.
 
     :param function: what to run, twice
     :param args: its arguments, of which at least one tensor must require a gradient;
-        tensors may be inside of tuples, lists, dictionaries and other pytrees
+        tensors may be inside tuples, lists, dictionaries and other pytrees
     :param preserve_rng_state: let both runs draw [the same random
-        numbers](rng.py#capture); without it 5056 bytes less are kept, the state of the
-        CPU's generator
+        numbers](rng.py#capture); `False` keeps 5056 bytes less, the state of the CPU's
+        generator
     :param kwargs: more arguments
     :returns: what the function returns
     :raises RuntimeError: if the function [changes its
         arguments](segment.py#refuse_changes) or [leaves tensors](segment.py#Held) in
-        them; and in the backward pass, if [it is not a plain
-        one](#refuse_partial_backward) or no output requires a gradient
+        them; and in the backward pass, if [it is called for some inputs
+        only](#refuse_partial_backward) or with `create_graph=True`, or no output
+        requires a gradient
     :raises TypeError: if an argument is an iterator, or a result holds tensors inside
-        of an object that is no pytree
+        an object that is no pytree
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> y = checkpoint_reentrant(lambda x: (x * x).exp(), x)
@@ -128,8 +129,8 @@ def call_reentrant(
     """[The same](#checkpoint_reentrant), for arguments that may have the names of options."""
     if not torch.is_grad_enabled():
         # Either there will be no backward pass, or a checkpoint around this one is in
-        # its first run. In its second run autograd is on, and this function is called
-        # again.
+        # its first run. In the second run of that checkpoint autograd is on, and this
+        # function is called again.
         return function(*args, **kwargs)
     arguments = (args, kwargs)
     segment, tensors = Segment.of(function, arguments, preserve_rng_state)
@@ -145,28 +146,29 @@ def call_reentrant(
 
 
 class Recomputation(torch.autograd.Function):
-    """The node that stands in the graph for a whole segment."""
+    """The autograd node that represents a whole segment."""
 
     @staticmethod
     def forward(
         ctx: Any, segment: Segment, arguments: Passed, *tensors: Tensor
     ) -> tuple[Any, ...]:
-        """The first run. Inside of this method autograd is off, so what the segment
-        computes is freed as soon as the segment itself is done with it.
+        """The first run of the segment. Inside this method autograd is off, so each
+        tensor is freed as soon as the segment itself no longer uses it.
         """
         ctx.segment = segment
-        # Autograd looks after what is saved in this way. It notices at the second run
-        # if a tensor was changed in the meantime, it frees the tensors after the
-        # backward pass, and it lets hooks [move them elsewhere](residual.py).
+        # Autograd manages tensors that are saved in this way. It detects at the second
+        # run whether a tensor was changed in place, frees the tensors after the
+        # backward pass, and lets hooks [move them elsewhere](residual.py).
         ctx.save_for_backward(*tensors)
-        # An output that the loss does not use has no gradient. Zeros in its place would
-        # give a gradient to parameters that have none without a checkpoint.
+        # An output that the loss does not use has no gradient. If autograd filled in
+        # zeros, parameters would get a gradient of zeros that have none without a
+        # checkpoint.
         ctx.set_materialize_grads(False)
         values = segment.first(tensors, arguments)
         outputs = aliases(values, tensors)
-        # Which outputs depend on something that requires a gradient is known only after
-        # the second run. So all of them claim to, except an output that is itself an
-        # argument without a gradient.
+        # Only the second run shows which outputs depend on a tensor that requires a
+        # gradient. So all outputs are marked as requiring one, except an output that is
+        # itself an argument without a gradient.
         frozen = {id(tensor) for tensor in tensors if not tensor.requires_grad}
         ctx.mark_non_differentiable(
             *[new for new, v in zip(outputs, values, strict=True) if id(v) in frozen]
@@ -175,16 +177,16 @@ class Recomputation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The second run, and the backward pass through it.
+        """The second run of the segment, and the backward pass through it.
 
-        The inputs are detached. Otherwise the inner backward pass would go on beyond
-        them, through everything before the segment, and the outer one would do so
-        again.
+        The inputs are detached. Otherwise the inner backward pass would continue beyond
+        them, through everything before the segment, and the outer backward pass would
+        do so again.
 
-        The inner backward pass does go on through a tensor that is no argument and that
-        autograd computed, as in `lambda x: x * y` with `y = w.exp()`. If the outer one
-        reaches the graph of `y` as well, it raises that the graph was freed. So `y` has
-        to be an argument.
+        One case remains. Take `lambda x: x * y` with `y = w.exp()`: here `y` is
+        computed by autograd, but is no argument. The inner backward pass continues
+        through the graph of `y` and frees it. If the outer backward pass reaches that
+        graph as well, PyTorch raises an error. So pass `y` as an argument.
         """
         refuse_partial_backward()
         inputs = [
@@ -202,9 +204,9 @@ class Recomputation(torch.autograd.Function):
         ]
         if not differentiable:
             refuse_detached()
-        # A gradient for an output that the segment detaches ends here, as it would end
-        # without a checkpoint. What is detached inside of a segment, by `detach()` or
-        # under `no_grad`, needs no care.
+        # The gradient of an output that the segment detaches ends here, just as it
+        # would without a checkpoint. Tensors that are detached inside the segment, by
+        # `detach()` or under `no_grad`, need no treatment.
         due = [pair for pair in differentiable if pair[1] is not None]
         if due:
             outputs, output_gradients = zip(*due, strict=True)
@@ -216,16 +218,17 @@ class Recomputation(torch.autograd.Function):
 
 
 def aliases(values: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
-    """For each different tensor that the segment returns, a new one over its memory.
+    """Make a new tensor over the same memory for each different tensor that the segment
+    returns.
 
     Autograd makes the tensors that `forward` returns outputs of the node. A parameter
     that the segment returns as it is would no longer be a leaf, and an optimizer could
-    not step on it. A new tensor keeps the parameter as it is.
+    not step on it. With a new tensor the parameter itself stays a leaf.
 
     If an output shares its memory with another output or with an argument, the new one
-    is a *view*. Autograd then knows what it belongs to, and raises when one of them is
-    changed in place and the other is used. Otherwise the gradient of the other would be
-    that of the unchanged values.
+    is a *view*. Autograd then raises an error if one of the two is changed in place and
+    the other is used. Without the view, the gradient would be that of the unchanged
+    values.
     """
     different = {id(value): value for value in values if isinstance(value, Tensor)}
     if all(base_of(value) is None for value in different.values()):
@@ -243,16 +246,17 @@ def aliases(values: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
 
 
 def refuse_partial_backward() -> None:
-    """The inner backward pass adds to the gradients of all parameters that the segment
-    uses, whatever the outer one was asked for, and it records nothing.
+    """Refuse a backward pass that this variant cannot compute. The inner backward pass
+    adds to the gradients of all parameters of the segment, even if `autograd.grad` was
+    called for one input, and records no graph.
 
     Without the first check `torch.autograd.grad` would change the gradients of
-    parameters. Without the second one a second derivative would silently leave this
-    segment out.
+    parameters. Without the second one a second derivative would silently leave out this
+    segment.
 
-    :raises RuntimeError: naming what was asked for
+    :raises RuntimeError: naming the call that cannot pass
     """
-    # Only autograd's engine knows what it was asked for, and only tells it here.
+    # Only autograd's engine has this information, and only during the backward pass.
     if not reaches_all():
         raise RuntimeError(
             "a reentrant checkpoint cannot pass torch.autograd.grad or "
@@ -278,11 +282,12 @@ def refuse_detached() -> NoReturn:
 
 
 def warn_of_no_gradient() -> None:
-    """Autograd runs a node backward only if one of its inputs requires a gradient.
+    """Warn that the parameters of the function get no gradient.
 
-    The parameters are no inputs of this node, since the function finds them by itself.
-    So if no argument requires a gradient, the parameters get none. This happens where
-    the input of a model is checkpointed, or all that comes before is frozen.
+    Autograd runs a node's backward pass only if one of its inputs requires a gradient.
+    The parameters are no inputs of this node, because the function reads them from its
+    module. So if no argument requires a gradient, the parameters get none. This happens
+    in the first segment of a model, and after layers that are all frozen.
     """
     warnings.warn(
         "None of the inputs has requires_grad=True, so the parameters of the "

@@ -1,18 +1,17 @@
-r"""# Reusing the results that were kept
+r"""# Reusing kept results in the recomputation
 
-> A result that is kept must be handed out once more as if it had just been computed.
+> The second run gets a kept result instead of computing it, and six ways to a wrong gradient are closed.
 
 [A policy](selective.py) keeps some results of the forward pass for the recomputation.
-There are six ways in which that could give wrong gradients without an error, and each
-is dealt with:
+Without checks, six situations would give wrong gradients without an error:
 
 | what happens | what is done |
 |---|---|
 | the result is changed in place, later in the function | refused at that operation, or recomputed |
-| it is changed in place after the function has returned | refused when it is handed out |
-| the operation writes to an argument in place | what it wrote is copied, and written there again |
+| the result is changed in place after the function has returned | refused when the second run needs it |
+| the operation writes to an argument in place | the written values are copied, and written again |
 | the function asks for gradients itself, so it is recomputed in its forward pass | that run is not counted |
-| a hook of the library works in one run and not in the other | [its calls](hook_context.py) are not counted |
+| a hook of the library runs in one of the two runs only | [its calls](hook_context.py) are not counted |
 | the second run makes other calls than the first | refused, if their number or shapes show it |
 """
 
@@ -41,12 +40,12 @@ __all__ = ["Kept", "Store"]
 
 @dataclass(slots=True)
 class Kept:
-    """What one call of an operation gave.
+    """The kept result of one call of an operation.
 
-    :param shapes: those of its arguments
-    :param value: its result, or copies of what it has written
-    :param drawn: where it has left the generators, if it has drawn random numbers
-    :param required: whether it has to be kept, or may be recomputed
+    :param shapes: the shapes of the call's arguments
+    :param value: the result, or copies of the written values for an operation in place
+    :param drawn: the state of the generators after the call, if it drew random numbers
+    :param required: whether the result must be kept, or may be recomputed instead
     """
 
     op: OpOverload
@@ -60,12 +59,12 @@ class Kept:
         self.versions = Versions(*tensor_leaves(self.value))
 
     def hand_out(self, args: Any, kwargs: Any, *, copied: bool = False) -> Any:
-        """Give an alias of the result. Autograd attaches the second run's history to
-        it, which the kept tensor must not get.
+        """Return an alias of the result. Autograd attaches the history of the second
+        run to the alias, and the kept tensor must not get that history.
 
-        :param copied: give a copy instead, because the forward pass still runs, and a
-            write to an alias would be a write to its tensor
-        :raises RuntimeError: if it was changed in place since
+        :param copied: return a copy instead, because the forward pass still runs, and a
+            write to an alias would change its tensor
+        :raises RuntimeError: if the result was changed in place after it was kept
         """
         if self.versions.changed(*tensor_leaves(self.value)):
             raise RuntimeError(
@@ -79,31 +78,31 @@ class Kept:
             return tree_map_only(Tensor, give, self.value)
         for tensor, value in zip(written, self.value, strict=True):
             tensor.copy_(value)
-        # An operation in place returns what it has written, or nothing.
+        # An operation in place returns the tensors it wrote to, or nothing.
         returned = written[: len(schema_of(self.op).returns)]
         return returned[0] if len(returned) == 1 else tuple(returned) or None
 
 
 class Store:
-    """What is kept of one call of a checkpointed function.
+    """All kept results of one call of a checkpointed function.
 
-    A function that asks for gradients itself is recomputed in the middle of its forward
-    pass. That recomputation hands out what is kept so far, and its own calls are not
-    counted: they are no calls of the forward pass.
+    A function that computes gradients itself is recomputed in the middle of its forward
+    pass. That recomputation uses the results kept so far, and its own calls are not
+    counted as calls of the forward pass.
     """
 
     def __init__(self) -> None:
         # Whether the forward pass is over, and how many recomputations run now.
         self.complete = False
         self.replaying = 0
-        # For each operation its calls in order. The second run makes the same ones.
+        # For each operation its calls in order. The second run makes the same calls.
         self.calls: defaultdict[Any, list[Kept | None]] = defaultdict(list)
-        # For each storage the kept results in it, while the forward pass runs.
+        # For each storage the kept results that lie in it, while the forward pass runs.
         self.owners: defaultdict[torch.UntypedStorage, list[Kept]] = defaultdict(list)
 
     def add(self, kept: Kept, written: list[Tensor]) -> None:
-        """Add a call's result. While the forward pass runs, its storage is watched for
-        writes.
+        """Add the result of a call. Until the forward pass ends, writes to its storage
+        are detected.
         """
         self.calls[kept.op].append(kept)
         if not written:
@@ -111,9 +110,9 @@ class Store:
                 self.owners[tensor.untyped_storage()].append(kept)
 
     def overwrite(self, op: OpOverload, written: list[Tensor]) -> None:
-        """An operation is about to write to some tensors.
+        """Drop kept results, or refuse, before an operation writes to their memory.
 
-        :raises RuntimeError: if the policy wants to save what is in one of them
+        :raises RuntimeError: if the policy requires one of these results to be saved
         """
         for tensor in written:
             for kept in self.owners.pop(tensor.untyped_storage(), ()):
@@ -127,10 +126,11 @@ class Store:
                 calls[:] = [None if entry is kept else entry for entry in calls]
 
     def seal(self) -> None:
-        """The forward pass is over.
+        """Replace all kept results by aliases when the forward pass has ended.
 
-        The results have a history by now. It keeps the graph, and the graph keeps this
-        store. An alias has no history, and still counts the writes to its memory.
+        By then a result has a history, which would keep the graph, and the graph keeps
+        this store: a circle. An alias has no history, and its version still counts the
+        writes to its memory.
         """
         self.complete = True
         self.owners.clear()
@@ -138,9 +138,10 @@ class Store:
             kept.value = tree_map_only(Tensor, Tensor.detach, kept.value)
 
     def get(self, op: OpOverload, number: int, args: Any, kwargs: Any) -> Kept | None:
-        """What is to be handed out for a call, if anything is.
+        """The kept result for a call of the second run, or `None` if the call is to be
+        computed.
 
-        :raises RuntimeError: if the forward pass has made no such call
+        :raises RuntimeError: if the forward pass made no such call
         """
         calls = self.calls[op]
         known = number < len(calls)
@@ -166,7 +167,9 @@ class Store:
 
 
 def written_by(op: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:
-    """The arguments that an operation writes to: itself, or what is named `out`."""
+    """The arguments that an operation writes to, such as `self` of an operation in
+    place, or `out`.
+    """
     given = [
         kwargs.get(argument.name) if number >= len(args) else args[number]
         for number, argument in enumerate(schema_of(op).arguments)

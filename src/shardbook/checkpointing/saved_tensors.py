@@ -1,53 +1,54 @@
 r"""# Non-reentrant checkpointing
 
-> Autograd saves placeholders, and the first one that the backward pass needs makes the function run again.
+> Autograd saves empty placeholders; when the backward pass needs the first one, the function runs again.
 
-[Activation checkpointing](checkpointing.py) keeps what a function was given, and runs
+[Activation checkpointing](checkpointing.py) keeps the arguments of a function, and runs
 the function again in the backward pass ([Chen et al.](bib:chen2016training)). The
-*non-reentrant* variant does it without a second backward pass.
+*non-reentrant* variant does so without starting a second backward pass.
 
-Autograd lets us decide how it saves a tensor. `saved_tensors_hooks(pack, unpack)` hands
-each tensor that is about to be saved to `pack` and keeps what `pack` returns. When the
-backward pass needs the tensor, `unpack` has to give it. So this chapter keeps nothing:
+PyTorch lets a program decide how autograd saves a tensor. Inside
+`saved_tensors_hooks(pack, unpack)` autograd hands each tensor to `pack`, and keeps the
+object that `pack` returns. When the backward pass needs the tensor, autograd calls
+`unpack` with that object. A checkpoint uses the two hooks to keep nothing:
 
-| moment | what is done |
+| moment | what the checkpoint does |
 |---|---|
-| before forward | the arguments are saved, the state of the generators and of autocast is captured |
-| a tensor is saved | `pack` returns an empty [placeholder](recomputation.py#Placeholder) |
-| the backward pass needs the first tensor | the function runs again, and its tensors fill the placeholders |
-| the backward pass needs a tensor | the placeholder hands it over and forgets it, which frees it after use |
+| before the forward pass | saves the arguments, captures the state of the generators and of autocast |
+| autograd saves a tensor | `pack` returns an empty [placeholder](recomputation.py#Placeholder) |
+| the backward pass needs the first tensor | runs the function again, to fill the placeholders |
+| the backward pass needs a tensor | the placeholder hands the tensor over and forgets it |
 
-The graph of the forward pass stays. It is the one that autograd goes through, as if
-nothing had happened. So `torch.autograd.grad`, `backward(inputs=...)` and second
+The graph of the forward pass stays, and the backward pass goes through it as it would
+without a checkpoint. So `torch.autograd.grad`, `backward(inputs=...)` and second
 derivatives work as they do without checkpoints, and a result may be any object that
-holds tensors. [The other variant](reentrant.py) has no graph to go through, and can do
-none of that. The second run records a graph, too. That graph is dropped at once, and
-only the tensors stay.
+holds tensors. [The reentrant variant](reentrant.py) records no graph in the forward
+pass, so it supports none of these. The second run records a graph, too, but this graph
+is dropped at once, and only its tensors stay.
 
 ## Checkpoints inside checkpoints
 
-A checkpoint saves its arguments with autograd. Inside another checkpoint they go to the
-outer checkpoint's `pack`, and become placeholders. When the inner checkpoint
-recomputes, it asks for its arguments, and so the outer one recomputes first. A tensor
-inside $d$ checkpoints is computed up to $d + 1$ times, and only the outermost
-checkpoints keep their arguments.
+A checkpoint saves its arguments with autograd. Inside another checkpoint these
+arguments go to the outer checkpoint's `pack`, and become placeholders. When the inner
+checkpoint recomputes, it unpacks its arguments, so the outer checkpoint recomputes
+first. A tensor inside $d$ checkpoints is computed up to $d + 1$ times, and only the
+outermost checkpoints keep their arguments.
 
 ## What remains
 
-What a function changes and then reads differs the second time, and [the
-check](determinism.py) finds it if other tensors are saved. Forward-mode derivatives of
-an argument do not pass a checkpoint: PyTorch raises at [the operation that saves the
-arguments](arguments.py).
+A function that changes a state and then reads it does something else in the second run.
+[The check](determinism.py) detects this if other tensors are saved. Forward-mode
+derivatives of an argument cannot pass a checkpoint: PyTorch raises an error at [the
+operation that saves the arguments](arguments.py).
 
-[Some settings](recomputation.py#Settings) around the forward pass come back for the
-second run. Others do not. Among them are the default dtype, the kernels that
-`sdpa_kernel` allows, the cache of `parametrize.cached`, whether TF32 or
-nondeterministic kernels are allowed, dispatch modes, and the current stream. Set them
-inside the function. Where the second run has another stream than the first, its tensors
-[are waited for](handover.py).
+[Some settings](recomputation.py#Settings) of the forward pass are restored for the
+second run. Others are not, among them the default dtype, the kernels that `sdpa_kernel`
+allows, the cache of `parametrize.cached`, whether TF32 or nondeterministic kernels are
+allowed, dispatch modes, and the current stream. Set these inside the function. If the
+second run is on another stream than the first, streams [wait for its
+tensors](handover.py).
 
-Two recomputations in two threads, as autograd runs them for two devices, [take
-turns](rng.py#RNGState.restored) if they restore generators.
+Autograd uses one thread for each device, so two recomputations may run at the same
+time. If they restore generators, they [take turns](rng.py#RNGState.restored).
 
 :notation $d$: the number of checkpoints around an operation
 """
@@ -97,16 +98,16 @@ def checkpoint_saved(
     debug: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Call a function, and keep nothing of what autograd would save in it. Its tensors
-    are recomputed in the backward pass.
+    """Call a function, and keep none of the tensors that autograd would save in it. The
+    backward pass recomputes them.
 
-    :param function: what runs now, and again in the backward pass
+    :param function: the function that runs now, and again in the backward pass
     :param args: its arguments; [tensors among them](arguments.py) are kept
     :param preserve_rng_state: draw [the same random numbers](rng.py) again
     :param determinism_check: [how closely](determinism.py) the two runs are compared
-    :param early_stop: end the second run
-        [at the last tensor that a gradient needs](recomputation.py#Collector)
-    :param context_fn: gives a block for the forward pass and one for recomputations
+    :param early_stop: whether the second run ends [at the last tensor that a gradient
+        needs](recomputation.py#Collector)
+    :param context_fn: returns a block for the forward pass and one for recomputations
     :param debug: list the operations of both runs in a message about a difference
     :param kwargs: its keyword arguments
     :returns: what the function returns
@@ -168,8 +169,8 @@ class Region:
     """One call of a checkpointed function, and how to repeat it.
 
     Only the hooks and the nodes of the graph hold the region, and the region refers
-    weakly to the placeholders. So when autograd drops the graph, the arguments go with
-    it.
+    weakly to the placeholders. So when autograd frees the graph, the arguments are
+    freed, too.
     """
 
     def __init__(
@@ -189,48 +190,51 @@ class Region:
         self.early_stop = early_stop
         self.placeholders: list[weakref.ref[Placeholder]] = []
         self.parameters = Parameters(None if record.level == "none" else function)
-        # Whether the forward pass has ended. A function that itself asks for gradients
-        # wants its tensors before that.
+        # Whether the forward pass has ended. A function that computes gradients itself
+        # needs its tensors before that.
         self.complete = False
-        # Autograd runs the nodes of two devices in two threads. Both may be the first.
-        # A recomputation inside another takes the lock again in the same thread.
+        # Autograd runs the nodes of two devices in two threads, and both may need a
+        # tensor first. A recomputation inside another one takes the lock again in the
+        # same thread.
         self.lock = RLock()
-        # When the tensors of the last recomputation are computed.
+        # The events after which the tensors of the last recomputation are computed.
         self.ready = arguments.ready
         # The block in which backward passes share that recomputation.
         self.group: Any = None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function. [Messages](operations.py#place_of) name the lines that it
-        runs, and none above this one.
+        """Call the function. [Errors](operations.py#place_of) name lines inside this
+        call, and none above it.
         """
         return self.function(*args, **kwargs)
 
     def end(self) -> None:
-        """The forward pass has ended."""
+        """Record the end of the forward pass."""
         self.complete = True
         self.parameters.begin()
 
     def pack(self, tensor: Tensor) -> Placeholder:
-        """Autograd wants to save a tensor of the forward pass."""
+        """Give autograd an empty placeholder for a tensor of the forward pass."""
         placeholder = Placeholder()
         self.placeholders.append(weakref.ref(placeholder))
         self.record.note(tensor)
         return placeholder
 
     def unpack(self, placeholder: Placeholder) -> Tensor:
-        """A node of the backward pass needs its tensor. If the placeholder is empty, the
-        tensors of all placeholders are recomputed.
+        """Return the tensor of a placeholder to a node of the backward pass. If the
+        placeholder is empty, the tensors of all placeholders are recomputed.
         """
         with self.lock:
-            # What was recomputed for another group may be that of other weights.
+            # Tensors that were recomputed for another group may come from other
+            # weights.
             if self.group is not None and self.group is not group_in_force():
                 self.empty()
             if placeholder.value is None:
                 self.recompute()
             value = placeholder.take()
-            # Outside a backward pass a program reads one attribute of a node, such as
-            # `grad_fn._saved_self`. The others would stay until somebody reads them.
+            # Outside a backward pass a program reads a single attribute of a node, such
+            # as `grad_fn._saved_self`. The other tensors would stay in memory until
+            # they are read.
             if self.group is None and not in_backward():
                 self.empty()
             return self.ready.hand_over(value) if self.ready.moments else value
@@ -247,7 +251,8 @@ class Region:
         try:
             with label("recompute", partial(name_of, self.function)):
                 self.run_again(args, kwargs, collector)
-            # Two runs that have both reached their end are of the same length.
+            # If both runs have reached their end, they must have saved equally many
+            # tensors.
             exact = self.complete and not self.early_stop
             compare(self.record, again, collector.needed, exact)
             self.parameters.note()
@@ -263,8 +268,9 @@ class Region:
     ) -> None:
         """Run the function in the state of the forward pass.
 
-        :raises CheckpointError: if it fails, and has saved other tensors before. The
-            forward pass did not fail, so the error comes from that difference.
+        :raises CheckpointError: if the function fails after it has saved other tensors
+            than in the forward pass; since the forward pass did not fail, the
+            difference is the cause
         """
         try:
             with self.settings.restored(), self.again, collector.collecting():
@@ -273,19 +279,19 @@ class Region:
             compare(self.record, collector.record, needed=0, exact=False)
             raise
 
-    # sidelit: depth Tensors that the backward pass does not take, and errors that a block swallows.
+    # sidelit: depth Tensors that the backward pass never unpacks, and errors that a block swallows.
 
     def empty_in_the_end(self) -> None:
-        """Drop what was not taken when the backward pass has ended."""
+        """Drop the tensors that were never unpacked when the backward pass has ended."""
         if self.group is None and in_backward():
-            # What this backward pass does not take would stay until the next one, and
-            # the weights may have changed by then. The engine holds its callbacks until
-            # it has finished, so the callback must not hold the region.
+            # Tensors that this backward pass does not unpack would stay until the next
+            # one, and the weights may have changed by then. Autograd's engine holds its
+            # callbacks until it has finished, so the callback must not hold the region.
             left = partial(empty, weakref.ref(self))
             at_end_of_backward(left)
 
     def empty(self) -> None:
-        """Drop the tensors that were not taken."""
+        """Drop the tensors that were not unpacked."""
         with self.lock:
             for reference in self.placeholders:
                 placeholder = reference()
@@ -293,7 +299,7 @@ class Region:
                     placeholder.value = None
 
     def refuse_unfinished(self) -> None:
-        """Refuse to return from a forward pass that has not reached its end.
+        """Refuse to return if the function has not reached its end.
 
         :raises RuntimeError: naming the block that has hidden the error
         """

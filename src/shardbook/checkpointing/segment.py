@@ -1,18 +1,18 @@
-r"""# A segment that can run twice
+r"""# A segment of a reentrant checkpoint
 
-> The second run of a function must find all that the first run found.
+> A segment is a function with everything that its second run needs: arguments, random numbers, autocast.
 
-[The reentrant variant](reentrant.py) needs more than a function to run it again. It
-needs the arguments, and [the state of the program](recomputation.py#Settings) that
-surrounded the first run. A *segment* is the function with all of that. (The segments of
-[a chain](sequential.py) are ranges of layers.)
+To run a function again, [the reentrant variant](reentrant.py) also needs the arguments,
+and [the settings](recomputation.py#Settings) around the first run. A *segment* is the
+function together with these. (The segments of [a chain](sequential.py) are something
+else: ranges of layers.)
 
-The arguments are taken apart. Autograd looks after the tensors: it frees them after the
-backward pass, and notices if they were changed. The rest is kept as it is, with a mark
-where each tensor stood, and is put together again for the second run.
+The arguments are taken apart. The tensors are saved by autograd, which frees them after
+the backward pass and detects whether they were changed. The rest is kept as it is, with
+a mark where each tensor stood, and is put together again for the second run.
 
-Two mistakes would lead to wrong gradients without an error, and are refused. If a
-function changes its arguments, its second run would be given the changed ones. And if a
+Two mistakes would give wrong gradients without an error, so they are refused. If a
+function changes its arguments, its second run would get the changed values. And if a
 tensor leaves the first run by another way than the return value, no gradient reaches
 it, because the first run works without autograd.
 """
@@ -49,12 +49,12 @@ Passed = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """A function, and what its second run needs besides the tensors.
+    """A function, with everything that its second run needs besides the tensors.
 
     :param leaves: the arguments without their structure, with [a place](#Place) for
         each tensor
     :param spec: the structure of the arguments
-    :param settings: the state of the program around the first run
+    :param settings: the settings around the first run
     :param returned: the structure of what the first run returned
     """
 
@@ -68,18 +68,20 @@ class Segment:
     def of(
         cls, function: Callable[..., Any], arguments: Passed, preserve_rng_state: bool
     ) -> tuple[Segment, list[Tensor]]:
-        """The segment in the present state, and the tensors among its arguments."""
+        """Make a segment with the current settings, and return the tensors among its
+        arguments, too.
+        """
         tensors, leaves, spec = take_apart(arguments)
         args, kwargs = arguments
         settings = Settings.now(function, args, kwargs, preserve_rng_state)
         return cls(function, leaves, spec, settings), tensors
 
     def first(self, tensors: Sequence[Tensor], arguments: Passed) -> list[Any]:
-        """Run the function, and take apart what it returns.
+        """Run the function for the first time, and take its results apart.
 
         :raises RuntimeError: if the function changed its arguments
-        :raises TypeError: if it is given an iterator, or returned tensors inside of an
-            object that is no pytree
+        :raises TypeError: if an argument is an iterator, or a result holds tensors
+            inside an object that is no pytree
         """
         before = Versions(*tensors)
         held = Held(self.function, self.leaves)
@@ -93,10 +95,10 @@ class Segment:
         return values
 
     def again(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Run the function in the state of the first run, with autograd.
+        """Run the function again with the settings of the first run, and with autograd.
 
-        The caller's lists and dictionaries are made anew. So what the function does to
-        them does not reach the caller twice.
+        The second run gets new lists and dictionaries. So if the function appends to a
+        list, the caller's list grows only once.
 
         :raises RuntimeError: if the function returns another structure than before
         """
@@ -110,10 +112,10 @@ class Segment:
         self.refuse_other(returned)
         return values
 
-    # sidelit: depth A second run that returns something else.
+    # sidelit: depth A second run that returns another structure.
 
     def refuse_other(self, returned: TreeSpec) -> None:
-        """Refuse a second run whose results would not fit to the gradients.
+        """Refuse a second run whose results do not match the gradients.
 
         :raises RuntimeError: naming both structures
         """
@@ -133,12 +135,13 @@ class Place:
 
 
 def take_apart(arguments: Passed) -> tuple[list[Tensor], list[Any], TreeSpec]:
-    """The different tensors among some arguments, all leaves with places instead of
-    tensors, and the structure.
+    """Take arguments apart: the different tensors, all leaves with a place in the
+    position of each tensor, and the structure.
 
     A tensor that is passed twice must be one object in the second run, too, because
-    functions ask for it. If `query`, `key` and `value` are one object, attention
-    projects them by one product, which rounds differently than three.
+    some functions test for identity. For example, if `query`, `key` and `value` are one
+    object, attention computes one matrix product for them, and it rounds differently
+    from three products.
     """
     leaves, spec = flatten_arguments(arguments)
     tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
@@ -149,8 +152,8 @@ def take_apart(arguments: Passed) -> tuple[list[Tensor], list[Any], TreeSpec]:
 def flatten_arguments(arguments: Passed) -> tuple[list[Any], TreeSpec]:
     """The leaves of some arguments, and their structure.
 
-    To flatten a pytree takes longer than a small operation. Most calls are given
-    tensors and no structures of tensors, and then the structure is known.
+    Flattening a pytree takes longer than a small operation. Most calls pass plain
+    tensors and numbers, and for those the structure is known.
     """
     args, kwargs = arguments
     values = [*args, *kwargs.values()]
@@ -168,9 +171,9 @@ def structure_of_singles(number: int, *names: str) -> TreeSpec:
 
 
 def refuse_changes(tensors: Sequence[Tensor], before: Versions) -> None:
-    """A function that changes its argument would be given the changed values in its
-    second run. Autograd does not notice. It reads the version of a saved tensor when
-    `forward` returns, and by then the change is made.
+    """Refuse a function that changes an argument, since its second run would get the
+    changed values. Autograd cannot detect this. It reads the version of a saved tensor
+    when `forward` returns, and by then the change has happened.
 
     :raises RuntimeError: naming the shape of an argument that was changed in place
     """
@@ -183,7 +186,8 @@ def refuse_changes(tensors: Sequence[Tensor], before: Versions) -> None:
 
 
 def refuse_additions(tensors: Sequence[Tensor], arguments: Passed) -> None:
-    """A tensor that a function leaves in a list has no gradient.
+    """Refuse a function that leaves a tensor in a list among its arguments, where no
+    gradient would reach it.
 
     :raises RuntimeError: naming the shape of a tensor that was not there before
     """
@@ -197,12 +201,13 @@ def refuse_additions(tensors: Sequence[Tensor], arguments: Passed) -> None:
 
 
 class Held:
-    """What objects among the arguments hold, such as the cache of a language model.
+    """The tensors inside objects among the arguments, such as the cache of a language
+    model.
 
-    The second run finds in an object what the first has left there. A decoder that
-    appends its keys to a cache would attend to each of them twice. What a function
-    leaves in its own attributes, or in those of a module, is not looked for. [The other
-    variant](saved_tensors.py) uses this class, too.
+    The second run finds in an object whatever the first run left there. For example, a
+    decoder that appends its keys to a cache would attend to each key twice. Tensors
+    that a function leaves in its own attributes, or in those of a module, are not
+    searched for. [The non-reentrant variant](saved_tensors.py) uses this class, too.
 
     :param leaves: the arguments without their structure
     :raises TypeError: if an argument is an iterator, which the first run would use up
@@ -218,12 +223,14 @@ class Held:
                     f"an argument of the checkpointed function is a {type(one).__name__},"
                     " of which the first run would leave nothing; pass a list"
                 )
-        # The tensors themselves: the `id` of one that is gone may be given to another.
+        # The dictionary also holds the tensors themselves, because the `id` of a freed
+        # tensor may be reused.
         self.before = {id(t): t for one in self.objects for t in reachable(one)}
 
     def refuse_additions(self) -> None:
-        """Where autograd was on during the first run, a tensor without a gradient may be
-        left behind, such as a mask that was made once for all layers.
+        """Refuse a function that left a tensor in one of these objects. If autograd was
+        on during the first run, a tensor that requires no gradient is allowed, such as
+        a mask that is made once for all layers.
 
         :raises RuntimeError: naming the object, and the shape of what it now holds
         """
@@ -239,13 +246,13 @@ class Held:
 
 
 def may_hold(value: Any) -> bool:
-    """Whether an object has attributes to look into."""
+    """Whether an object has attributes that may hold tensors."""
     atoms = (Tensor, nn.Module, type, ModuleType, FunctionType, MethodType)
     return hasattr(value, "__dict__") and not isinstance(value, atoms)
 
 
 def reachable(start: Any) -> Iterator[Tensor]:
-    """The tensors in an object's attributes, in theirs, and so on."""
+    """The tensors in an object's attributes, in the attributes of these, and so on."""
     seen, waiting = set(), [start]
     while waiting:
         value = waiting.pop()
@@ -268,7 +275,8 @@ def may_need_gradient(tensor: Tensor) -> bool:
 
 
 def refuse_hidden(values: Sequence[Any]) -> None:
-    """A tensor inside of an object that is no pytree would come out without a gradient.
+    """Refuse a result that holds tensors inside an object that is no pytree, since they
+    would have no gradient.
 
     :raises TypeError: naming the object's type
     """
@@ -284,9 +292,10 @@ def refuse_hidden(values: Sequence[Any]) -> None:
 
 
 # sidelit: core
-# sidelit: depth A compiler, which would record the first run only.
+# sidelit: depth `torch.compile`, which would record the first run only.
 
-# The function itself may be compiled, and only the checkpoint around it may not.
+# The function inside a checkpoint may be compiled, but the checkpoint around it may
+# not.
 REASON = (
     "a checkpointed function runs again in the backward pass, where nothing is "
     "compiled; compile the function by itself, as in checkpoint(torch.compile(block), x)"
@@ -299,15 +308,16 @@ def outside_compiler(
     """A function that `torch.compile` does not enter.
 
     The compiler would record the first run only, and parameters would get wrong
-    gradients. The function that is checkpointed may be compiled itself.
+    gradients. The checkpointed function itself may be compiled.
 
-    :param reason: what the compiler says where it has to enter, under `fullgraph=True`
+    :param reason: the compiler's error under `fullgraph=True`
     """
     quiet: list[Callable[..., Any]] = []
 
     @wraps(checkpoint)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # To load the compiler takes seconds. Nobody compiles before it is loaded.
+        # Loading the compiler takes seconds. As long as it is not loaded, nothing is
+        # being compiled.
         if not compiler_is_loaded():
             return checkpoint(*args, **kwargs)
         if not quiet:

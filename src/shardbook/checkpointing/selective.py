@@ -1,20 +1,20 @@
 r"""# Selective checkpointing
 
-> A policy decides, operation by operation, what is kept and what is recomputed.
+> A policy decides for each operation whether its result is kept or recomputed.
 
 [A checkpoint](saved_tensors.py) drops every activation inside it, and recomputes every
-one. That is more than is needed. Almost half of the memory is in tensors that are cheap
-to recompute, and nearly all of the computation is in a few operations. *Selective
-checkpointing* keeps the results of those few. A *policy* is asked about each ATen
-operation, which is PyTorch's name for what its operators call below autograd:
+one. That is more than necessary: nearly all of the computation is in a few operations,
+while 44 % of the bytes below are cheap to recompute. *Selective checkpointing* keeps
+the results of those few operations. A *policy* is called for each ATen operation; these
+are the operations that PyTorch's operators call below autograd:
 
 ```python
 y = checkpoint(block, x, policy=[torch.ops.aten.addmm, *ATTENTION])
 ```
 
 **What is worth keeping?** [Prices](flops.py#prices) lists what each operation of [a
-GPT's block](gpt.py#Block) computes, and the bytes of its result. Here with a width of
-512 and a context of 1024:
+GPT's block](gpt.py#Block) computes, and the bytes of its result. The width here is 512
+and the context 1024:
 
 >>> import torch
 >>> from shardbook.checkpointing.flops import prices
@@ -30,15 +30,19 @@ add                         4,194,304      0
 gelu                        8,388,608      0
 
 The last column is what a byte buys, in FLOPs. Norms, additions and GELUs take 44 % of
-the bytes and hold no matrix product. In FP32 a byte of the attention's result buys
+the bytes and contain no matrix product. In FP32 a byte of the attention's result buys
 about as many FLOPs as there are positions, $T$. A byte of a linear layer's result buys
 half as many as the layer has inputs. In 16 bits both buy twice that. So the longer the
-context, the more the attention is worth keeping. The count does not subtract the causal
-mask. A kernel that skips the masked half computes half as much, so there a byte of the
-attention buys half as many FLOPs. The rows are kernels: an attention or a norm that is
-fused, as here, is one row, and from separate operations it would be several.
+context, the more the attention is worth keeping.
 
-**What it comes to.** What a policy keeps, and what it adds to the backward pass:
+Two details of the table: The count does not subtract the causal mask. A kernel that
+skips the masked half computes half as much, so with such a kernel a byte of the
+attention buys half as many FLOPs. And each row is one kernel. Here the attention and
+the norm are fused, so each is one row; made of separate operations, each would be
+several rows.
+
+**What a policy costs.** The bytes that three policies keep, and the FLOPs that they add
+to the backward pass:
 
 >>> from shardbook.checkpointing.flops import flops_of
 >>> from shardbook.checkpointing.saved_tensors import checkpoint_saved
@@ -56,11 +60,11 @@ fused, as here, is one row, and from separate operations it would be several.
  2,129,920 bytes kept, 0.50 forward passes added
 21,004,288 bytes kept, 0.00 forward passes added
 
-A quarter of the block's FLOPs are in its last product, and that one is never repeated:
+A quarter of the block's FLOPs are in its last matrix product, which is never repeated:
 [the second run](recomputation.py#Collector) ends at the last tensor that a gradient
-needs, and the product comes after it. So the last policy keeps 2 MB of that product's
-result for nothing. A policy that is a function can leave the product out, since it sees
-the arguments.
+needs, and the product comes after that tensor. So the third policy keeps 2 MB of the
+product's result for nothing. A policy that is a function can leave this product out,
+because it gets the arguments.
 
 :notation $T$: the number of positions in a sequence
 """
@@ -102,9 +106,9 @@ aten = torch.ops.aten
 
 
 class Keep(enum.Enum):
-    """What a policy answers.
+    """The answers of a policy.
 
-    A policy that was written for PyTorch's checkpoint may answer as it does there:
+    A policy that was written for PyTorch's checkpoint may keep its answers:
 
     | here | in PyTorch |
     |---|---|
@@ -112,21 +116,21 @@ class Keep(enum.Enum):
     | `Keep.PREFER` | `CheckpointPolicy.PREFER_SAVE` |
     | `Keep.RECOMPUTE` | `False`, `CheckpointPolicy.MUST_RECOMPUTE` or `PREFER_RECOMPUTE` |
 
-    Outside of a compiler PyTorch recomputes what `MUST_CPU_OFFLOAD` and
-    `PREFER_CPU_OFFLOAD` name, without a word. Here these two are
-    [refused](#keep_of).
+    PyTorch's answers `MUST_CPU_OFFLOAD` and `PREFER_CPU_OFFLOAD` are
+    [refused](#keep_of) here. PyTorch itself recomputes such operations outside a
+    compiler, without a warning.
     """
 
-    # Keep the result. Where that would give wrong gradients, raise.
+    # Keep the result. Raise an error where that would give wrong gradients.
     SAVE = enum.auto()
-    # Keep the result. Where that would give wrong gradients, recompute it.
+    # Keep the result, but recompute it where keeping would give wrong gradients.
     PREFER = enum.auto()
-    # Recompute it.
+    # Recompute the result.
     RECOMPUTE = enum.auto()
 
 
 def contexts(policy: SavePolicy | Collection[Any]) -> tuple[Keeping, HandingOut]:
-    """The blocks for one call of a checkpointed function, for its two runs.
+    """Make the two blocks for one call of a checkpointed function, one for each run.
 
     ```python
     y = checkpoint_saved(function, x, context_fn=partial(contexts, policy))
@@ -136,17 +140,17 @@ def contexts(policy: SavePolicy | Collection[Any]) -> tuple[Keeping, HandingOut]
         operation and its arguments; or the operations to save, such as `ATTENTION`,
         `torch.ops.aten.mm` with all its overloads, or `torch.ops.aten.mm.default`
     :returns: the block for the forward pass and the one for each recomputation
-    :raises TypeError: if something else is given
+    :raises TypeError: if `policy` is neither
     """
     store = Store()
     return Keeping(policy_of(policy), store), HandingOut(store)
 
 
 def policy_of(policy: SavePolicy | Collection[Any]) -> SavePolicy:
-    """The function that decides.
+    """Turn a policy or a list of operations into a function.
 
-    :raises TypeError: if there is none, or it was written for PyTorch's checkpoint,
-        which hands it a context before the operation
+    :raises TypeError: if it is neither, or the policy was written for PyTorch's
+        checkpoint, where the first argument is a context
     """
     refuse_misread(policy)
     return policy if callable(policy) else saves(policy)
@@ -160,7 +164,7 @@ def saves(operations: Collection[Any]) -> SavePolicy:
 
 @dataclass(frozen=True)
 class Listed:
-    """The policy of a list."""
+    """The policy that saves the operations of a list."""
 
     operations: frozenset[Any]
 
@@ -168,14 +172,13 @@ class Listed:
         listed = op in self.operations or op.overloadpacket in self.operations
         return Keep.SAVE if listed else Keep.RECOMPUTE
 
-    # sidelit: depth An attention for which no kernel ran.
+    # sidelit: depth An attention without a fused kernel.
 
     def warn_if_unfused(self, ran: Iterable[Any]) -> None:
-        """Warn that an attention ran, and none of the kernels that are listed for it.
+        """Warn if an attention ran without any of the listed kernels.
 
-        Where no kernel fits, PyTorch computes the scores, a softmax and the weighted
-        sum as operations of their own. Nothing that a list of kernels names is among
-        them.
+        If no kernel fits, PyTorch computes the scores, a softmax and the weighted sum
+        as separate operations, and a list of kernels contains none of these.
 
         :param ran: the operations of one forward pass
         """
@@ -191,9 +194,9 @@ class Listed:
             )
 
 
-# PyTorch's attention is another operation for each kernel. Which one runs depends on
+# PyTorch's attention is another operation for each kernel. Which kernel runs depends on
 # the device, the dtype and the shapes. A list that lacks it keeps nothing, and raises
-# nothing. Nested tensors call the last three. Where no kernel runs, [a
+# no error. Nested tensors call the last three. Where no kernel runs, [a
 # warning](#Listed.warn_if_unfused) says so.
 ATTENTION = ATTENTION_KERNELS
 
@@ -201,8 +204,9 @@ ATTENTION = ATTENTION_KERNELS
 class Keeping(TorchDispatchMode):
     """The block of the forward pass.
 
-    A dispatch mode sees the operations below autograd, as kernels are called. A linear
-    layer with a bias is one `addmm` there, whatever Python function has asked for it.
+    A dispatch mode intercepts the operations below autograd, where kernels are called.
+    A linear layer with a bias is one `addmm` there, whichever Python function called
+    it.
     """
 
     def __init__(self, policy: SavePolicy, store: Store) -> None:
@@ -214,7 +218,8 @@ class Keeping(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        # A recomputation in the middle of the forward pass is no part of it.
+        # A recomputation in the middle of the forward pass does not belong to the
+        # forward pass.
         if self.store.replaying or not computes(func):
             return func(*args, **kwargs)
         keep = keep_of(self.policy, func, args, kwargs)
@@ -226,8 +231,8 @@ class Keeping(TorchDispatchMode):
         before = random_state(func, args, kwargs)
         result = func(*args, **kwargs)
         after = random_state(func, args, kwargs)
-        # If the operation writes to an argument, the next one that writes there would
-        # change what is kept. So a copy is kept. A new tensor is kept as it is.
+        # If the operation writes to an argument, a later write there would change the
+        # kept result. So a copy is kept. A new tensor is kept without a copy.
         value = [tensor.clone() for tensor in written] if written else result
         drawn = after if differ(before, after) else RNGState()
         kept = Kept(func, shapes(args, kwargs), value, drawn, keep is Keep.SAVE)
@@ -242,21 +247,21 @@ class Keeping(TorchDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """The bytes that are kept at this moment."""
+        """The bytes of all kept results at this moment."""
         return self.store.bytes
 
 
 class HandingOut(TorchDispatchMode):
-    """The block of a recomputation: what was kept is handed out, and not computed.
+    """The block of a recomputation: kept results are handed out instead of computed.
 
-    Autograd takes it for the result of the operation, and goes on as in the forward
-    pass.
+    Autograd uses a kept result as the result of the operation, and goes on as in the
+    forward pass.
 
-    A kept operation that draws random numbers does not run here, but the next one that
-    draws may. So after each kept operation the generators are set to where it had left
-    them in the forward pass. Otherwise every later dropout would draw the mask of an
-    earlier one. PyTorch 2.13 does not do this: with one of two masks kept, its
-    gradients are wrong, and no error is raised.
+    A kept operation that draws random numbers does not run here, but a later one that
+    draws may run. So after each kept operation the generators are set to their state
+    after this operation in the forward pass. Otherwise each later dropout would draw
+    the mask of an earlier one. PyTorch 2.13 does not restore this state: with one of
+    two masks kept, its gradients are wrong, and no error is raised.
     """
 
     def __init__(self, store: Store) -> None:
@@ -264,7 +269,7 @@ class HandingOut(TorchDispatchMode):
         self.store = store
 
     def __enter__(self) -> HandingOut:
-        # After `retain_graph=True` another recomputation enters this block anew.
+        # After `retain_graph=True` another recomputation enters this block once more.
         self.numbers: defaultdict[Any, int] = defaultdict(int)
         self.drawn = ExitStack()
         self.store.replaying += 1
@@ -282,7 +287,8 @@ class HandingOut(TorchDispatchMode):
         kept = self.store.get(func, number, args, kwargs)
         if kept is None:
             return func(*args, **kwargs)
-        # At the end of the block the generators get back the state from before it.
+        # At the end of the block the generators get back their state from before the
+        # block.
         self.drawn.enter_context(kept.drawn.restored())
         return kept.hand_out(args, kwargs, copied=not self.store.complete)
 
@@ -293,24 +299,26 @@ class HandingOut(TorchDispatchMode):
 
 
 def computes(op: OpOverload) -> bool:
-    """Whether an operation of the function makes or writes values.
+    """Whether an operation computes or writes values, so that the policy is called for
+    it.
 
-    A view makes none, and has to be a view of its own run's tensor, so views are made
-    again and no policy is asked about them. Nor is it asked about [the work of a
-    hook](hook_context.py#machinery): the second run may find a sharded unit whole.
+    A view computes no values, and it must be a view of a tensor of its own run. So
+    views are made again, without a call of the policy. [The work of a
+    hook](hook_context.py#machinery) is excluded, too: in the second run a sharded unit
+    may already be gathered, and then its hooks do less.
     """
     if machinery_at_work() or op.is_view or torch.Tag.inplace_view in op.tags:
         return False
-    # PyTorch has no public name for the signature of an operation.
+    # PyTorch has no public name for the schema of an operation.
     schema = schema_of(op)
     gives = any("Tensor" in str(value.type) for value in schema.returns)
     return gives or schema.is_mutable
 
 
 def wanted(op: OpOverload, keep: Keep) -> bool:
-    """Whether a result is kept, given what the policy has answered.
+    """Whether a result is kept, given the policy's answer.
 
-    :raises RuntimeError: if it cannot be kept, but has to be
+    :raises RuntimeError: if the result cannot be kept, although the policy requires it
     """
     if keep is Keep.RECOMPUTE:
         return False
@@ -330,23 +338,26 @@ def random_state(op: OpOverload, args: Any, kwargs: Any) -> RNGState:
 
 
 def differ(before: RNGState, after: RNGState) -> bool:
-    """Whether it has drawn. An attention without dropout may, and does not."""
+    """Whether an operation has drawn random numbers. An attention without dropout could
+    draw, but does not.
+    """
     return any(
         not torch.equal(state, after.states[source])
         for source, state in before.states.items()
     )
 
 
-# sidelit: depth Policies that fail or misread what they are given, and those written for PyTorch.
+# sidelit: depth Policies that fail, and policies that were written for PyTorch.
 
 
 def refuse_misread(policy: Any) -> None:
-    """Refuse what is no policy of this chapter, and would pass for one.
+    """Refuse two objects that look like a policy and are none.
 
-    :raises TypeError: if it is one operation, or takes a context as PyTorch's do
+    :raises TypeError: for a single operation, and for a policy that takes a context as
+        PyTorch's policies do
     """
-    # An operation can be called, so it would pass for a policy, and fail at its first
-    # answer.
+    # An operation is callable, so it would pass for a policy, and fail at its first
+    # call.
     if isinstance(policy, OPERATIONS):
         raise TypeError(f"{policy} is one operation; give a list of them")
     if callable(policy) and first_parameter(policy) in ("ctx", "context"):
@@ -358,15 +369,15 @@ def refuse_misread(policy: Any) -> None:
 
 
 def first_parameter(policy: Callable[..., Any]) -> str:
-    """The name of a function's first parameter. Other callables have none to look at."""
+    """The name of a function's first parameter; empty for other callables."""
     code = getattr(policy, "__code__", None)
     return "".join(code.co_varnames[: min(1, code.co_argcount)]) if code else ""
 
 
 def refuse_names(operations: Collection[Any]) -> None:
-    """Refuse a list that holds something else than operations.
+    """Refuse a list that holds anything but operations.
 
-    :raises TypeError: naming what it holds
+    :raises TypeError: naming the wrong element
     """
     for op in operations:
         if not isinstance(op, OPERATIONS):
@@ -376,7 +387,7 @@ def refuse_names(operations: Collection[Any]) -> None:
 
 
 def refuse_to_keep(op: OpOverload) -> NoReturn:
-    """Refuse to keep one result of an operation that has two.
+    """Refuse to keep the new tensor of an operation that also writes to an argument.
 
     :raises RuntimeError: naming the operation
     """
@@ -387,13 +398,14 @@ def refuse_to_keep(op: OpOverload) -> NoReturn:
 
 
 def keep_of(policy: SavePolicy, op: OpOverload, args: Any, kwargs: Any) -> Keep:
-    """What a policy answers for an operation.
+    """Call the policy for an operation, and translate its answer into a `Keep`.
 
-    No `TypeError` may leave an operation. Of `x @ x` Python would take it to mean that
-    tensors have no such operator, and its own message would hide the policy's.
+    A `TypeError` of the policy becomes a `RuntimeError`. From `x @ x` Python would
+    understand a `TypeError` as "tensors have no such operator", and its own error would
+    hide the policy's.
 
-    :raises RuntimeError: if the policy fails with a `TypeError`, or answers something
-        else
+    :raises RuntimeError: if the policy fails with a `TypeError`, or its answer is no
+        `Keep`
     """
     try:
         answer = policy(op, *args, **kwargs)
@@ -410,7 +422,7 @@ def keep_of(policy: SavePolicy, op: OpOverload, args: Any, kwargs: Any) -> Keep:
     )
 
 
-# Later versions of PyTorch may have more answers. These are all that mean a `Keep`.
+# Later versions of PyTorch may have more answers. Only these correspond to a `Keep`.
 AS_IN_TORCH = dict.fromkeys(CheckpointPolicy) | {
     CheckpointPolicy.MUST_SAVE: Keep.SAVE,
     CheckpointPolicy.PREFER_SAVE: Keep.PREFER,
@@ -422,10 +434,11 @@ AS_IN_TORCH = dict.fromkeys(CheckpointPolicy) | {
 def torch_policy(
     policy: SavePolicy | None, context: Any, op: Any, *args: Any, **kwargs: Any
 ) -> CheckpointPolicy:
-    """The same policy for [a compiler](traced.py), in PyTorch's words.
+    """The same policy for [a compiler](traced.py), with PyTorch's answers.
 
     :param policy: `None` keeps nothing
-    :param context: what PyTorch adds, and this library's policies do not use
+    :param context: an argument that PyTorch adds, and that this library's policies do
+        not use
     """
     if policy is None or not isinstance(op, OpOverload) or not computes(op):
         return CheckpointPolicy.PREFER_RECOMPUTE

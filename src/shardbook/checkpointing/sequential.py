@@ -1,37 +1,37 @@
-r"""# A chain in segments
+r"""# Checkpointing a chain in segments
 
-> Keep the input of each segment and recompute the rest: memory then grows as the root of the depth.
+> With about √n segments, the memory of a chain of n layers grows as √n, for one more forward pass.
 
 A checkpoint around a function keeps the function's input and drops the rest. Where in a
-chain of $n$ layers should checkpoints stand? Around the whole chain a checkpoint does
-not lower the peak. The backward pass begins with a recomputation of the chain, and then
-the activations of all layers are there at once. Around each single layer the recomputed
-part is as small as can be, but $n$ inputs are kept. In between, the chain is cut into
-$k$ *segments* of several layers:
+chain of $n$ layers should you put checkpoints? One checkpoint around the whole chain
+does not lower the peak: the backward pass begins with a recomputation of the chain, and
+then the activations of all layers exist at once. With a checkpoint around each single
+layer the recomputed part is as small as possible, but $n$ inputs are kept. Between
+these extremes, the chain is cut into $k$ *segments* of several layers:
 
 ```python
 y = checkpoint_sequential(model, segments=4, input=x)
 ```
 
-**How many segments?** Say that each layer saves one tensor of $b$ bytes, and that the
-tensors between the layers have $b$ bytes too. After the forward pass the inputs of the
-segments are there, $k\,b$. The backward pass adds one segment at a time, $(n/k)\,b$ for
-each. Together these are
+**How many segments?** Suppose that each layer saves one tensor of $b$ bytes, and that
+the tensors between the layers have $b$ bytes, too. After the forward pass the inputs of
+the segments are in memory, $k\,b$ bytes. The backward pass adds one segment at a time,
+$(n/k)\,b$ bytes for each. Together these are
 
 $$M(k) = \Bigl(k + \frac nk\Bigr)\, b \;\ge\; 2\sqrt n\; b$$
 
 The mean of two positive numbers is at least the root of their product. Mean and root
-are equal where $k = n/k$. So the best number of segments is $k = \sqrt n$. A chain of
-10,000 layers then needs the memory of 200, for one more forward pass. For a residual
-network of 1,000 layers [Chen et al.](bib:chen2016training) report 7 GB instead of
-48 GB, and 30 % more time.
+are equal where $k = n/k$. So the best number of segments is $k = \sqrt n$. For example,
+a chain of 10,000 layers in 100 segments needs the memory of 200 layers, for one more
+forward pass. For a residual network of 1,000 layers [Chen et al.](bib:chen2016training)
+report 7 GB instead of 48 GB, and 30 % more time.
 
 **The experiment.** A linear layer and a tanh save one tensor: the tanh saves its
-output, and the next layer's input is that same tensor. Sixteen of them, and the input
-that the first one saves, make 17. The last segment of the cut is not checkpointed,
-since the backward pass begins with it. So after the forward pass the chain holds what
-the formula adds up, $k$ inputs and one whole segment. It is cut into more and more
-segments:
+output, and the next layer's input is that same tensor. Sixteen such layers and the
+input of the first one make 17 tensors. The last segment is not checkpointed, since the
+backward pass begins with it. So after the forward pass the chain holds exactly what the
+formula adds up: $k$ inputs and one whole segment. The lines show the number of segments
+and of saved tensors:
 
 >>> import torch
 >>> from torch import nn
@@ -49,15 +49,15 @@ segments:
 8 10
 16 17
 
-At the root of 16 the chain holds 8 tensors, four inputs and the four of the last
-segment, as the formula says.
+With $\sqrt{16} = 4$ segments the chain holds 8 tensors, four inputs and the four of the
+last segment, as the formula says.
 
-**Where the rule ends.** It supposes layers that save as much as they read. A block of
-[the GPT](gpt.py) saves about 16 times that. Let a layer save $a$ bytes. Then
+**Where the rule fails.** The rule assumes that a layer saves as many bytes as it reads.
+A block of [the GPT](gpt.py) saves about 16 times that. Let a layer save $a$ bytes. Then
 $M(k) = k\,b + (n/k)\,a$ is smallest at $k = \sqrt{n\,a/b}$. With $a = 16\,b$ that is
-$4\sqrt n$, and for $n \le 16$ it is $n$ or more: each block is a segment of its own.
-For layers that differ there is no formula, but [the cheapest plan](budget.py) for a
-budget can be computed.
+$4\sqrt n$, and for $n \le 16$ that is $n$ or more: each block becomes a segment of its
+own. For layers that differ from each other there is no formula, but [the cheapest
+plan](budget.py) for a budget can be computed.
 
 :notation $n$: `len(layers)`, the number of layers in the chain
 :notation $k$: `segments`, the number of segments
@@ -90,17 +90,18 @@ def checkpoint_sequential(
     balanced: bool = False,
     **options: Any,
 ) -> Any:
-    r"""Run a chain, and checkpoint its segments.
+    r"""Run a chain of layers, and checkpoint its segments.
 
-    The result and the gradients are those of
-    `torch.utils.checkpoint.checkpoint_sequential` and of the chain without checkpoints.
+    The result and the gradients equal those of
+    `torch.utils.checkpoint.checkpoint_sequential`, and those of the chain without
+    checkpoints.
 
     **The last segment** is not checkpointed, unless `last` asks for it. The backward
-    pass begins with it, so its activations would be recomputed at once. With `last` the
-    step computes that segment's forward pass twice, and the peak of the backward pass
-    stays as it is. Only the memory between the passes is lower. That helps if what
-    follows the chain needs memory of its own, such as [a large loss](chunked_loss.py).
-    In the chain of the experiment, with four segments:
+    pass begins with it, so its activations would be recomputed at once. With `last` a
+    step runs the last segment's forward pass twice, and the peak of the backward pass
+    does not change. Only the memory between the forward pass and the backward pass is
+    lower. That helps if an operation after the chain needs much memory, such as [a
+    large loss](chunked_loss.py). In the chain of the experiment, with four segments:
 
     >>> import torch
     >>> from torch import nn
@@ -118,25 +119,25 @@ def checkpoint_sequential(
     8 3.75
     4 4.0
 
-    A training step of a linear layer is three products of the same size: one forward,
-    two backward. With four segments of sixteen layers 0.75 of a forward pass comes on
-    top, and with `last` all of it.
+    A training step of a linear layer computes three matrix products of the same size:
+    one in the forward pass, two in the backward pass. Four segments of sixteen layers
+    add 0.75 of a forward pass, and with `last` they add a whole one.
 
     **Layers that do not divide evenly.** As in PyTorch, all segments but the last have
-    $\lfloor n/k \rfloor$ layers, and the last one has the rest. It is also the one that
-    keeps all that its layers save. With `balanced`, [lengths](#lengths) differ by one
-    at most.
+    $\lfloor n/k \rfloor$ layers, and the last one has the rest. Yet the last segment is
+    the one that keeps all tensors of its layers. With `balanced`, [lengths](#lengths)
+    differ by at most one.
 
     :param functions: an `nn.Sequential`, or an iterable of modules and functions; each
         takes what the one before it returns
-    :param segments: into how many segments the chain is cut, from 1 to its length
-    :param input: what the first function takes; a tuple is handed over as one value
+    :param segments: the number of segments, from 1 to the length of the chain
+    :param input: the argument of the first function; a tuple is passed as one value
     :param last: whether the last segment is checkpointed, too
     :param balanced: whether the segments are as equal as they can be
     :param options: those of [`checkpoint`](checkpointing.py#checkpoint)
     :raises ValueError: if `segments` is not a number from 1 to the length of the chain
     """
-    # A module that stands twice in the chain runs twice. `children()` would name it
+    # A module that appears twice in the chain runs twice. `children()` would list it
     # once, and the chain would compute something else.
     layers = list(functions)
     plan = cut(len(layers), segments, last=last, balanced=balanced)
@@ -146,7 +147,7 @@ def checkpoint_sequential(
 def cut(
     layers: int, segments: int, *, last: bool = False, balanced: bool = False
 ) -> list[Span]:
-    """The segments of a chain, by the parameters of
+    """Cut a chain into segments, by the parameters of
     [`checkpoint_sequential`](#checkpoint_sequential).
     """
     plan, start = [], 0
@@ -158,17 +159,17 @@ def cut(
 
 
 def lengths(layers: int, segments: int, *, balanced: bool = False) -> list[int]:
-    """How many layers each segment has.
+    """Compute the number of layers in each segment.
 
     >>> lengths(15, 8)
     [1, 1, 1, 1, 1, 1, 1, 8]
     >>> lengths(15, 8, balanced=True)
     [2, 2, 2, 2, 2, 2, 2, 1]
 
-    The first cut leaves eight layers to the last segment, which is not checkpointed. So
-    it keeps 16 tensors, if the layers are those of the experiment, as many as without
-    checkpoints. In the balanced cut no segment is longer than it has to be, and the
-    shorter ones come last. It keeps 9 tensors.
+    The first cut leaves eight layers to the last segment, which is not checkpointed.
+    With the layers of the experiment it keeps 16 tensors, as many as without
+    checkpoints. In the balanced cut no segment is longer than necessary, and the
+    shorter ones come last. This cut keeps 9 tensors.
 
     :raises ValueError: if `segments` is not a number from 1 to `layers`
     """
@@ -202,13 +203,14 @@ def run(
     input: Any,
     **options: Any,
 ) -> Any:
-    """Run a chain that [the equal cut](#cut) or [a plan](plans.py) has cut.
+    """Run a chain by the segments of [an equal cut](#cut) or of [a plan](plans.py).
 
     :param options: those of [`checkpoint`](checkpointing.py#checkpoint)
     :raises TypeError: if an option is unknown, even if no segment is checkpointed
     :raises ValueError: if the options do not go together
     """
-    # To a checkpoint a keyword that is no option is an argument of the function.
+    # `checkpoint` passes an unknown keyword on to the function, so wrong options are
+    # refused here.
     Options(**options)
     layers, value = list(functions), input
     for segment in segments:
@@ -218,7 +220,7 @@ def run(
 
 
 def through(layers: Sequence[Function], value: Any) -> Any:
-    """A chain as one function, so that a checkpoint can run it again."""
+    """Run layers one after the other, as one function that a checkpoint can repeat."""
     for layer in layers:
         value = layer(value)
     return value

@@ -1,24 +1,25 @@
-r"""# The settings of PyTorch's checkpoint
+r"""# The blocks of PyTorch that change checkpoints
 
-> A block that changes how PyTorch's checkpoints work changes these checkpoints in the same way.
+> Three blocks of `torch.utils.checkpoint` change these checkpoints in the same way as PyTorch's own.
 
-PyTorch has three blocks that apply to every checkpoint inside of them. They are in
-`torch.utils.checkpoint`, and a program may use them far away from the call of a
-checkpoint, as for one run with more information about an error:
+PyTorch has three blocks, all in `torch.utils.checkpoint`, that apply to every
+checkpoint inside them. A program may open such a block far away from the call of a
+checkpoint, for example to get more information about an error in one run:
 
-| block | what it does | around |
+| block | effect | around |
 |---|---|---|
 | `set_checkpoint_early_stop(False)` | second runs go on to their end | the forward pass |
 | `set_checkpoint_debug_enabled(True)` | messages list all operations | the forward pass |
 | `GraphExecGroup()` | backward passes share one recomputation | those backward passes |
 
-The first two come before the options `early_stop` and `debug`, whatever these say.
+The first two blocks override the options `early_stop` and `debug`.
 
-The last one is for a backward pass in parts, as in a pipeline: `autograd.grad` first
-computes the gradients of the inputs, and those of the weights later. Without the block
-each part runs the function again. Inside of it the tensors of the first recomputation
-stay until their node takes them. [A reentrant](reentrant.py) checkpoint runs its
-function to the end, and compares nothing, so these blocks do not change it.
+The last block is for a backward pass in parts, as in pipeline parallelism:
+`autograd.grad` first computes the gradients of the inputs, and later those of the
+weights. Without the block each part runs the function again. Inside the block the
+tensors of the first recomputation stay until their nodes unpack them. [A
+reentrant](reentrant.py) checkpoint runs its function to the end and compares nothing,
+so these blocks do not change it.
 
 PyTorch has no public functions that read these settings, so [private
 ones](torch_private.py) do.

@@ -1,6 +1,7 @@
 r"""# Checkpoints inside compiled code
 
-> Inside of `torch.compile` a checkpoint becomes a mark in the graph, and the compiler itself recomputes.
+> Inside `torch.compile` a checkpoint becomes a mark in the graph, and the compiler
+> recomputes the marked operations.
 
 ```python
 checkpoint_module(model, units=Block)
@@ -8,27 +9,28 @@ for block in model.blocks:
     block.compile()
 ```
 
-`torch.compile` records what a function computes as a graph, and compiles the graph. A
-checkpoint could not be recorded as it is: its second run begins in the middle of a
-backward pass, where no graph is recorded. So PyTorch's compiler knows one function by
-name, `torch.utils.checkpoint.checkpoint`, and records the operations inside of it with
-a mark that they are to be computed again. When the compiler later cuts the graph into a
-forward and a backward graph, it copies the marked operations into the second.
+`torch.compile` records what a function computes as a graph, and compiles the graph. The
+compiler could not record a checkpoint directly, because its second run begins in the
+middle of a backward pass, where no graph is recorded. So PyTorch's compiler treats one
+function specially, `torch.utils.checkpoint.checkpoint`. The operations inside it are
+recorded with a mark that they are to be recomputed. When the compiler later cuts the
+graph into a forward and a backward graph, it copies the marked operations into the
+second.
 
-So a checkpoint of this library that is being recorded calls PyTorch's. Gradients and
-memory are those of PyTorch's checkpoint under the compiler:
+Therefore a checkpoint of this library calls PyTorch's checkpoint while the compiler
+records. Gradients and memory are then those of PyTorch's checkpoint:
 
-| option | inside of compiled code |
+| option | inside compiled code |
 |---|---|
 | `use_reentrant`, `early_stop`, `determinism_check="none"` | no effect: there is one graph |
 | `preserve_rng_state` | always on |
 | `policy`, `context_fn` | the operations that they name are not copied into the backward graph |
 | `debug`, `determinism_check="debug"` | not recorded, because they look at each operation while it runs |
 
-A function may hold something that cannot be recorded, such as a call of `print`. Then
-there is nothing to mark, and the checkpoint runs as without the compiler. Of the
-function nothing is compiled, and [a warning](#warn_if_compiling) says so. With
-`fullgraph=True` the compiler raises instead.
+A function may contain something that cannot be recorded, such as a call of `print`.
+Then nothing can be marked, the checkpoint runs as it does without the compiler, and no
+part of the function is compiled. [A warning](#warn_if_compiling) says so. With
+`fullgraph=True` the compiler raises an error instead.
 """
 
 # sidelit: hide
@@ -83,8 +85,8 @@ def enters_graph(
 
     The arguments are handed over by position, so none of them is taken for an option.
 
-    :param policy: what is kept; `None` keeps nothing
-    :param context_fn: the caller's own choice, in the place of a policy
+    :param policy: the results to keep; `None` keeps nothing
+    :param context_fn: the caller's own blocks, used instead of a policy
     """
     count, names = len(args), tuple(kwargs)
 
@@ -101,13 +103,15 @@ def enters_graph(
 
 
 def blocks_of_graph(policy: SavePolicy | Collection[Any] | None) -> tuple[Any, Any]:
-    """The blocks in which the recorded operations run, for both runs.
+    """Make the blocks in which the recorded operations run, one for each of the two
+    runs.
 
-    A compiler that cuts the graph in two runs the operations once, to look at them. It
-    finds the answers of the policy in PyTorch's own blocks. A backend that does not cut
-    runs the recorded operations through PyTorch's checkpoint in each step, but without
-    the state of the generators: there, dropout would draw another mask the second time.
-    So these blocks restore the state.
+    There are two cases. A compiler that cuts the graph into two runs the operations
+    once for inspection, and reads the policy's answers from PyTorch's own blocks. A
+    backend that does not cut the graph runs the recorded operations through PyTorch's
+    checkpoint in each step, but does not restore the state of the generators. There,
+    dropout would draw another mask in the second run. So these blocks restore that
+    state.
     """
     if torch.compiler.is_compiling():
         asked = None if policy is None else policy_of(policy)
@@ -124,11 +128,12 @@ def blocks_of_graph(policy: SavePolicy | Collection[Any] | None) -> tuple[Any, A
 
 
 class Together:
-    """Several blocks as one that may be entered many times.
+    """Several blocks as one block that may be entered many times.
 
-    The compiler also sets an attribute of the block of the forward pass.
+    It is a class, because the compiler sets an attribute on the block of the forward
+    pass.
 
-    :param blocks: blocks, or functions that give a new one
+    :param blocks: blocks, or functions that return a new one
     """
 
     def __init__(self, *blocks: Any) -> None:
@@ -147,28 +152,29 @@ class Together:
 
 
 def not_a_beginning(function: F) -> F:
-    """A function that the compiler records where it is called by recorded code, and
-    leaves alone where it is the first that the compiler meets.
+    """Mark a function that the compiler records inside recorded code, but skips where
+    the function is the first that the compiler reaches.
 
-    Such a function is a fork: recorded, it takes the compiler's way. If the recording
-    was given up, it is called as any other, and must take the other way.
+    Such a function takes one of two branches: the compiler's branch while it is
+    recorded, the plain branch otherwise. If the compiler gives up the recording, the
+    function is called plainly.
     """
     skip_frame(function, inside=False)
     return function
 
 
 def not_recorded(function: F) -> F:
-    """A function that the compiler leaves alone, with all that it calls."""
+    """Mark a function that the compiler skips, with everything that it calls."""
     skip_frame(function, inside=True)
     return function
 
 
 def compile_apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls another one, and is the first that the compiler meets.
+    """Make a caller for a function: the first function that the compiler reaches.
 
-    The compiler keeps what it compiled with the code of the first function, and only a
-    few versions with each code. If the `forward` of all classes were called from the
-    same line, they would compete for these few. So each has a copy of the caller.
+    The compiler stores its results with the code of the first function, and only a few
+    versions for each code. If the `forward` of all classes were called from one line,
+    they would compete for these versions. So each has a copy of the caller.
 
     :returns: `call(run, *args)`, which calls `run(*args)`
     """
@@ -191,8 +197,9 @@ CALLERS: WeakKeyDictionary[CodeType, FunctionType] = WeakKeyDictionary()
 
 @not_a_beginning
 def warn_if_compiling(function: Callable[..., Any]) -> None:
-    """Warn, if a compiler is at work, that it does not compile this function."""
-    # While it is at work, it has a function that looks at each frame.
+    """Warn that a compiler at work does not compile this function."""
+    # While the compiler is at work, it has installed a function that inspects each
+    # frame.
     if compiler_at_work():
         name = getattr(function, "__qualname__", type(function).__qualname__)
         warnings.warn(
