@@ -149,8 +149,7 @@ class Construction:
         for module in dict.fromkeys(parts_first):
             fill = self.filler(module)
             if on_meta(module):
-                # `apply_to_own` also renews the list of parameters that a recurrent
-                # layer keeps.
+                # A recurrent layer keeps a list of its parameters, and renews it here.
                 apply_to_own(module, self.make_real)
             if fill is not None:
                 self.fill(module, fill)

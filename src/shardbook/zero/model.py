@@ -34,8 +34,8 @@ Three habits of an unsharded program need care:
 - Conversions such as `model.half()` must come before sharding, too.
 - An optimizer must treat each element separately, as SGD and Adam do.
 
-In stages 1 to 3 a rank sees only its own part of the gradients. Three functions of
-PyTorch are affected by that:
+In stages 1 to 3 a rank sees only its own part of the gradients. This concerns some functions of
+PyTorch:
 
 - `torch.nn.utils.clip_grad_norm_` takes the norm of that part, so each rank would scale
   by another factor. [`clip_grad_norm_`](clip.py#clip_grad_norm_) of this book takes the
