@@ -12,8 +12,9 @@ SRC = Path(__file__).parent.parent / "src"
 # A folder, or a module that lies in none, imports from itself and from what stands before it.
 ORDER = {
     "shardbook": [
-        *("command", "foundations", "models", "parameters", "guards", "zero", "training", "precision"),
-        *("checkpointing", "streaming", "planning", "state", "memory", "train", "finetune_neox", "check"),
+        *("command", "foundations", "models", "sketch", "parameters", "guards", "zero", "training"),
+        *("precision", "checkpointing", "streaming", "planning", "state", "memory", "parallel", "train"),
+        *("finetune_neox", "check"),
         "__init__",
     ],
     "sidelit": [

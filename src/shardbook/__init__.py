@@ -4,9 +4,9 @@ r"""# Shardbook
 
 Each module of this package is a chapter.
 
-**Foundations**: [where the bytes go](memory.py), [a plan of them](planner.py), [what
-ranks send each other](collectives.py), [how it is counted](ledger.py), [how parameters
-become one vector](layout.py).
+**Foundations**: [ZeRO-3 in fifty lines](sketch.py), [where the bytes go](memory.py), [a
+plan of them](planner.py), [what ranks send each other](collectives.py), [how it is
+counted](ledger.py), [how parameters become one vector](layout.py).
 
 **ZeRO**: [what a unit does](unit.py), [how its vector is split](flat.py), [what a slice
 may be used for](access.py), [how its gradients are collected](gradients.py), [which of
