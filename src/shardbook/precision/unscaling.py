@@ -128,8 +128,8 @@ def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -
 
 def added_up(parameter: Any) -> Tensor:
     """Return the values of a sparse gradient, one for each element."""
-    # One element can have several values, and their sum can be infinite although each
-    # of them is finite. So the values are added before the check.
+    # Several values can stand for one element, and their sum can be infinite although
+    # each of them is finite. So they are added before the check.
     parameter.grad = parameter.grad.coalesce()
     values: Tensor = parameter.grad.values()
     return values
