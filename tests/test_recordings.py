@@ -19,7 +19,10 @@ if str(ROOT) not in sys.path:
 from tools.record import frame  # noqa: E402
 
 # A recording that takes a second or two is made again by `make test`, the others by `make test-all`.
-QUICK = ["formats", "collectives", "construction", "copies", "memory", "ring", "states", "vector"]
+QUICK = [
+    *("formats", "collectives", "construction", "copies", "memory", "planner", "ring", "states", "step"),
+    "vector",
+]
 
 
 def committed(name: str) -> dict[str, Any]:
@@ -48,6 +51,49 @@ def test_a_recording_says_where_it_comes_from(name: str) -> None:
 def test_the_library_records_the_same_again(name: str) -> None:
     found = frame.exact(name, frame.module_of(name).record())
     assert found == frame.exact(name, committed(name)["data"]), f"run `make record ARGS={name}`"
+
+
+def test_a_step_without_a_wait_is_the_same_on_a_cpu_and_races_on_a_gpu() -> None:
+    right, broken = committed("step")["data"], committed("step_no_wait")["data"]
+    plain = [{key: event[key] for key in event.keys() - {"removed", "races"}} for event in broken["events"]]
+    assert plain == right["events"]
+    counts = [event["races"]["count"] for event in broken["events"] if event.get("removed")]
+    # The backward pass of the embedding reads none of its weights.
+    assert len(counts) == 6
+    assert all(counts[:5])
+    assert counts[5] == 0
+
+
+def test_a_step_without_the_mean_adds_gradients_up_and_adamw_hides_it() -> None:
+    right, broken = committed("step")["data"], committed("step_no_mean")["data"]
+    for one, other in zip(right["events"], broken["events"], strict=True):
+        changed = {key for key in one if one[key] != other[key]}
+        assert changed == ({"norm"} if other.get("removed") else set())
+        if changed:
+            assert other["norm"] == pytest.approx([2 * norm for norm in one["norm"]], rel=1e-2)
+    (mean, total), (sgd_mean, sgd_total) = (broken["first_step_moves"][name] for name in ("adamw", "sgd"))
+    assert total == mean
+    assert sgd_total == pytest.approx(2 * sgd_mean, rel=1e-2)
+
+
+def test_a_recorded_step_has_scenes_that_a_reader_can_follow() -> None:
+    data = committed("step")["data"]
+    firsts = [scene["first"] for scene in data["scenes"]]
+    assert 60 <= len(data["events"]) <= 120
+    assert 20 <= len(firsts) <= 28
+    assert firsts[0] == 0
+    assert firsts == sorted({*firsts})
+
+
+def test_a_line_that_is_not_there_once_is_no_point() -> None:
+    from tools.record.lines import points
+
+    with pytest.raises(ValueError, match="unpack"):
+        points({"shardbook/zero/unit.py#Unit.wait": ("nowhere",)})
+    with pytest.raises(ValueError, match="unpack"):
+        points({"shardbook/zero/unit.py#Unit.wait": ("self",)})
+    (found,) = points({"shardbook/zero/zero1.py#Zero1.fetch": ("flat.gathering = all_gather(",)}).values()
+    assert [(one.last - one.first, one.line) for one in found] == [(2, "flat.gathering = all_gather(")]
 
 
 def test_a_file_is_json_with_rows_that_fit_on_a_screen() -> None:

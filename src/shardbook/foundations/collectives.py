@@ -41,6 +41,7 @@ ranks, about $2\Psi$ elements a step in both cases. When the parameters are shar
 it counts $3\Psi$: one all-gather for the forward pass, one for the backward pass, one
 reduce-scatter for the gradients.
 
+:figure: collectives_before_after
 :notation $N_d$: `world_size`, the number of ranks in the process group
 :notation $r$: `rank`, the number of one rank, from 0 to $N_d - 1$
 :notation $B$: `nbytes`, the size of a whole vector in bytes
