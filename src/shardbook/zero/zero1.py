@@ -25,6 +25,7 @@ gathers the parameters, and in stage 0 it sends nothing.
 The optimizer need not know of it. The model's parameters, as it sees them, are this
 rank's slices.
 
+:figure: stage_homes
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of parameters of a unit
 """
