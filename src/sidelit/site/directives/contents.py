@@ -2,8 +2,8 @@
 
 > The lessons with their minutes, and the parts, each with the question that it answers.
 
-Nothing is said twice: titles, minutes and ledes are those of the pages, and a part's question is its
-`question` in `site/sidelit.toml`.
+Nothing is said twice: titles, minutes and ledes are those of the pages, and the question of a part stands
+below its label in `site/sidelit.toml`. A part without a question shows its label.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ def _lessons(given: Directive, place: Place) -> Markup:
 
 def _check_parts(given: Directive, book: Book) -> None:
     plain(given, body=False)
-    for part in book.config.parts:
-        if not part.question:
-            hint = "write it into site/sidelit.toml, below the label"
-            raise given.error(f"the part {part.label!r} has no `question`", hint=hint)
+    if not any(part.label for part in book.config.parts):
+        raise given.error("the project has no parts", hint="`[[parts]]` in site/sidelit.toml lists them")
 
 
 def _parts(given: Directive, place: Place) -> Markup:
-    parts = [group for group in place.nav() if group.question]
+    parts = [group for group in place.nav() if group.label and not any(item.lesson for item in group.items)]
     return place.fragment("parts.html", parts=parts)
 
 
