@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from press.project import edit, page, sidelit
+from press.project import edit, sidelit
 from press.site.test_lessons import COURSE, FIRST, ROW, SECOND, WINDOW
 
 HOME = """# Sample
