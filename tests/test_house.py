@@ -13,7 +13,7 @@ SRC = Path(__file__).parent.parent / "src"
 ORDER = {
     "shardbook": [
         *("command", "foundations", "models", "sketch", "parameters", "guards", "zero", "training"),
-        *("precision", "checkpointing", "streaming", "planning", "state", "memory", "train"),
+        *("precision", "checkpointing", "streaming", "planning", "state", "memory", "parallel", "train"),
         *("finetune_neox", "check"),
         "__init__",
     ],

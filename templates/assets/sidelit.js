@@ -96,7 +96,8 @@
   };
 
   const languages = [...document.querySelectorAll(".langs a")].map((link) => [link, link.getAttribute("href").split("#")[0]]);
-  const entries = new Map([...document.querySelectorAll(".toc a")].map((link) => [decodeURIComponent(link.hash.slice(1)), link]));
+  // A section has an entry in the panel, and another one where the page opens.
+  const entries = Map.groupBy(document.querySelectorAll(".toc a"), (link) => decodeURIComponent(link.hash.slice(1)));
   const lastCrumb = document.querySelector(".chapter .crumbs ol");
   const here = lastCrumb && document.createElement("li");
   if (here) {
@@ -111,9 +112,11 @@
     for (const [link, href] of languages) link.setAttribute("href", id ? `${href}#${id}` : href);
     // A comment block has no entry of its own in the contents: the definition it stands in has.
     const entry = entries.get(id) ?? entries.get(id.split("/")[0]);
-    for (const link of entries.values()) {
-      if (link === entry) link.setAttribute("aria-current", "location");
-      else link.removeAttribute("aria-current");
+    for (const links of entries.values()) {
+      for (const link of links) {
+        if (links === entry) link.setAttribute("aria-current", "location");
+        else link.removeAttribute("aria-current");
+      }
     }
     if (here) {
       const name = id.split("/")[0];
@@ -132,9 +135,36 @@
     });
   };
 
-  // ---- The contents panel closes as a menu does.
+  // ---- The contents panel opens at its place, is walked by arrow keys, and closes as a menu does.
   const menus = [...document.querySelectorAll("details.menu")];
   const close = () => menus.forEach((menu) => { menu.open = false; });
+  const middle = (box, element) => {
+    const [outer, inner] = [box.getBoundingClientRect(), element.getBoundingClientRect()];
+    box.scrollTop += inner.top - outer.top - (outer.height - inner.height) / 2;
+  };
+  for (const menu of menus) {
+    const panel = menu.querySelector(".panel");
+    menu.addEventListener("toggle", () => {
+      if (!menu.open) return;
+      follow();
+      // Wide, each list scrolls by itself; narrow, the panel does, and the section is what one looks for there.
+      for (const name of [".book", ".toc"]) {
+        const list = panel.querySelector(name);
+        const mark = list?.querySelector("[aria-current]");
+        if (mark) middle(list.scrollHeight > list.clientHeight ? list : panel, mark);
+      }
+    });
+    menu.addEventListener("focusout", ({ relatedTarget }) => {
+      if (relatedTarget && !menu.contains(relatedTarget)) menu.open = false;
+    });
+    menu.addEventListener("keydown", (event) => {
+      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+      if (!step || !menu.open) return;
+      const stops = [...menu.querySelectorAll("summary, a")].filter((stop) => stop.checkVisibility());
+      stops[stops.indexOf(document.activeElement) + step]?.focus();
+      event.preventDefault();
+    });
+  }
 
   // ---- A box that can scroll is a stop for the keyboard only while it has something to scroll.
   const labels = new Map([...document.querySelectorAll("main [tabindex='0'][role='group']")].map((box) => [box, box.getAttribute("aria-label")]));

@@ -149,37 +149,42 @@ def block() -> Any:
     known = {parameter.untyped_storage(): name for name, parameter in module.named_parameters()}
     storages = {x.untyped_storage(): "input"}
     saved: list[dict[str, Any]] = []
+    used: list[int] = []
 
-    def note(tensor: Tensor) -> Tensor:
+    def note(tensor: Tensor) -> tuple[int, Tensor]:
         storage = tensor.untyped_storage()
         name = known.get(storage) or storages.setdefault(storage, f"activation {len(storages)}")
         kind = "parameter" if storage in known else name.partition(" ")[0]
         saved.append({"kind": kind, "of": name, "shape": list(tensor.shape), "bytes": storage.nbytes()})
-        return tensor.detach()
+        return len(saved) - 1, tensor.detach()
 
-    with saved_tensors_hooks(note, lambda tensor: tensor):
-        module(x)
-    return {"saved": saved, "checkpointed": checkpointed(module, x)}
+    def use(noted: tuple[int, Tensor]) -> Tensor:
+        used.append(noted[0])
+        return noted[1]
+
+    with saved_tensors_hooks(note, use):
+        module(x).sum().backward()
+    return {"saved": saved, "used": used, "checkpointed": checkpointed(module, x)}
 
 
 def checkpointed(module: nn.Module, x: Tensor) -> Any:
-    """The placeholders of one checkpointed block, counted, and the bytes that they hold at each moment."""
+    """What happens to the placeholders of one checkpointed block, by their numbers, in the order of time."""
     made: list[Placeholder] = []
-    counts = {"made": 0, "filled": 0, "taken": 0}
+    acts: list[tuple[str, int]] = []
 
-    def counted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(placeholder: Placeholder, *args: Any) -> Any:
-            counts[name] += 1
-            if name == "made":
+            if name == "make":
                 made.append(placeholder)
+            acts.append((name, next(place for place, one in enumerate(made) if one is placeholder)))
             return method(placeholder, *args)
 
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, method in (("made", "__init__"), ("filled", "fill"), ("taken", "take")):
-            patch.setattr(Placeholder, method, counted(name, getattr(Placeholder, method)))
+        for name, method in (("make", "__init__"), ("fill", "fill"), ("take", "take")):
+            patch.setattr(Placeholder, method, noted(name, getattr(Placeholder, method)))
         y = checkpoint(module, x)
-        between = dict(counts)
+        backward_at = len(acts)
         y.sum().backward()
-    return {"after_the_forward_pass": between, "after_the_backward_pass": counts, "input_bytes": x.nbytes}
+    return {"acts": acts, "backward_at": backward_at, "input_bytes": x.nbytes}

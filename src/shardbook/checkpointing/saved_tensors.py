@@ -51,6 +51,7 @@ Autograd uses one thread for each device, so two recomputations may run at the s
 time. If they restore generators, they [take turns](rng.py#RNGState.restored).
 
 :notation $d$: the number of checkpoints around an operation
+:figure: saved_placeholders
 """
 
 # sidelit: hide

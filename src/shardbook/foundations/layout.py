@@ -43,6 +43,7 @@ since the pieces of a unit no longer lie side by side. This book keeps the flat 
 because one collective straight into the memory that is computed with is the simpler
 program.
 
+:figure: vector_of_a_block
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of values in one flat vector, without its padding
 :notation $P_u$: `padded`, the number of elements of one flat vector with its padding

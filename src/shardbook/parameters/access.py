@@ -2,35 +2,36 @@ r"""# Access to a slice
 
 > A parameter that is read where a rank has only a slice of it is refused, on every rank.
 
-Between its uses a rank holds only its own slice of a parameter, in stages 1 to 3. A
-model usually reads its parameters in the forward pass of [their unit](unit.py), where
-they are whole. But not every program does. The loss of CLIP reads
-`model.logit_scale.exp()`. That parameter has one element, so rank 0 has all of it, and
-the other ranks have none:
+In stages 1 to 3 a rank holds only its own slice of a parameter, except while the unit
+is in use. A model usually reads its parameters in the forward pass of [their
+unit](unit.py), where they are whole. But not every program does. The loss of CLIP, for
+example, reads `model.logit_scale.exp()`. That parameter has one element, so rank 0 has
+all of it, and the other ranks have nothing:
 
 | | `logit_scale` | `logit_scale.exp() * similarity` |
 |---|---|---|
 | rank 0 | 1 element | right |
 | rank 1 | 0 elements | an error about shapes, or an empty result |
 
-A slice therefore has a class of its own. PyTorch hands each operation on a tensor of
-such a class to the class's `__torch_function__` first, before it runs. Three rules
-decide there:
+A slice therefore has a class of its own. PyTorch passes each operation on such a tensor
+to the class's `__torch_function__` before the operation runs. Three rules decide there:
 
-1. Whatever only looks at the slice runs: its shape, its gradient, `detach`, `.data`.
+1. An operation that only inspects the slice runs: its shape, its gradient, `detach`,
+   `.data`.
 2. An operation that autograd would record is refused. The gradient would belong to the
    slice, and no exchange would average it.
-3. Without gradients, an operation that treats each element by itself runs, such as the
-   `lerp_` of an average of weights. Its other operands have the slice's shape, or one
-   element without dimensions, and so does its result. Any other operation mixes the
-   slice with something else, and is refused.
+3. Without gradients, an elementwise operation runs, such as the `lerp_` of an average
+   of weights. Its other operands must have the slice's shape, or be single numbers, and
+   its result must have the slice's shape, too. Any other operation mixes the slice with
+   other values, and is refused.
 
-The result of the third rule remembers what it was computed from. Without that,
-`logit_scale.exp()` would run on all ranks under `no_grad`, and the product with the
-similarities would fail on rank 1 alone. A full reduction, such as a norm, has a result
-without dimensions. It is a plain number, that of this rank's slice.
+The result of the third rule keeps a record of the parameter that it was computed from.
+Without this record, `logit_scale.exp()` would run on all ranks under `no_grad`, and the
+product with the similarities would fail on rank 1 alone. A full reduction, such as a
+norm, has a result without dimensions. That result is a plain number, computed from this
+rank's slice.
 
-A program that means the slice writes `parameter.detach()`, which gives a plain tensor.
+If you mean the slice itself, write `parameter.detach()`, which gives a plain tensor.
 """
 
 # sidelit: hide
@@ -63,13 +64,13 @@ __all__ = ["Slice", "guard_again", "guard_slices"]
 
 
 class Place(NamedTuple):
-    """Which elements of which parameter a slice holds.
+    """The elements of a parameter that a slice holds.
 
     :param name: the parameter's name in the model
     :param unit: the name of its unit
     :param shape: the shape of the whole parameter
     :param offset: the parameter's first place in the unit's flat vector
-    :param length: how much of that vector each rank keeps
+    :param length: the number of elements of that vector that each rank keeps
     """
 
     name: str
@@ -79,7 +80,7 @@ class Place(NamedTuple):
     length: int
 
     def refusal(self, operation: str) -> RuntimeError:
-        """Which parameter was read, and what to do instead."""
+        """An error that names the parameter that was read, and says what to do instead."""
         return RuntimeError(
             f"{self.name} of unit {self.unit} was read outside of that unit's forward "
             f"pass, where a rank has only a slice of it ({operation}); call the unit "
@@ -89,14 +90,15 @@ class Place(NamedTuple):
     def cut_alike(self, other: Place) -> bool:
         """Whether two parameters have the same shape and are cut at the same places.
 
-        Those of two equal models are, when the weights of one follow the other's. All
-        ranks get the same answer, although the slices of some may fit by chance.
+        That is so for two equal models, of which one holds averaged weights of the
+        other. All ranks compute the same answer, although on some of them other slices
+        may have fitting shapes by chance.
         """
         return self[2:] == other[2:]
 
 
 class Guarded:
-    """What is so for a slice and for what was computed from one."""
+    """The rules for a slice, and for tensors that were computed from one."""
 
     @classmethod
     def __torch_function__(
@@ -106,10 +108,10 @@ class Guarded:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """PyTorch calls this in the place of each operation on a slice."""
+        """Apply the three rules to an operation. PyTorch calls this in place of the operation."""
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name == "__get__":
-            # Most properties only look. But `parameter.T` is an operation.
+            # Most properties only inspect the slice. But `parameter.T` is an operation.
             name = func.__self__.__name__  # type: ignore[attr-defined]
             looks = name not in _VIEWS
         else:
@@ -120,8 +122,10 @@ class Guarded:
     # sidelit: depth A slice that `torch.save` would store under the name of the whole parameter.
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be pickled: `torch.save` of `named_parameters` would store a slice
-        under the whole parameter's name.
+        """Refuse to be pickled.
+
+        `torch.save` of `named_parameters` would store a slice under the name of the
+        whole parameter.
 
         :raises TypeError: always
         """
@@ -136,11 +140,13 @@ class Guarded:
 class Slice(Guarded, nn.Parameter):
     """One of the model's own parameters, while it is only this rank's slice."""
 
-    # sidelit: depth Copies of a slice, such as a copy of an optimizer makes.
+    # sidelit: depth Copies of a slice, such as those that a copy of an optimizer makes.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        """A copy belongs to no unit. So it is a plain parameter with the slice's values,
-        as a copy of an optimizer needs it.
+        """A plain parameter with the slice's values, as a copy of an optimizer needs
+        it.
+
+        The copy belongs to no unit.
         """
         if id(self) not in memo:
             memo[id(self)] = nn.Parameter(self.detach().clone(), self.requires_grad)
@@ -149,16 +155,18 @@ class Slice(Guarded, nn.Parameter):
 
 
 class Part(Guarded, Tensor):
-    """What was computed from a slice, element by element."""
+    """A tensor that was computed from a slice, element by element."""
 
 
 def guard_slices(flat: Flat, unit: str) -> None:
-    """Let the model's own parameters in a flat vector be read only where it is right.
+    """Give the model's own parameters in a flat vector the class that applies the
+    rules.
 
     They remain the same objects and change only their class. Where a rank keeps the
-    whole parameter, every operation is right, and its class stays.
+    whole parameter, every operation is right, so its class stays.
 
-    :param unit: the name of the vector's unit
+    :param flat: the flat vector
+    :param unit: the name of its unit
     """
     watch_optimizers()
     if not flat.sliced:
@@ -177,7 +185,7 @@ _PLACE = "_shardbook_place"
 
 
 def place_of(value: Any) -> Place:
-    """What a slice holds, or what a result was computed from."""
+    """The elements that a slice holds, or that a result was computed from."""
     place: Place = getattr(value, _PLACE)
     return place
 
@@ -185,19 +193,20 @@ def place_of(value: Any) -> Place:
 def compute(
     func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run an operation on slices if it treats each element by itself, without gradients.
+    """Run an operation on slices if it is elementwise and records no gradient.
 
-    The operation is judged by what goes in and by what comes out, because a list of
-    operations would never be complete. If the operation itself fails, the reason is
-    most likely the slice's shape, and that differs from rank to rank. So the error
-    becomes the sentence that is raised where the shapes fit by chance.
+    The operation is judged by its operands and its results, because a list of
+    operations would never be complete. If it raises an error itself, the cause is most
+    likely the shape of the slice, which differs from rank to rank. So that error is
+    replaced by the one that the other ranks raise.
 
-    :raises RuntimeError: if the operation is any other
+    :raises RuntimeError: if the operation is of another kind
     """
     given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     first = next(value for value in given if isinstance(value, Guarded))
     place = place_of(first)
-    # These pair the elements of lists of tensors, as an optimizer's step does.
+    # These operations pair the elements of lists of tensors, as an optimizer's step
+    # does.
     pairs = name.startswith(LIST_OPERATIONS)
     if func is torch.autograd.grad:
         raise RuntimeError(
@@ -214,7 +223,7 @@ def compute(
     try:
         result = func(*args, **kwargs)
     except (RuntimeError, ValueError, IndexError) as error:
-        # PyTorch itself lets no parameter change in place while autograd records.
+        # PyTorch itself refuses to change a parameter in place while autograd records.
         if first is given[0] and name.endswith("_") and torch.is_grad_enabled():
             raise
         raise place.refusal(name) from error
@@ -232,7 +241,7 @@ def compute(
 def is_elementwise(
     name: str, args: tuple[Any, ...], given: Sequence[Tensor], piece: Tensor
 ) -> bool:
-    """Whether an operation treats each element by itself, as far as its operands tell."""
+    """Whether an operation is elementwise, judging by its name and its operands."""
     if name in _MIXES or (name in _LARGEST and len(given) == 1):
         return False
     if name in _INDEXES and not takes_all(args[1]):
@@ -241,7 +250,7 @@ def is_elementwise(
 
 
 def fits(value: Tensor, piece: Tensor) -> bool:
-    """Whether an operand may meet a slice element by element."""
+    """Whether an operand has a value for each element of a slice."""
     if isinstance(value, Guarded) and not place_of(value).cut_alike(place_of(piece)):
         return False
     return value.ndim == 0 or value.shape == piece.shape
@@ -259,9 +268,10 @@ def takes_all(index: Any) -> bool:
 
 
 def mark(changed: set[int], piece: Tensor, result: Tensor) -> Tensor:
-    """Let a result remember the slice that it was computed from.
+    """Record the slice that a result was computed from.
 
-    A tensor that the operation wrote to keeps its class. A full reduction is a number.
+    A tensor that the operation wrote to keeps its class. A full reduction stays a plain
+    number.
     """
     if id(result) in changed or result.ndim == 0:
         return result
@@ -275,7 +285,7 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Operations that only look at a slice, or at what belongs to it.
+# Operations that only inspect a slice, or a tensor that belongs to it.
 _LOOKS = names(
     "__set__ __delete__ __repr__ __format__ __hash__ __len__ __array__ detach detach_ "
     "tolist numpy size dim ndimension numel nelement stride storage_offset data_ptr "
@@ -286,8 +296,8 @@ _LOOKS = names(
 )
 # Properties that are operations.
 _VIEWS = names("T mT H mH real imag")
-# Operations whose result has the shape of the slice or none, but whose elements come
-# from other elements, or from the first one.
+# Operations whose result has the shape of the slice or no dimensions, but whose
+# elements are computed from other elements, or from the first one alone.
 _MIXES = names(
     "__bool__ __float__ __int__ __index__ __complex__ __contains__ item softmax "
     "log_softmax cumsum cumprod logcumsumexp sort argsort flip roll normalize select "
@@ -305,10 +315,10 @@ _RANDOM = names(
 
 
 def set_class(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:
-    """Let a parameter be of another class. It remains the same object.
+    """Change the class of a parameter, which remains the same object.
 
-    A parameter of any other class keeps it, because that class may hold what its tensor
-    needs. PyTorch's fake tensors, which have no values, are of that kind.
+    A parameter of any other class keeps that class, because its data may need it.
+    PyTorch's fake tensors, which have no values, are an example.
     """
     if type(parameter) in (nn.Parameter, Slice):
         parameter.__class__ = kind
@@ -318,17 +328,17 @@ def set_class(parameter: nn.Parameter, kind: type[nn.Parameter]) -> None:
 
 
 def without_owner(parameter: Callable[[], Any], protocol: Any) -> Any:
-    """How a whole parameter is pickled: as a plain one, which belongs to no unit."""
+    """Pickle a whole parameter as a plain one, which belongs to no unit."""
     whole = parameter()
     return nn.Parameter(whole.detach(), whole.requires_grad).__reduce_ex__(protocol)
 
 
-# Where an optimizer steps, its parameters have the plain class. PyTorch chooses the
-# kernels of a step by that class, and an operation on a slice takes longer. Both hooks
-# serve all models of the process.
+# During an optimizer's step its parameters have the plain class. PyTorch chooses the
+# kernels of a step by that class, and an operation on a slice takes longer. The two
+# hooks serve all models of the process.
 @cache
 def watch_optimizers() -> None:
-    """Let every optimizer step on plain parameters."""
+    """Make every optimizer step on plain parameters."""
     register_optimizer_step_pre_hook(torch.compiler.disable(unguard))
     register_optimizer_step_post_hook(torch.compiler.disable(guard_stepped))
 
@@ -336,7 +346,7 @@ def watch_optimizers() -> None:
 def unguard(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Give an optimizer's slices the plain class for the time of the step.
 
-    :raises RuntimeError: if it was given whole parameters, which nobody trains
+    :raises RuntimeError: if it was given whole parameters, which exist only for a while
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -353,8 +363,10 @@ def unguard(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def guard_stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Give them their own class again. An optimizer's step may call that of another
-    one, and then the outer step is still under way.
+    """Give the parameters their own class again after a step.
+
+    The step of one optimizer may call that of another. Then the outer step is still
+    under way, and nothing changes.
     """
     if steps_under_way() > 1:
         return
@@ -365,9 +377,10 @@ def guard_stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def guard_again(flat: Flat) -> None:
-    """Guard the slices of a vector after a step that raised, which runs no hook.
+    """Guard the slices of a vector after a step that raised an error, which runs no
+    hook.
 
-    While a step calls the model, as one with a closure does, they stay plain.
+    While a step calls the model, as a step with a closure does, the slices stay plain.
     """
     if flat.plain and not steps_under_way():
         flat.plain = False
@@ -376,9 +389,10 @@ def guard_again(flat: Flat) -> None:
 
 
 def steps_under_way() -> int:
-    """How many steps of optimizers have begun and not ended, by the stack of calls."""
+    """The number of optimizer steps under way, counted in the stack of calls."""
     return sum(1 for _ in frames_of(_STEP))
 
 
-# The function that PyTorch puts around each optimizer's `step` and that runs the hooks.
+# The function that PyTorch wraps around each optimizer's `step`, and that runs the
+# hooks.
 _STEP = Optimizer.profile_hook_step(lambda: None).__code__

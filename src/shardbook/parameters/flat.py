@@ -1,11 +1,11 @@
 r"""# The flat vector
 
-> Some parameters, laid side by side in one vector, and what a rank keeps of it.
+> A flat vector holds the parameters of a unit side by side, and a rank keeps all of it or its own part.
 
-A unit stores its parameters in flat vectors, one for each kind of parameter. One
-exchange then moves all of them. This chapter holds such a vector in its forms: `full`
-is the whole vector of $P_u$ elements, `whole` are the parameters in their old shapes as
-views into it, and `shard` is what this rank keeps between uses, often the $S_u$
+A unit stores its parameters in flat vectors, one for each kind of parameter, so that
+one exchange moves many parameters. Each vector has three forms. `full` is the whole
+vector of $P_u$ elements. `whole` are the parameters in their original shapes, as views
+into `full`. And `shard` is what this rank keeps between uses, in most stages the $S_u$
 elements of its own part. [The next chapter](gradients.py) adds the gradients.
 
 | when | what happens |
@@ -13,16 +13,16 @@ elements of its own part. [The next chapter](gradients.py) adds the gradients.
 | the model is sharded | its parameters are [copied into `full`](#Flat), side by side |
 | in stage 0 | this rank [keeps all of it](#Flat.keep_whole) |
 | in the other stages | this rank [keeps its own part](#Flat.keep_part) |
-| in all stages | the whole parameters are [laid over `full`](#Flat.take) |
-| | the model's own parameters [show what is kept](#Flat.point_at) |
-| a forward or backward pass begins or ends | modules [compute with `whole`](#Flat.use), or no longer |
+| in all stages | the whole parameters become [views into `full`](#Flat.take) |
+| | the model's own parameters become [views into `shard`](#Flat.point_at) |
+| a forward or backward pass begins or ends | modules [begin or stop](#Flat.use) to compute with `whole` |
 | values were loaded into `whole` | this rank [takes its part](#Flat.store) from `full` |
 | an optimizer steps | the [version](#Flat.version) grows |
 
-[What the vector refuses](flat_checks.py) has a chapter of its own.
+[Another chapter](flat_checks.py) lists what a flat vector refuses.
 
-Nothing here communicates. [The unit](unit.py) decides when a vector is filled and
-emptied, and [the stage](replicate.py) decides how much of it a rank keeps.
+No code in this chapter communicates. [The unit](unit.py) decides when a vector is
+filled and emptied, and [the stage](replicate.py) decides how much of it a rank keeps.
 
 :notation $N_d$: `world_size`, the number of ranks that share the vector
 :notation $P_u$: `padded`, the length of the vector with its padding
@@ -61,29 +61,34 @@ __all__ = [
 
 
 class Flat:
-    """One flat vector of a unit: parameters of one dtype, all trainable or all frozen
-    when the model is sharded.
+    """One flat vector of a unit, with parameters of one dtype that are all trainable or
+    all frozen when the model is sharded.
 
-    It starts whole. [`keep_whole`](#Flat.keep_whole) or
-    [`keep_part`](#Flat.keep_part) then says what stays.
+    After construction the vector is whole. [`keep_whole`](#Flat.keep_whole) or
+    [`keep_part`](#Flat.keep_part) then chooses what this rank keeps.
+
+    :param layout: [the places](layout.py#Layout) of the parameters in the vector
+    :param parameters: the model's parameters by name
     """
 
     def __init__(self, layout: Layout, parameters: dict[str, nn.Parameter]) -> None:
         self.layout = layout
         self.parameters = tuple(parameters[slot.names[0]] for slot in layout.slots)
         self.gathering: PendingGather | None = None
-        # How often an optimizer has stepped or values were loaded.
+        # The number of optimizer steps and of loads.
         self.changes = 0
-        # Whether an optimizer's step has taken [the guard](access.py) off the slices.
+        # Whether an optimizer's step has removed [the guard](access.py) from the
+        # slices.
         self.plain = False
         # [Whether a forward pass has written](flat_checks.py) to the whole parameters.
         self.writes = WritesInUse()
         # [The order](exchange_order.py) of the unit's exchanges and [its
-        # hooks](hooks.py), for whoever knows only parameters.
+        # hooks](hooks.py), for code that has only a parameter.
         self.order: Any = None
         self.driver: Callable[[], Any] = lambda: None
-        # For this moment the unit exists twice, in the model and in `full`. A model is
-        # sharded unit by unit, so no more than one unit ever does.
+        # While a unit is copied, its parameters exist twice, in the model and in
+        # `full`. Units are converted one by one, so this doubles the memory of one unit
+        # at most.
         self.device = self.parameters[0].device
         self.full = torch.empty(layout.padded, dtype=layout.dtype, device=self.device)
         flatten(layout, [each.detach() for each in self.parameters], self.full)
@@ -97,9 +102,12 @@ class Flat:
         )
 
     def keep_part(self, rank: int, *, apart: bool) -> None:
-        """Keep the part of one rank. Each of the model's parameters becomes the 1-D
-        slice that falls into that part, often an empty one.
+        """Keep the part of one rank.
 
+        Each of the model's parameters becomes the 1-D slice that falls into that part,
+        often an empty one.
+
+        :param rank: the index of this rank's part
         :param apart: whether the part is a vector of its own, so that `full` can be
             emptied, or a view into `full`
         """
@@ -110,7 +118,11 @@ class Flat:
         self.point_at((start, stop, (stop - start,)) for start, stop in pieces)
 
     def take(self, place: slice, *, apart: bool) -> None:
-        """Take from `full` what is kept, and lay the whole parameters over it."""
+        """Take `shard` from `full`, and make the whole parameters views into `full`.
+
+        :param place: the part of `full` that this rank keeps
+        :param apart: whether `shard` is a copy, or a view into `full`
+        """
         self.place_of_shard, self.shard = place, self.full[place]
         if apart:
             self.shard = self.shard.clone()
@@ -121,24 +133,24 @@ class Flat:
     def parameters_in(
         self, full: Tensor, *, trainable: bool
     ) -> tuple[nn.Parameter, ...]:
-        """The parameters in their old shapes, as views into a whole vector."""
-        # PyTorch counts the writes to a tensor together with those to its views.
-        # `.data` gives each view a count of its own. Otherwise autograd would take each
-        # gather, which writes into `full`, for a forbidden change of the parameters.
+        """The parameters in their original shapes, as views into a whole vector."""
+        # PyTorch counts the writes to a tensor together with those to its views. Each
+        # gather writes into `full`, and autograd would take that for a forbidden change
+        # of the parameters. `.data` gives each view a count of its own.
         return tuple(
             nn.Parameter(view.data, requires_grad=trainable)
             for view in views(self.layout, full)
         )
 
     def point_at(self, places: Iterable[tuple[int, int, Sequence[int]]]) -> None:
-        """Let the model's own parameters show what is kept of them.
+        """Make the model's own parameters views into `shard`.
 
-        They remain the same objects. So the names, the optimizer's groups, and
-        everything else that refers to them stay as they were. With new objects for the
-        slices, `AdamW(model.parameters())` would train something that no unit gathers,
-        and no error would be raised.
+        They remain the same objects, so the names, the optimizer's groups, and all
+        other references to them stay valid. If the slices were new objects,
+        `AdamW(model.parameters())` would train parameters that no unit gathers, and no
+        error would be raised.
 
-        :param places: for each parameter the start and stop in `shard`, and the shape
+        :param places: for each parameter its start and stop in `shard`, and its shape
         """
         self.places = tuple(places)
         for parameter, kept in zip(self.parameters, self.cut(self.shard), strict=True):
@@ -147,26 +159,29 @@ class Flat:
         self.refuse_gradients()
 
     def cut(self, kept: Tensor) -> list[Tensor]:
-        """The parts of a vector laid out like `shard` that belong to the model's parameters."""
+        """The parts of a vector that belong to the model's parameters.
+
+        :param kept: a vector that is laid out like `shard`
+        """
         return [kept[start:stop].view(shape) for start, stop, shape in self.places]
 
     def use(self, whole: bool) -> None:
-        """The modules begin or end to compute with the whole parameters."""
+        """Record whether the modules compute with the whole parameters now."""
         self.writes.note(self.whole, begins=whole)
 
     def store(self) -> None:
-        """Take the values in `full` for this rank's own, after they were loaded."""
+        """Take this rank's part from `full`, after values were loaded into it."""
         self.changes += 1
         if not shares_storage(self.shard, self.full):
             self.shard.copy_(self.full[self.place_of_shard])
 
     @property
     def version(self) -> int:
-        """A number that grows whenever somebody changes the model's parameters.
+        """A number that grows each time the model's parameters are changed.
 
-        PyTorch counts the writes to each tensor, also to an empty one, so all ranks
-        agree. It does not see the writes of a fused optimizer. So each step of an
-        optimizer is counted, too.
+        PyTorch counts the writes to each tensor, even to an empty one, so all ranks
+        have the same number. It does not count the writes of a fused optimizer, so each
+        step of an optimizer is counted here, too.
         """
         with as_plain():
             return self.changes + sum(Versions(*self.parameters))
@@ -184,8 +199,8 @@ class Flat:
     # sidelit: depth A parameter that is used outside of its unit's forward pass.
 
     def refuse_gradients(self) -> None:
-        """Let the model's own parameters refuse each gradient."""
-        # Autograd must bring its gradients to `whole`, where they are collected.
+        """Set a hook on the model's own parameters that raises an error for each gradient."""
+        # Autograd must deliver the gradients to `whole`, where they are collected.
         if self.learns:
             for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
                 refuse = partial(refuse_gradient, slot.names[0])
@@ -193,49 +208,53 @@ class Flat:
                     parameter.register_hook(refuse)
 
 
-# A parameter refers to its vector by this name. The reference is weak: in a circle, a
-# model that nobody uses would keep its memory until the garbage collector runs.
+# A parameter refers to its vector through this attribute. The reference is weak. A
+# circle of strong references would keep an unused model in memory until the garbage
+# collector runs.
 _OWNER = "_shardbook_flat"
 _WHOLE_IN = "_shardbook_whole_in"
 
 
 def resize(tensor: Tensor, numel: int) -> None:
-    """Let the storage under `tensor` hold `numel` elements. Every view of it stays a view
-    of that storage, so nothing that refers to the vector has to learn of the change.
+    """Give the storage under `tensor` the size of `numel` elements.
+
+    Every view of the storage stays a view of it, so no reference to the vector has to
+    change.
     """
     tensor.untyped_storage().resize_(numel * tensor.element_size())
     ask_for_large_pages(tensor)
 
 
-# sidelit: depth Guards that know only a parameter, and ask for its vector, its form or its version.
+# sidelit: depth Guards that have only a parameter, and need its vector, its kind or its version.
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Whether a parameter belongs to a unit already."""
+    """Whether a parameter already belongs to a unit."""
     return hasattr(parameter, _OWNER)
 
 
 def owner_of(parameter: Tensor) -> Flat | None:
-    """The vector that a parameter belongs to, if there is one."""
+    """The vector to which a parameter belongs, or `None`."""
     owner: Flat | None = getattr(parameter, _OWNER, lambda: None)()
     return owner
 
 
 def flat_of(parameter: Tensor) -> Flat | None:
-    """The vector of one of the model's own parameters, or of its whole form."""
+    """The vector of one of the model's own parameters, or of a whole parameter."""
     whole_in: Flat | None = getattr(parameter, _WHOLE_IN, lambda: None)()
     return whole_in or owner_of(parameter)
 
 
 def is_whole_form(parameter: Tensor) -> bool:
-    """Whether this is what a unit computes with, and not one of the model's own."""
+    """Whether this is a whole parameter of a unit, and not one of the model's own."""
     return hasattr(parameter, _WHOLE_IN)
 
 
 def version_of(value: Tensor) -> int:
-    """A number that grows whenever somebody changes a tensor's values.
+    """A number that grows each time a tensor's values are changed.
 
-    A whole parameter changes with the model's own, and PyTorch counts no write to it.
+    A whole parameter changes whenever the model's own parameter does, and PyTorch
+    counts no write to it then.
     """
     flat: Flat | None = getattr(value, _WHOLE_IN, lambda: None)()
     return writes_to(value) + (flat.version if flat is not None else 0)

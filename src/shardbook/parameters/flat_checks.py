@@ -1,20 +1,21 @@
 r"""# What a flat vector refuses
 
-> A parameter that has left its vector, a write that would not last, a hook that would never be called.
+> Changes to a model that a flat vector cannot follow raise an error instead of training something else.
 
-[A flat vector](flat.py) stands for the parameters of a model, and a program knows
-nothing of it. It may move the model, write to a weight in `forward`, or wait for a
-gradient as it does in an unsharded model. Each of these would train something else and
-raise no error:
+[A flat vector](flat.py) holds the parameters of a model, but the program around the
+model has no code for it. That program may move the model, write to a weight in
+`forward`, or set a hook on a gradient, as in an unsharded model. Each of these would
+train something else without an error:
 
-| a program | without this chapter | refused |
+| a program | without this chapter | the error comes |
 |---|---|---|
 | calls `model.half()` or `model.cuda()` | the optimizer trains what no rank gathers | before a gather |
-| writes to a parameter in `forward` | the write is gone after the pass | when the pass ends |
-| hooks the gradient of a parameter | the hook is never called | before a gather |
-| calls `model.forward(x)` | the gradient is never averaged | when the gradient comes |
+| writes to a parameter in `forward` | the write is lost after the forward pass | when that pass ends |
+| sets a hook on a parameter's gradient | the hook is never called | before a gather |
+| calls `model.forward(x)` | the gradient is never averaged | when the gradient arrives |
 
-The checks look at addresses and counts, and never at values.
+The checks compare addresses and counts, and never values, so they do not make the host
+wait for a device.
 """
 
 # sidelit: hide
@@ -43,14 +44,14 @@ __all__ = [
 
 
 def refuse_replaced(flat: Flat, unit: str) -> None:
-    """Refuse to gather after a change of the parameters that a unit cannot follow.
+    """Refuse to gather after a change of the parameters that the unit cannot follow.
 
     `model.half()` or `model.to(device)` replaces the data of every parameter. The
-    optimizer would then train the replacement, and the other ranks would go on
-    receiving the old values. If it happens while the parameters are
-    [whole](whole.py), the modules would compute with the replacement from then on.
-    A complex parameter that is trained later has no mean here. And a gradient hook
-    would never be called.
+    optimizer would then train the replacement, while the other ranks would still
+    receive the old values. If it happens while the parameters are [whole](whole.py),
+    the modules would compute with the replacement from then on. A complex parameter
+    that is trained later has no mean here. And a hook on a gradient would never be
+    called.
 
     :raises RuntimeError: naming the parameter and what to do
     """
@@ -76,14 +77,14 @@ def refuse_replaced(flat: Flat, unit: str) -> None:
 
 
 class WritesInUse:
-    """Whether the whole parameters were written to while modules computed with them."""
+    """A record of whether the whole parameters were written to while modules computed with them."""
 
     def __init__(self) -> None:
         self.before = Versions()
         self.found = False
 
     def note(self, parameters: Sequence[Tensor], *, begins: bool) -> None:
-        """The modules begin or end to compute with these."""
+        """Record the versions when modules begin to compute, and compare them when they end."""
         if begins:
             self.before = Versions(*parameters)
             self.found = False
@@ -95,8 +96,8 @@ def refuse_writes(flat: Flat, unit: str) -> None:
     """Refuse a forward pass that wrote to its own parameters, as an embedding with
     `max_norm` does.
 
-    Only where the modules compute with the stored parameters themselves would the
-    write last. What is gathered or cast for one use is dropped after it.
+    Such a write lasts only if the modules compute with the stored parameters
+    themselves. Parameters that are gathered or cast for one use are dropped after it.
 
     :raises RuntimeError: naming the unit and what to do
     """
@@ -109,9 +110,9 @@ def refuse_writes(flat: Flat, unit: str) -> None:
 
 
 def has_gradient_hook(parameter: Tensor) -> bool:
-    """Whether somebody waits for this parameter's gradient.
+    """Whether a program has set a hook on this parameter's gradient.
 
-    Autograd never sees a slice: its gradient is put there after the exchange. So a hook
+    Autograd never sees a slice, whose gradient is stored after the exchange. So a hook
     on it would never be called, and no error would be raised.
     """
     hooks = gradient_hooks(parameter)
@@ -121,8 +122,8 @@ def has_gradient_hook(parameter: Tensor) -> bool:
 def refuse_gradient(name: str, gradient: Tensor) -> None:
     """Refuse a gradient that autograd brings to the model's own parameter.
 
-    `model.forward(x)` instead of `model(x)` passes the hooks by. In stage 0 the model
-    would compute all the same, and the gradient would never be averaged.
+    A call of `model.forward(x)` instead of `model(x)` runs no hooks. In stage 0 the
+    model would still compute, but the gradient would never be averaged.
 
     :raises RuntimeError: always
     """

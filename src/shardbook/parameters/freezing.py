@@ -1,17 +1,21 @@
 r"""# Freezing and unfreezing
 
-> `requires_grad` may change while a model trains, on all ranks alike.
+> A program may change `requires_grad` while it trains, if it does so on all ranks alike.
 
-A program may unfreeze one layer more in each epoch, or freeze the discriminator of a
-GAN while the generator trains. A library of adapters turns some of them off and others
-on. Each does so by `requires_grad`, and in an unsharded program the next forward pass
-obeys.
+Programs change `requires_grad` for many reasons. One unfreezes another layer in each
+epoch, another freezes the discriminator of a GAN while the generator trains, and a
+library of adapters turns some of them off and others on. In an unsharded program the
+next forward pass follows such a change.
 
-In a sharded one the forward pass computes with [the whole
+In a sharded model the forward pass computes with [the whole
 parameters](flat.py#Flat.take), which are other objects than the model's own. So before
-each use every whole parameter takes over the `requires_grad` of its counterpart, and
-after it [what was changed meanwhile is carried back](#carry_over). What is frozen gets
-no gradient, and a flat vector of which all parameters are frozen is not exchanged.
+each use every whole parameter takes over the `requires_grad` of the model's own one.
+After the use, [changes that were made meanwhile are copied back](#carry_over). A frozen
+parameter gets no gradient, and a flat vector whose parameters are all frozen is not
+exchanged.
+
+The vectors themselves are [laid out when the model is sharded](layout.py#plan), with
+trainable and frozen parameters in separate vectors. That does not change later:
 
 The vectors themselves are [cut when the model is sharded](layout.py#plan), trainable
 and frozen parameters apart, and stay as they are:
@@ -24,13 +28,13 @@ and frozen parameters apart, and stay as they are:
 | frozen, and trained later | 0 | nothing more |
 | frozen, and trained later | 1, 2 | every rank keeps the optimizer's state of the whole vector |
 
-In the last case the gradients cost the $2\,P_u\,(N_d-1)/N_d$ elements of stage 0, too.
-So a parameter that is going to be trained for most of the time had better be trainable
-when the model is sharded. An optimizer needs to have a parameter to train it, as
-without sharding: pass it `model.parameters()`, or add a group when a layer is unfrozen.
+In the last case the gradients also cost the $2\,P_u\,(N_d-1)/N_d$ elements of stage 0.
+So if a parameter is going to be trained for most of the time, make it trainable before
+you shard the model. As without sharding, an optimizer trains only the parameters that
+it was given: pass it `model.parameters()`, or add a group when a layer is unfrozen.
 
-All ranks have to change `requires_grad` alike, because a frozen vector takes no part in
-an exchange. [The order](exchange_order.py) compares that at the start of each backward
+All ranks must change `requires_grad` alike, because a frozen vector takes no part in an
+exchange. [The order](exchange_order.py) compares this at the start of each backward
 pass.
 
 :notation $N_d$: `world_size`, the number of ranks that share the vector
@@ -54,14 +58,17 @@ __all__ = ["carry_over", "changed_since_sharding", "trainable"]
 def carry_over(
     parameters: Sequence[Tensor], whole: Sequence[Tensor], *, to_whole: bool
 ) -> None:
-    """Let the whole parameters require gradients as the model's own do, or the other way.
+    """Copy `requires_grad` from the model's own parameters to the whole ones, or back.
 
     A module may freeze a parameter while it is whole: in its own `forward`, in a block
-    of [`whole(model)`](whole.py), or after [an interrupted pass](interrupted.py). That
-    has to last. But the model's own may have changed meanwhile, too. So only what
-    differs from the beginning is carried back.
+    of [`whole(model)`](whole.py), or after [an interrupted forward
+    pass](interrupted.py). That change has to last. But the model's own parameters may
+    have changed meanwhile, too. So only differences from the beginning of the use are
+    copied back.
 
-    :param to_whole: whether the whole parameters begin to be used, or end
+    :param parameters: the model's own parameters
+    :param whole: the whole parameters, in the same order
+    :param to_whole: whether the use of the whole parameters begins or ends
     """
     for own, one in zip(parameters, whole, strict=True):
         if to_whole:
@@ -77,10 +84,10 @@ _BEGAN = "_shardbook_requires_grad"
 
 @contextmanager
 def trainable(parameter: Tensor) -> Iterator[None]:
-    """Let a parameter require gradients in the block.
+    """Make a parameter require gradients in the block.
 
-    PyTorch takes a hook on a gradient only from a tensor that requires one. A hook that
-    is there stays there, whatever `requires_grad` becomes.
+    PyTorch accepts a hook on a gradient only if the tensor requires one. Once the hook
+    is set it stays, whatever `requires_grad` becomes.
 
     >>> import torch
     >>> frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
@@ -101,16 +108,16 @@ def trainable(parameter: Tensor) -> Iterator[None]:
 
 
 def changed_since_sharding(units: Iterable[Any]) -> str:
-    """Which parameters were frozen or unfrozen since the model was sharded, as text.
+    """The parameters that were frozen or unfrozen since the model was sharded, as text.
 
-    It becomes part of the name of a backward pass. Ranks that differ in it [do not go
-    on](exchange_order.py#Order.before), and each says which parameter it has changed. A
-    program that goes back and forth between two states has two passes with two names,
-    and each is agreed once.
+    The text becomes part of the name of a backward pass. Ranks whose names differ [do
+    not continue](exchange_order.py#Order.before), and the error of each rank names a
+    parameter that it has changed. A program that alternates between two states has
+    backward passes of two names, and the ranks agree on each name once.
 
     :param units: all units of the model
     :returns: the first parameter by name, the number of the others, and a checksum of
-        all their names; nothing if there are none
+        all their names; an empty text if there are none
     """
     names = [
         slot.names[0]

@@ -1,19 +1,19 @@
 r"""# The gradients of a flat vector
 
-> Gradients are put side by side as they arrive, exchanged for their mean, and handed to the optimizer.
+> The gradients of a unit are collected in one vector, exchanged for their mean, and given to the optimizer.
 
 Autograd finishes the gradients of a unit one after the other, each in a tensor of its
-own. To exchange each by itself would cost one message per parameter, and most messages
-would be small. This chapter collects them in one vector of $P_u$ elements, `grad_full`,
-laid out like [the parameters](flat.py). One exchange then averages all of them. What
-comes back becomes the gradient of the model's own parameters, where an optimizer looks
-for it.
+own. If each gradient were exchanged separately, there would be one message for each
+parameter, and most messages would be small. This chapter collects the gradients in one
+vector of $P_u$ elements, `grad_full`, which is laid out like [the parameters](flat.py).
+One exchange then averages all of them. Afterwards the mean becomes the `.grad` of the
+model's own parameters, where an optimizer reads it.
 
 | moment | `grad_full` | `sending` | `parameters[i].grad` |
 |---|---|---|---|
-| a gradient is finished | takes it | | |
-| `send` | given up | holds the gradients, in the dtype in which they travel | |
-| `receive` | | given up | the mean is added, unless [nobody has used the parameter](unused.py) |
+| a gradient is finished | holds the gradient | | |
+| `send` | dropped | holds all gradients, in the dtype of the exchange | |
+| `receive` | | dropped | the mean is added, unless [no rank has used the parameter](unused.py) |
 
 :notation $P_u$: `padded`, the length of the vector with its padding
 """
@@ -45,7 +45,12 @@ __all__ = ["FlatWithGradients"]
 
 
 class FlatWithGradients(FlatWithMasters):
-    """A flat vector of parameters, and their gradients."""
+    """A flat vector of parameters, and their gradients.
+
+    :param layout: [the places](layout.py#Layout) of the parameters in the vector
+    :param parameters: the model's parameters by name
+    :param policy: [the dtypes](policy.py#Policy) of the gradients and of their exchange
+    """
 
     def __init__(
         self, layout: Layout, parameters: dict[str, nn.Parameter], policy: Policy
@@ -56,43 +61,54 @@ class FlatWithGradients(FlatWithMasters):
         self.grad_full: Tensor | None = None
         self.sending: Tensor | None = None
         self.reducing: Mean | None = None
-        # The parameters whose gradients `grad_full` has taken.
+        # The indices of the parameters whose gradients are in `grad_full`.
         self.arrived: set[int] = set()
-        # Whether the next exchange includes this vector. Which parameters this rank has
-        # used in the exchanges since [the ranks compared that](unused.py), and the
-        # parts of the mean for those that it has not.
+        # `due` says whether the next exchange includes this vector. `used` are the
+        # parameters that this rank has used since [the ranks last compared
+        # that](unused.py). `unsure` holds the parts of the mean for those that it has
+        # not used.
         self.due = False
         self.used: set[int] = set()
         self.unsure: dict[int, list[Tensor]] = {}
-        # [Who watches](waiting.py) what is shown for gradients that wait for a later
-        # exchange, and which of them were changed.
+        # [The watches](waiting.py) over gradients that are kept for a later exchange,
+        # and the parameters whose gradients were changed meanwhile.
         self.held: dict[int, Watch] = {}
         self.changed: set[int] = set()
 
     def take(self, place: slice, *, apart: bool) -> None:
-        """Lay the whole parameters over `full`, and hook each of them, so that its
-        gradient is collected as soon as autograd has finished it.
+        """Make the whole parameters views into `full`, and set a hook on each of them.
+
+        The hook collects a gradient as soon as autograd has finished it.
         """
         super().take(place, apart=apart)
-        # The hook belongs to the parameter. A hook on the node that accumulates the
-        # gradient would die with that node, and then no gradient would ever arrive. The
-        # garbage collector does not see hooks: if one referred to this vector, the two
-        # would keep each other, and with them the shards.
+        # The hook is set on the parameter. If it were set on the node that accumulates
+        # the gradient, it would be lost with that node, and no gradient would ever
+        # arrive. The hook refers to this vector weakly, because the garbage collector
+        # cannot see hooks: with a strong reference the hook and the vector would keep
+        # each other, and the shards, in memory.
         for index in range(len(self.whole)):
             collect = partial(FlatWithGradients.collect, weakref.proxy(self), index)
             self.after_gradient(index, collect)
 
     def after_gradient(self, index: int, act: Callable[[Tensor], None]) -> None:
-        """Call `act` each time autograd has finished the gradient of a whole parameter,
-        also if that [is trained only later](freezing.py).
+        """Call a function each time autograd has finished the gradient of a whole
+        parameter.
+
+        The hook is also set on a parameter that is frozen now and [trained
+        later](freezing.py).
+
+        :param index: the index of the parameter
+        :param act: the function, which is called with the whole parameter
         """
         if self.learns:
             with trainable(self.whole[index]):
                 self.whole[index].register_post_accumulate_grad_hook(act)
 
     def use(self, whole: bool) -> None:
-        """The modules begin or end to compute with the whole parameters, of which those
-        [require gradients](freezing.py#carry_over) that do so in the model now.
+        """Record whether the modules compute with the whole parameters now.
+
+        A whole parameter [requires a gradient](freezing.py#carry_over) if the model's
+        own parameter does at this moment.
         """
         super().use(whole)
         if self.learns and not self.precise:
@@ -107,17 +123,20 @@ class FlatWithGradients(FlatWithMasters):
 
     @property
     def waits(self) -> bool:
-        """Whether gradients were collected and not averaged yet."""
+        """Whether gradients were collected and are not averaged yet."""
         return self.grad_full is not None
 
     def gradients(self) -> Tensor:
-        """`grad_full`, taken from the allocator when the first gradient arrives."""
+        """`grad_full`, which is allocated when the first gradient arrives."""
         if self.grad_full is None:
-            # Uninitialised memory may hold NaN. The padding is sent with the rest, and
-            # whoever takes a norm of the vector or looks for an overflow in it would
-            # find that NaN. The other places are overwritten.
-            # What waits [for other micro-batches](accumulate.py) is added up in FP32 at
-            # least: in BF16 a sum of ones stops at 256.
+            # Uninitialised memory may hold NaN. The gradients overwrite their own
+            # places, but not the padding, which is sent with them. A norm of the vector
+            # or a search for overflows would find that NaN, so the padding is set to
+            # zero.
+            #
+            # Gradients that are kept [for other micro-batches](accumulate.py) are added
+            # up in FP32 or in a wider dtype, because in BF16 a sum of ones stops at
+            # 256.
             dtype = self.collects_in
             if self.holds:
                 dtype = torch.promote_types(dtype, torch.float32)
@@ -134,15 +153,17 @@ class FlatWithGradients(FlatWithMasters):
     def collect(self, index: int, whole: Tensor) -> None:
         """Move one finished gradient into `grad_full`, and free it at once.
 
-        A parameter can be reached by several backward passes before the reduction. The
-        first one copies, the others add. A sparse gradient, as embeddings can have, is
-        spread out, since the flat vector has a place for every element.
+        Several backward passes may reach a parameter before its gradient is exchanged.
+        The first one copies its gradient into `grad_full`, and the others add theirs. A
+        sparse gradient, such as that of an embedding, is made dense, since the flat
+        vector has a place for every element.
         """
         # PyTorch calls this also for a parameter that was frozen after the forward
+        # PyTorch also calls this hook for a parameter that was frozen after the forward
         # pass.
         if whole.grad is None:
             return
-        # Another branch of the model may collect on another stream.
+        # Another branch of the model may collect its gradients on another stream.
         compute_stream(self.device)
         place, gradient = self.place(index), whole.grad.to_dense()
         self.unhold(index)
@@ -161,11 +182,11 @@ class FlatWithGradients(FlatWithMasters):
         return self.gradients()[slot.offset : slot.offset + slot.numel].view(slot.shape)
 
     def send(self) -> None:
-        """Prepare an exchange: put the gradients into the dtype in which they travel.
+        """Prepare an exchange: cast the gradients to the dtype of the exchange.
 
-        From here on a gradient starts a new vector. A layer that is used again right
-        away would otherwise add to the vector that is being sent, and the sum would
-        reach some ranks and not others.
+        From now on a gradient starts a new vector. Otherwise a layer that is used again
+        right away would add to the vector that is being sent, and the sum would reach
+        some ranks and not others.
         """
         self.note_use()
         self.fill_missing_gradients()
@@ -173,10 +194,11 @@ class FlatWithGradients(FlatWithMasters):
         self.grad_full = None
 
     def fill_missing_gradients(self) -> None:
-        """A parameter that the step did not use on this rank has the gradient zero here.
+        """Set the gradient to zero for parameters that this rank has not used in the
+        step.
 
-        Another rank may have used it, so its place takes part in the mean. Without this
-        line the place would hold uninitialised memory.
+        Another rank may have used them, so their places take part in the mean. Without
+        the zeros these places would hold uninitialised memory.
         """
         self.gradients()
         for index in range(len(self.whole)):
@@ -184,17 +206,19 @@ class FlatWithGradients(FlatWithMasters):
                 self.place(index).zero_()
 
     def reduce(self, groups: Groups) -> None:
-        """Start the exchange of what is to be sent."""
+        """Start the exchange of the gradients in `sending`."""
         assert self.sending is not None
         self.reducing = groups.mean(self.sending)
 
     def receive(self, mean: Tensor) -> None:
-        """End an exchange: keep the mean, and give back the vector that was sent.
+        """End an exchange: keep the mean, and free the vector that was sent.
 
-        A thread of the backend may refer to that vector a moment longer. If this rank
-        only dropped its own reference, chance would decide when the memory is free. To
-        shrink the storage frees it now. The mean is never a view of it: in stage 0
-        [it is copied out](replicate.py#Replicated.kept_mean).
+        A thread of the backend may refer to that vector a little longer. If this rank
+        only dropped its own reference, the moment at which the memory is freed would
+        vary. Shrinking the storage frees it now. The mean is never a view of the vector
+        that was sent: in stage 0 [it is copied](replicate.py#Replicated.kept_mean).
+
+        :param mean: this rank's part of the mean, in one dimension
         """
         assert self.sending is not None
         resize(self.sending, 0)
@@ -205,13 +229,13 @@ class FlatWithGradients(FlatWithMasters):
     def accumulate(self, mean: Tensor) -> None:
         """Add the mean to the gradients of the model's parameters.
 
-        To assign instead would keep only the last micro-batch. A user who called
-        `zero_grad` has set the gradient to `None`, and then the mean itself becomes the
+        If it replaced them instead, only the last micro-batch would count. After
+        `zero_grad` the gradient is `None`, and then the mean itself becomes the
         gradient, without a copy.
 
-        If this rank has not used a parameter, its part of the mean waits until it is
-        known whether [another rank has](unused.py). The means of later exchanges then
-        wait behind it, so that all ranks add them in the same order.
+        If this rank has not used a parameter, its part of the mean is kept until the
+        rank knows whether [another one has](unused.py). The means of later exchanges
+        are then kept, too, so that all ranks add them in the same order.
         """
         for index, part in enumerate(self.cut(mean)):
             if index in self.unsure or index not in self.used:
@@ -229,18 +253,23 @@ class FlatWithGradients(FlatWithMasters):
         else:
             parameter.grad += part
 
-    # sidelit: depth Parameters that this rank has not used, and gradients that wait for a later exchange.
+    # sidelit: depth Parameters that this rank has not used, and gradients kept for a later exchange.
 
     def note_use(self) -> None:
-        """Note which parameters this rank has used, before their gradients are sent."""
+        """Record which parameters this rank has used, before their gradients are sent."""
         for index in list(self.held):
             self.unhold(index)
         if self.waits:
             self.used |= self.arrived
 
     def decide(self, used: Container[int]) -> None:
-        """Add the parts that have waited for parameters that some rank has used, and
-        drop the others, so that these keep the gradient that they had, often `None`.
+        """Add the parts of the mean that were kept for parameters that some rank has
+        used.
+
+        The other parts are dropped, so that their parameters keep the gradient that
+        they had, often `None`.
+
+        :param used: the indices of the parameters that some rank has used
         """
         with as_plain():
             for index, parts in self.unsure.items():
@@ -259,21 +288,23 @@ class FlatWithGradients(FlatWithMasters):
 
     @property
     def holds(self) -> bool:
-        """Whether gradients wait for a later exchange, [in `no_sync`](accumulate.py)."""
+        """Whether gradients are kept for a later exchange, [in `no_sync`](accumulate.py)."""
         driver = self.driver()
         return driver is not None and not driver.conductor.syncing
 
     def hold(self, index: int) -> None:
-        """Let `zero_grad` reach a gradient that waits for a later exchange.
+        """Watch a gradient that is kept for a later exchange, so that `zero_grad`
+        reaches it.
 
-        `zero_grad` knows only the model's own parameters. So [what these
-        show](waiting.py#Watch) is watched. If it has been removed or set to zero by the
-        time of the next gradient, the part that waits is dropped.
+        `zero_grad` sees only the `.grad` of the model's own parameters. So [a
+        watch](waiting.py#Watch) is set on that. If the `.grad` has been removed or set
+        to zero by the time of the next gradient, the kept gradient in `grad_full` is
+        dropped.
         """
         self.held[index] = Watch(self.parameters[index])
 
     def unhold(self, index: int) -> None:
-        """Stop watching, and drop what waits if `zero_grad` has been called."""
+        """End the watch, and drop the kept gradient if `zero_grad` has been called."""
         if index not in self.held:
             return
         found = self.held.pop(index).end(self.parameters[index])
@@ -301,8 +332,8 @@ class FlatWithGradients(FlatWithMasters):
         self.changed.clear()
 
     def sent(self) -> None:
-        """Give back the vector that was sent. Its mean goes on [to the other
-        copies](groups.py#Groups.mean) as a piece of it.
+        """Free the vector that was sent, whose mean now goes on [to the other
+        copies](groups.py#Groups.mean).
         """
         assert self.sending is not None
         resize(self.sending, 0)

@@ -1,31 +1,31 @@
-r"""# To the host and back
+r"""# Copies between device and host
 
-> Two functions carry tensors between a device and the host, and count the bytes.
+> Two functions copy tensors between a device and the host, while both go on computing.
 
-The memory of the machine, the *host*, is often larger than that of a device, and what
-the device does not need now can wait there. The price is the time of the copies. The
-link between the two is far slower than the device's own memory, so a copy must not keep
-the device from computing.
+The memory of the machine, the *host*, is often larger than that of a device. So tensors
+that the device does not need now can be kept on the host. The price is the time of the
+copies: the link between the two is far slower than the device's own memory. So a copy
+must not keep the device from computing.
 
-On CUDA the copies run on two streams of their own, beside the *compute stream*: one for
-each direction, since a link can carry both at the same time. Four things make that
-right, and each line below that waits belongs to one of them:
+On CUDA the copies run on two streams beside the *compute stream*, one for each
+direction, since a link can carry both directions at the same time. Four rules make that
+right, and each wait in the code below belongs to one of them:
 
 | who reads or writes | may do so only after |
 |---|---|
 | the copy, reading its source | the computation that wrote the source |
 | the copy, writing its target | every earlier computation on the target's memory |
-| whoever uses the target | the copy |
-| the copy that goes back to the device | the copy that brought its source to the host |
+| a computation that uses the target | the copy |
+| a copy back to the device | the copy that brought its source to the host |
 
-The host's side must be *pinned*, that is, at an address that cannot move. From other
-memory the driver copies by way of a buffer of its own, and the caller waits meanwhile.
-PyTorch's allocator of pinned memory rounds each block up to a power of two, so a vector
-of 1.1 GiB takes 2 GiB of the host. [The plan](planner.py) counts 1.1 GiB.
+The host's memory must be *pinned*, that is, at an address that cannot change. From
+other memory the driver copies through a buffer of its own, and the calling thread waits
+meanwhile. PyTorch's allocator of pinned memory rounds each block up to a power of two,
+so a vector of 1.1 GiB takes 2 GiB of the host. [The plan](planner.py) counts 1.1 GiB.
 
-Where the device is a CPU, there is no second memory. Both functions then make a real
-copy all the same: what is measured, counted and tested on a CPU has the same number of
-bytes in the same places as on a GPU.
+If the device is a CPU, there is no second memory. Both functions then still make a real
+copy. So a measurement, a count or a test on a CPU sees the same number of bytes in the
+same places as on a GPU.
 """
 
 # sidelit: hide
@@ -58,8 +58,8 @@ def to_host(values: Tensor, what: str) -> Crossing:
     >>> back.tolist(), book.moved
     ([1.0, 2.0], {'activations to the host': 8, 'activations to the device': 8})
 
-    :param values: any shape and dtype, on any device; leave it unchanged until the copy
-        is waited for
+    :param values: any shape and dtype, on any device; do not change it before you have
+        waited for the copy
     :param what: the name under which [the ledger](ledger.py) counts the bytes
     :returns: a copy under way; its tensor is on the CPU, and pinned if `values` is on
         another device
@@ -78,19 +78,20 @@ def to_device(
 ) -> Crossing:
     """Start to copy a tensor from the host to a device.
 
-    The memory is taken on the compute stream, from which it will be used. The copy
-    waits for that stream, since the block may have belonged to a computation that is
-    queued but has not run.
+    The target is allocated on the compute stream, on which it will be used. Its memory
+    may have belonged to a computation that is queued there and has not run. So the copy
+    waits for the compute stream.
 
-    A narrower dtype is made on the host, so that its bytes alone are moved.
+    If a narrower dtype is wanted, the host casts first, so that only the narrower bytes
+    are moved.
 
-    :param values: any shape and dtype, on the CPU; leave it unchanged until the copy is
-        waited for. What may still be on its way to the host goes
-        [back](#Crossing.back).
-    :param device: where the copy will be
+    :param values: any shape and dtype, on the CPU; do not change it before you have
+        waited for the copy. A tensor that may still be on its way to the host is copied
+        by [`back`](#Crossing.back) instead.
+    :param device: the device of the copy
     :param what: the name under which the ledger counts the bytes
     :param dtype: the dtype of the copy; values that are not floating-point keep theirs,
-        and so do all if it is `None`
+        and if it is `None`, all do
     """
     values = values.detach()
     if dtype is not None and values.is_floating_point() and dtype != values.dtype:
@@ -103,17 +104,22 @@ def to_device(
 def start(
     copy: Tensor, values: Tensor, device: torch.device, direction: str
 ) -> Crossing:
-    """Queue the copy behind all that the compute stream has been given so far.
+    """Queue a copy behind all that the compute stream has been given so far.
 
-    A pinned block that is dropped before it was read is safe, because the allocator of
-    pinned memory asks the stream before it gives a block away.
+    A pinned block may be dropped before it was read, because the allocator of pinned
+    memory waits for the stream before it reuses a block.
+
+    :param copy: the target
+    :param values: the source
+    :param device: the one of the two ends that is not the host
+    :param direction: `"to the host"` or `"to the device"`
     """
     module, stream = torch.get_device_module(device), road(device, direction)
     stream.wait_stream(current_stream(device))
     with module.stream(stream):
         copy.copy_(values, non_blocking=True)
-    # The caller may drop either tensor before the copy has run. Without this line the
-    # allocator would give the memory to a computation while the copy still uses it.
+    # The caller may drop either tensor before the copy has run. Without `record_stream`
+    # the allocator would give the memory to a computation while the copy still uses it.
     for tensor in (copy, values):
         if not tensor.is_cpu:
             tensor.record_stream(stream)
@@ -127,13 +133,14 @@ def host_memory(
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Memory on the host, of the shape of a tensor, and laid out like it.
+    """Allocate memory on the host, of the shape and the layout of a tensor.
 
-    It is pinned, unless its values never leave the host.
+    The memory is pinned, unless its values never leave the host.
 
     :param like: on any device
-    :param device: where the values come from or will go; by default that of `like`
-    :param dtype: that of `like` if it is `None`
+    :param device: the device that the values come from or go to; by default that of
+        `like`
+    :param dtype: the dtype; `None` means that of `like`
     """
     other = device or like.device
     pinned = other.type != "cpu"
@@ -145,7 +152,7 @@ class Crossing:
     """A copy under way.
 
     :param copy: the target, which may be read only after one of the two waits
-    :param done: the moment at which the copy has ended
+    :param done: the event that marks the end of the copy
     :param device: the one of its two ends that is not the host
     """
 
@@ -154,25 +161,26 @@ class Crossing:
     device: torch.device
 
     def wait(self) -> Tensor:
-        """Let the current stream wait. The calling thread goes on.
+        """Make the current stream wait for the copy. The calling thread continues.
 
-        Without this line a kernel would read what the memory held before.
+        Without this wait a kernel would read the previous content of the memory.
         """
         self.done.wait(current_stream(self.device))
         return self.copy
 
     def arrive(self) -> Tensor:
-        """Let the calling thread wait. Code that runs on the host needs this one, since
-        it does not run on any stream.
+        """Make the calling thread wait for the copy.
+
+        Code that runs on the host needs this wait, since it does not run on any stream.
         """
         self.done.synchronize()
         return self.copy
 
     def back(self, device: torch.device, what: str) -> Crossing:
-        """Start to copy the target to the device again. The calling thread goes on.
+        """Start to copy the target to the device again. The calling thread continues.
 
-        The way back is another stream. Without the wait it would read what the host's
-        memory held before the first copy.
+        This copy runs on another stream than the first one. Without the wait it would
+        read the content that the host's memory had before the first copy.
         """
         self.done.wait(road(device, "to the device"))
         return to_device(self.copy, device, what)
@@ -184,13 +192,14 @@ def road(device: torch.device, direction: str) -> Any:
     return torch.get_device_module(device).Stream(device)
 
 
-# sidelit: depth Streamed models, whose parameters and gradients wait on the host.
+# sidelit: depth Streamed models, whose parameters and gradients are kept on the host.
 
 
 def pin(tensors: Iterable[Tensor]) -> None:
-    """Put tensors of the host into pinned memory, as the objects that they are.
+    """Move tensors of the host into pinned memory. They remain the same objects.
 
-    What shared memory before, such as two views of one vector, shares it afterwards.
+    Tensors that shared memory, such as two views of one vector, share it afterwards,
+    too.
 
     :param tensors: parameters and buffers on the CPU
     """
@@ -206,19 +215,23 @@ def pin(tensors: Iterable[Tensor]) -> None:
 
 
 class Landing(torch.autograd.Function):
-    """The wait for gradients on their way to the host, as a node of its own in the graph.
+    """The wait for gradients on their way to the host, as a node of its own in the
+    graph.
 
-    From parameters on the host its `forward` makes a *token*, a tensor whose value
-    nobody reads. What is computed on a device depends on the token in the graph.
-    Autograd runs the nodes of each GPU in a thread of the GPU's, and those of the host
-    in the thread that called `backward`. So the wait below holds up no computation.
+    Its `forward` takes parameters on the host and makes a *token*, a tensor whose value
+    is never read. The outputs of a computation on the device are connected to the token
+    in the graph. Autograd runs the nodes of each GPU in a thread for that GPU, and
+    nodes of the host in the thread that called `backward`. So the wait below holds up
+    no computation on a GPU.
     """
 
     @classmethod
     def of(cls, own: Mapping[str, Tensor], gradients: dict[str, Crossing]) -> Tensor:
         """The token of some parameters.
 
-        :param gradients: in the backward pass it holds those that were sent, by name
+        :param own: the parameters, by name
+        :param gradients: in the backward pass it holds the gradients that were sent, by
+            name
         """
         token: Tensor = cls.apply(gradients, [*own], *own.values())  # type: ignore[no-untyped-call]
         return token
@@ -233,8 +246,10 @@ class Landing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, token: Tensor) -> tuple[Tensor | None, ...]:
-        """Give autograd what has arrived. It adds to `.grad` at once, on the host. Without
-        the wait it would add what the memory held before.
+        """Give autograd the gradients that have arrived.
+
+        Autograd adds them to `.grad` at once, on the host. Without the wait it would
+        add the previous content of the memory.
         """
         found: list[Tensor | None] = [None, None]
         for name, dtype in zip(ctx.names, ctx.dtypes, strict=True):

@@ -1,22 +1,25 @@
 r"""# Master weights
 
-> The optimizer trains parameters in full precision, and modules compute with copies in 16 bits.
+> The optimizer trains FP32 parameters, and modules compute with 16-bit copies of them.
 
 One step of an optimizer changes a weight very little. BF16 keeps 8 significant bits, so
-a change of less than a 512th of the weight is rounded away, and the weight never moves.
-FP32 keeps such changes. But the matrix products of a forward pass do not need those
-digits, and in 16 bits they move half the bytes.
+a change of less than a 512th of the weight is rounded away, and the weight never
+changes. FP32 keeps such changes. But the matrix products of a forward pass do not need
+so many digits, and in 16 bits they move half the bytes.
 
-So a parameter has two forms. The *master weights* are what the optimizer trains and
-what is saved: `shard`, in the dtype that the model had. What modules compute with is
-`full`, in [`param_dtype`](policy.py#Policy). Without a policy the two have the same
-format, and in stages 0 to 2 even the same memory. With one, `full` is made from the
-masters before each use. In stage 0 each rank casts the whole vector, and nothing is
-exchanged. In the other stages each rank casts its own part, and the ranks exchange the
-cast parts. In BF16 a gather then sends $2\,P_u\,(N_d-1)/N_d$ bytes instead of
-$4\,P_u\,(N_d-1)/N_d$.
+So with a policy each parameter exists twice. The *master weights* are the parameters
+that the optimizer trains and that are saved. They are stored in `shard`, in the dtype
+that the model had when it was sharded. Modules compute with `full`, which has the dtype
+[`param_dtype`](policy.py#Policy). Without a policy `full` has the masters' dtype, and
+in stages 0 to 2 even the same memory.
 
-What a unit stores for its parameters, in bytes, with FP32 masters and BF16 in use:
+With a policy, `full` is made from the masters before each use. In stage 0 each rank
+casts the whole vector, and nothing is exchanged. In the other stages each rank casts
+its own part, and the ranks exchange the cast parts. In BF16 a gather then sends
+$2\,P_u\,(N_d-1)/N_d$ bytes instead of $4\,P_u\,(N_d-1)/N_d$.
+
+The table shows the bytes that a unit stores for its parameters, if the masters are in
+FP32 and the modules compute in BF16:
 
 | stage | masters | between uses | while it computes |
 |---|---|---|---|
@@ -24,13 +27,14 @@ What a unit stores for its parameters, in bytes, with FP32 masters and BF16 in u
 | 1, 2 | $4\,S_u$ | $2\,P_u$ | $2\,P_u$ |
 | 3 | $4\,S_u$ | 0 | $2\,P_u$ |
 
-In stage 0 a policy costs memory. In stages 1 and 2 it saves some from three ranks on,
-and in stage 3 it halves what a unit takes beside its masters while it computes.
+In stage 0 a policy costs memory. In stages 1 and 2 it saves memory if there are three
+ranks or more. In stage 3 it halves the memory that a unit takes beside its masters
+while it computes.
 
-The gradients come back in the format of the computation, are exchanged in [that of the
-exchange](policy.py#Policy.sends_in), and are cast to the masters' dtype after it. The
-mean itself is formed in FP32 and rounded to the format of the exchange before that
-cast. What is added up over several exchanges is added up in FP32.
+Gradients have the dtype of the computation. They are exchanged in [the dtype of the
+exchange](policy.py#Policy.sends_in) and afterwards cast to the masters' dtype. The mean
+is formed in FP32, then rounded to the dtype of the exchange, and then cast. If the
+means of several exchanges are added up, they are added in the masters' dtype.
 
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
@@ -56,9 +60,10 @@ __all__ = ["FlatWithMasters", "dtypes_of"]
 
 
 class FlatWithMasters(Flat):
-    """A flat vector that may be stored in one form and computed with in another.
+    """A flat vector that may be stored in another dtype or place than it is computed
+    with.
 
-    :param offload: whether it is stored in the host's memory
+    :param offload: whether the masters are stored in the host's memory
     """
 
     def __init__(
@@ -67,21 +72,25 @@ class FlatWithMasters(Flat):
         super().__init__(layout, parameters)
         self.offloaded = offload
         self.narrowed = layout.computes_in != layout.dtype
-        # What `full` and its parameters are otherwise, while `full` has the masters' format.
+        # `full` and its parameters as they usually are, while `full` has the masters'
+        # dtype.
         self.usual: tuple[Tensor, tuple[nn.Parameter, ...]] | None = None
 
     @property
     def converts(self) -> bool:
-        """Whether modules compute with a copy of what is stored."""
+        """Whether modules compute with a copy of the masters."""
         return self.narrowed or self.offloaded
 
     def take(self, place: slice, *, apart: bool) -> None:
-        """Put the masters apart, and lay the parameters over a vector of the other
-        form.
+        """Move the masters out of `full`, and lay the parameters over a new `full`.
 
-        Until then `full` holds the values as the model had them. It is dropped before
-        the other vector is made. So in stage 3 a unit is cut with no more memory than
-        without a policy. In the other stages one of the two forms comes on top.
+        Before this call `full` holds the values of the model. It is dropped before the
+        new `full` is allocated. So in stage 3 a unit is cut with no more memory than
+        without a policy. In the other stages the memory of either the masters or the
+        copy is added.
+
+        :param place: the part of `full` that this rank keeps
+        :param apart: whether that part needs memory of its own
         """
         if not self.converts:
             super().take(place, apart=apart)
@@ -99,10 +108,10 @@ class FlatWithMasters(Flat):
         self.shard = masters
 
     def piece(self) -> Tensor:
-        """This rank's part in the form in which it is exchanged.
+        """This rank's part in the dtype of the exchange between the ranks.
 
-        It is cast straight into its place in `full`. So the 16-bit part takes no memory
-        of its own, and it lives as long as `full` is in use.
+        The part is cast straight into its place in `full`. So the 16-bit part takes no
+        memory of its own, and it exists as long as `full` does.
         """
         if not self.converts or shares_storage(self.full, self.shard):
             return self.shard
@@ -114,18 +123,18 @@ class FlatWithMasters(Flat):
         return place
 
     def brought_home(self, mean: Tensor) -> Tensor:
-        """A mean gradient, where the masters are."""
+        """The mean gradient, moved to the host if the masters are stored there."""
         return move_out(mean) if self.offloaded else mean
 
     # sidelit: depth Blocks of `full_precision`, which compute with the masters themselves.
 
     @property
     def precise(self) -> bool:
-        """Whether `full` has the masters' format now, and otherwise another one."""
+        """Whether `full` has the masters' dtype now, although it usually has another one."""
         return self.usual is not None
 
     def switch(self, precise: bool) -> bool:
-        """Let `full` have the masters' format, or its usual one again.
+        """Give `full` the masters' dtype, or its usual one again.
 
         :returns: whether anything has changed
         """
@@ -135,16 +144,16 @@ class FlatWithMasters(Flat):
             (self.full, self.whole), self.usual = self.usual, None
             return True
         # The hooks that collect gradients belong to the usual parameters. So these are
-        # kept, with the vector that they are views of.
+        # kept, together with the vector under them.
         self.usual = self.full, self.whole
         if self.sliced or self.offloaded:
             self.full = torch.empty(
                 self.layout.padded, dtype=self.layout.dtype, device=self.device
             )
         else:
-            # A rank that keeps everything has the masters whole already.
+            # A rank that keeps the whole vector has all of the masters already.
             self.full = self.shard
-        # No gradient is computed with these, so nobody has to collect one.
+        # No gradient is computed with these parameters, so they need no hooks.
         self.whole = self.parameters_in(self.full, trainable=False)
         return True
 
@@ -152,12 +161,13 @@ class FlatWithMasters(Flat):
 def dtypes_of(
     policy: Policy, sites: Sequence[Site]
 ) -> Callable[[nn.Parameter], torch.dtype]:
-    """The function that gives the dtype in which a parameter is computed with.
+    """The function that gives the dtype in which modules compute with a parameter.
 
-    A tied parameter stands in several modules and has one whole form. It is computed
-    with in FP32 only if [the rule](norms.py) says so for all of them.
+    A tied parameter is an attribute of several modules, but has one whole copy. That
+    copy is in FP32 only if [the rule](norms.py) names all of these modules.
 
-    :param sites: where the parameters of a unit stand
+    :param policy: the policy of the model
+    :param sites: the sites of a unit's parameters
     """
     others = {
         site.parameter

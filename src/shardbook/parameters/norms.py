@@ -1,50 +1,51 @@
 r"""# Norms and losses
 
-> Norms, losses and a few long sums are computed in FP32, by a rule that stands in three tables.
+> Under a 16-bit `param_dtype`, three tables name the norms, losses and long sums that are computed in FP32.
 
-The units of a processor that multiply matrices add up in FP32 even if they are given
-16-bit numbers. (On a GPU, PyTorch by default lets some products add partial sums in the
-format of the input.) A norm and a loss have sums of their own, and what is done with
-them in between is rounded to the format of the input. BF16 keeps 8 significant bits:
-between 2 and 4 it has 128 numbers, so two losses that differ by less than a 64th can be
-the same number.
+A processor's matrix units add up in FP32 even if they are given 16-bit numbers. (On a
+GPU, PyTorch by default lets some products add partial sums in the dtype of the input.)
+A norm and a loss contain sums of their own, and their intermediate results are rounded
+to the dtype of the input. BF16 keeps 8 significant bits. Between 2 and 4 it has 128
+numbers, so two losses that differ by less than a 64th can become the same number.
 
 Under a [`param_dtype`](policy.py#Policy) four things are therefore done in FP32:
 
-- The parameters that stand directly in a module of the table `NORMS` are gathered in
+- The parameters that belong directly to a module of the table `NORMS` are gathered in
   FP32.
 - Such a module gets its 16-bit inputs as FP32. Its result is cast back to the dtype of
-  the first tensor that it was given.
-- A function of the table `NORM_FUNCTIONS` does the same.
+  its first tensor input.
+- A function of the table `NORM_FUNCTIONS` gets and returns its tensors in the same way.
 - A function of the table `LOSSES` gets its 16-bit inputs as FP32, and its result stays
   FP32.
 
 `NORM_FUNCTIONS` also lists the functions that add or multiply many values and round in
-between, such as `logsumexp`, `cumsum` and `prod`. The product of 4000 numbers near 1 is
-off by 7 % if each step is rounded to FP16.
+between, such as `logsumexp`, `cumsum` and `prod`. For example, the product of 4000
+numbers near 1 is off by 7 % if each step is rounded to FP16.
 
-**What computes in 16 bits all the same.** Each function that stands in no table
-computes in `param_dtype`. Of those that add up many values, `softmax`, `sum`, `mean`,
-`var` and the norms of vectors add in FP32 inside and round the result once, so an entry
-in a table would not change a bit. But the result has 16 bits. The sum of 4000 hundreds
-is infinite in FP16, because 400,000 is no FP16 number. Where a model needs such a
-number, it writes `x.sum(dtype=torch.float32)`, or the policy names the function among
-those whose result stays FP32: `fp32_losses=(*LOSSES, torch.sum, torch.Tensor.sum)`.
-[Autocast](autocast.py) has a rule for each of these functions.
+**Functions that compute in 16 bits.** Every function that is in no table computes in
+`param_dtype`. Some of them add up many values: `softmax`, `sum`, `mean`, `var` and the
+norms of vectors. They add in FP32 internally and round the result once, so an entry in
+`NORM_FUNCTIONS` would not change a bit. But the result has 16 bits. In FP16 the sum of
+4000 hundreds is infinite, because 400,000 is larger than every FP16 number. If your
+model needs such a sum, write `x.sum(dtype=torch.float32)`. Or let the policy name the
+function among those whose result stays FP32:
+`fp32_losses=(*LOSSES, torch.sum, torch.Tensor.sum)`. [Autocast](autocast.py) has a rule
+for each of these functions.
 
-The two rules for functions hold while the model's `forward` runs. A loss that the
-training loop computes afterwards gets what the model returns. If that has 16 bits, so
-has the loss, and under [loss scaling](loss_scaling.py) its gradient is infinite in
-FP16. For such a loop set `output_dtype=torch.float32`.
+The two rules for functions apply while the model's `forward` runs. A loss that the
+training loop computes afterwards gets the output of the model. If that output has 16
+bits, the loss has 16 bits, and under [loss scaling](loss_scaling.py) its gradient is
+infinite in FP16. For such a loop set `output_dtype=torch.float32`.
 
-A module that [activation checkpointing](checkpointing.py) runs again has the rules
-again. A plain function has them if this book's `checkpoint` runs it, or
+When [activation checkpointing](checkpointing.py) runs a module again, the rules apply
+again. For a plain function they apply again if this book's `checkpoint` runs it, or
 `torch.utils.checkpoint` with [`use_reentrant=True`](reentrant_rules.py). With
 `use_reentrant=False` PyTorch's checkpoint raises an error for such a function.
 
-The price is memory: what such a function saves for the backward pass takes four bytes
-an element and not two. The parameters are few: of some $12\,d^2$ in a block of a
-transformer of width $d$, $4\,d$ stand in its norms.
+The price is memory. Such a function saves tensors for the backward pass, and they take
+four bytes for each element instead of two. The norms' parameters are few: a block of a
+transformer of width $d$ has some $12\,d^2$ parameters, of which $4\,d$ belong to its
+norms.
 
 The tables are defaults of the policy. A model with a custom norm adds its class, and
 empty tables leave everything in 16 bits:
@@ -54,7 +55,7 @@ Policy(param_dtype=torch.bfloat16, fp32_modules=(*NORMS, LlamaRMSNorm))
 Policy(param_dtype=torch.bfloat16, fp32_modules=(), fp32_norms=(), fp32_losses=())
 ```
 
-:notation $d$: the number of values that stand for one position
+:notation $d$: the number of values in the vector of one position
 """
 
 # sidelit: hide
@@ -95,7 +96,8 @@ NORM_FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *(F.local_response_norm, F.normalize),
     *(torch.layer_norm, torch.rms_norm, torch.group_norm),
     *(torch.batch_norm, torch.instance_norm),
-    # Long sums and products. A call of a method and one of a function are two entries.
+    # These are long sums and products. A method and the function of the same name are
+    # two entries.
     *(F.log_softmax, torch.log_softmax, Tensor.log_softmax),
     *(torch.logsumexp, Tensor.logsumexp, torch.logcumsumexp, Tensor.logcumsumexp),
     *(torch.cumsum, Tensor.cumsum, torch.cumprod, Tensor.cumprod),
@@ -108,7 +110,7 @@ LOSSES: tuple[Callable[..., Any], ...] = (
     *(F.hinge_embedding_loss, F.margin_ranking_loss, F.soft_margin_loss),
     *(F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss),
     *(F.triplet_margin_loss, F.triplet_margin_with_distance_loss),
-    # With it the product of a model's head is in FP32, too.
+    # This loss contains the product of a model's head, which then is in FP32, too.
     F.linear_cross_entropy,
     *(
         torch.binary_cross_entropy_with_logits,
@@ -121,13 +123,13 @@ LOSSES: tuple[Callable[..., Any], ...] = (
 
 
 class InFP32(TorchFunctionMode):
-    """While it is in force, some functions compute in FP32.
+    """A mode in which some functions compute in FP32.
 
-    PyTorch asks a function mode before it carries out one of its own functions, whether
-    a module or a line of `forward` calls it. What that function calls inside of itself
-    is not asked about, so no value is cast twice.
+    PyTorch calls a function mode before it runs one of its own functions, whether a
+    module or a line of `forward` calls that function. It does not call the mode for
+    functions inside of that function, so no value is cast twice.
 
-    :param norms: functions that give back the dtype that they were given
+    :param norms: functions that return the dtype of their input
     :param losses: functions whose result stays in FP32
     """
 
@@ -135,7 +137,8 @@ class InFP32(TorchFunctionMode):
         self, norms: Sequence[Callable[..., Any]], losses: Sequence[Callable[..., Any]]
     ) -> None:
         super().__init__()
-        # Tuples, because `torch.compile` cannot look into a set that a mode holds.
+        # Tuples are used because `torch.compile` cannot look into a set that a mode
+        # holds.
         self.norms = tuple(norms)
         self.functions = (*norms, *losses)
 
@@ -143,7 +146,7 @@ class InFP32(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        # A caller that names a dtype, or brings the memory of the result, has chosen.
+        # A caller that passes a dtype, or memory for the result, has chosen the dtype.
         chosen = kwargs.get("dtype") or kwargs.get("out") is not None
         if func not in self.functions or chosen:
             return func(*args, **kwargs)
@@ -154,42 +157,43 @@ class InFP32(TorchFunctionMode):
         else:
             wide, more = tree_map_only(Tensor, widen, (args, kwargs))
             result = func(*wide, **more)
-        # Not that of a weight: who passes FP32 values wants them back.
+        # Only the first input decides. An FP32 input with a 16-bit weight gives an FP32
+        # result.
         given = narrow_dtype(args or kwargs.get("input"))
         return result.to(given) if given and func in self.norms else result
 
     @property
     def in_force(self) -> bool:
-        """Whether a forward pass under it has begun in this thread and not ended."""
+        """Whether a forward pass under this mode has begun in this thread and not ended."""
         return self in active.rules
 
     def enter(self, *_: Any) -> None:
-        """A forward pass begins. Inside of another it changes nothing."""
+        """Begin a forward pass. Inside of another one this changes nothing."""
         if not self.in_force:
             self.__enter__()  # type: ignore[no-untyped-call]
         active.rules.append(self)
 
     def leave(self, *_: Any) -> None:
-        """A forward pass has ended. One that was left early may have ended already."""
+        """End a forward pass. One that was interrupted may have been ended already."""
         if self.in_force:
             active.cut(len(active.rules) - 1 - active.rules[::-1].index(self))
 
     # sidelit: depth An interrupt from the keyboard, after which no hook is called.
 
     def forget(self) -> None:
-        """No forward pass is under way. An interrupt from the keyboard, after which no hook
-        is called, may have left one in the list.
+        """End all forward passes in the list. An interrupt from the keyboard calls no
+        hook, so it may have left some.
         """
         if self.in_force:
             active.cut(active.rules.index(self))
 
 
 def compute_in_fp32(module: nn.Module) -> None:
-    """Let a module get FP32 inputs, and give back the dtype that it was given.
+    """Give a module FP32 inputs, and cast its result back to the dtype of its input.
 
-    A custom norm may call no function of the tables. Its parameters are in FP32,
-    and in its code they would meet 16-bit inputs. The result would be FP32, and the
-    next matrix product would refuse it.
+    A custom norm may call no function of the tables. Its parameters are in FP32, so its
+    result on 16-bit inputs would be FP32, and the next matrix product would raise an
+    error about two dtypes.
     """
     given: list[torch.dtype | None] = [None]
 
@@ -222,23 +226,23 @@ NARROW = (torch.float16, torch.bfloat16)
 
 
 def widen(value: Tensor) -> Tensor:
-    """A 16-bit tensor as FP32; any other as it is."""
+    """A 16-bit tensor as FP32; any other tensor unchanged."""
     return value.float() if value.dtype in NARROW else value
 
 
 def narrow(dtype: torch.dtype, value: Tensor) -> Tensor:
-    """An FP32 tensor in a narrower dtype; any other as it is."""
+    """An FP32 tensor in a narrower dtype; any other tensor unchanged."""
     return value.to(dtype) if value.dtype == torch.float32 else value
 
 
 class Active(threading.local):
-    """The rules in force in this thread, once for each forward pass that wants one."""
+    """The rules that apply in this thread, one entry for each forward pass under a rule."""
 
     def __init__(self) -> None:
         self.rules: list[InFP32] = []
 
     def cut(self, length: int) -> None:
-        """Forget the latest forward passes."""
+        """End the latest forward passes, so that a number of entries is left."""
         while len(self.rules) > length:
             rule = self.rules.pop()
             if rule not in self.rules:
@@ -251,11 +255,11 @@ active = Active()
 
 
 def rules_in_force() -> Callable[[], AbstractContextManager[None]]:
-    """What a recomputation needs to have the rules of the forward pass.
+    """The rules that a recomputation must apply again.
 
-    A backward pass runs when no forward pass does, perhaps in another thread.
+    A backward pass runs outside of every forward pass, perhaps in another thread.
 
-    :returns: a function that gives a block in which the present rules are in force
+    :returns: a function that gives a block in which the present rules apply
     """
     rules = tuple(dict.fromkeys(active.rules))
     if not rules:
@@ -269,15 +273,15 @@ def rules_in_force() -> Callable[[], AbstractContextManager[None]]:
         try:
             yield
         finally:
-            # A recomputation ends as soon as it has what it is for, and no hook of the
-            # modules that it leaves is called.
+            # A recomputation stops as soon as it has its last tensor, and then calls no
+            # hook of the modules that it leaves.
             active.cut(before)
 
     return restored
 
 
-# These also write into two tensors that they are given, of which PyTorch's own
-# functions expect the second place and the third, and those in C++ the fourth and the
+# These functions also write into two of their arguments. In PyTorch's Python functions
+# these are the second and the third argument, in the C++ functions the fourth and the
 # fifth.
 WRITERS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
 
@@ -285,8 +289,8 @@ WRITERS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
 def write_back(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a function with FP32 copies, and copy back the running mean and variance.
 
-    Without this a norm whose buffers have 16 bits would update copies of them, and
-    evaluate with the values that it started from.
+    Without the copy back, a norm whose buffers have 16 bits would update FP32 copies of
+    them. In an evaluation it would then use its initial values.
     """
     wide, more = tree_map_only(Tensor, widen, (args, kwargs))
     result = func(*wide, **more)

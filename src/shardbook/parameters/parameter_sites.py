@@ -1,13 +1,13 @@
-r"""# Where parameters stand
+r"""# Parameter sites
 
-> The attributes of modules that name the whole parameters while a unit computes.
+> A site is an attribute of a module that names a parameter, and a unit changes it while it computes.
 
-A model finds its parameters by attribute: `self.weight`. An optimizer finds them by
-object. Sharding needs the two to differ for a while: the optimizer keeps the object
-that it trains, and the attribute names the whole parameter while the module computes.
-Such an attribute is called a *site* here. This chapter finds all sites of a model, and
-decides to which unit each belongs.
-At the end it says which parameters and models cannot be sharded.
+A model finds its parameters by attribute, for example `self.weight`. An optimizer finds
+them by object. While a module computes, the two must differ: the optimizer keeps the
+object that it trains, and the attribute names the whole parameter. This book calls such
+an attribute a *site*. This chapter finds all sites of a model, and decides to which
+unit each one belongs. At its end it lists the parameters and models that cannot be
+sharded.
 """
 
 # sidelit: hide
@@ -35,16 +35,16 @@ __all__ = [
 
 
 class Site:
-    """One place where a parameter stands in the model: an attribute of a module.
+    """One attribute of a module that names a parameter.
 
     The optimizer must see the slices, and the computation must see the whole
-    parameters. So the attribute names the one or the other, and both are leaf tensors
-    of their own. [`Unit.show`](unit.py#Unit.show) changes it. If one object served
-    both, its shape would change while it carries a gradient from one micro-batch to the
-    next.
+    parameters. So there are two tensors, both of them leaves, and
+    [`Unit.show`](unit.py#Unit.show) decides which of them the attribute names. If one
+    object served both, its shape would change while it holds a gradient between two
+    micro-batches.
 
     :param name: the parameter's name in the model, as `named_parameters` gives it
-    :param module: the module that owns the attribute
+    :param module: the module that has the attribute
     :param attribute: the attribute's name
     """
 
@@ -55,10 +55,13 @@ class Site:
         self.parameter: nn.Parameter = getattr(module, attribute)
 
     def put(self, parameter: nn.Parameter) -> None:
-        """Let the attribute name `parameter`."""
-        # A plain module needs only its dictionary changed. A module that watches its
-        # attributes, as recurrent layers do, must see the change or it computes with
-        # the old one.
+        """Set the attribute to a parameter.
+
+        :param parameter: the whole parameter, or the model's own
+        """
+        # In a plain module it is enough to change the dictionary of parameters. A
+        # module with a `__setattr__` of its own, such as a recurrent layer, must see
+        # the change, or it would compute with the old parameter.
         if type(self.module).__setattr__ is nn.Module.__setattr__:
             own_parameters(self.module)[self.attribute] = parameter
         else:
@@ -67,12 +70,13 @@ class Site:
     # sidelit: depth A parameter that was replaced or removed after sharding.
 
     def check(self, unit: str) -> None:
-        """Refuse to change an attribute that somebody has changed since sharding.
+        """Refuse to change an attribute that the program has changed since sharding.
 
-        A new parameter there would be overwritten, and the old one trained.
-        `weight_norm`, parametrizations, and `functional_call` put other tensors there,
-        too.
+        A new parameter there would be overwritten, and the old one would be trained.
+        `weight_norm`, parametrizations and `functional_call` also put other tensors
+        there.
 
+        :param unit: the unit's name, for the message
         :raises RuntimeError: naming the parameter and what to do
         """
         if own_parameters(self.module).get(self.attribute) is not self.parameter:
@@ -83,9 +87,7 @@ class Site:
 
 
 def sites_of(module: nn.Module) -> list[Site]:
-    """Every place in a module where a parameter stands, in the order of
-    `named_parameters`.
-    """
+    """All sites of a module, in the order of `named_parameters`."""
     return [
         Site(f"{path}.{attribute}" if path else attribute, owner, attribute)
         for path, owner in module.named_modules()
@@ -97,12 +99,12 @@ def sites_of(module: nn.Module) -> list[Site]:
 def sites_by_unit(
     model: nn.Module, modules: dict[str, nn.Module]
 ) -> dict[str, list[Site]]:
-    """The sites of a model, each with the unit that it belongs to.
+    """The sites of a model, by unit.
 
-    A parameter belongs to the innermost unit around it. A tied parameter stands in
-    several places and belongs to the innermost unit around all of them. That may be the
-    *root*, the unit that is the model itself. In two units it would be gathered and
-    reduced by both, and the two copies would be trained differently.
+    A parameter belongs to the innermost unit around it. A tied parameter has several
+    sites, and belongs to the innermost unit around all of them. That may be the *root*,
+    the unit of the model itself. If a parameter belonged to two units, both would
+    gather and reduce it, and the two copies would be trained differently.
 
     :param modules: the modules that are units, by name; `""` is the model itself
     :raises ValueError: if the model, or a part of it, is [streamed](streaming.py)
@@ -122,7 +124,7 @@ def sites_by_unit(
 
 
 def is_inside(name: str, unit: str) -> bool:
-    """Whether a parameter of this name stands below a module of that name.
+    """Whether a parameter of this name is inside of a module of that name.
 
     >>> is_inside("blocks.1.weight", "blocks.1"), is_inside("blocks.10.weight", "blocks.1")
     (True, False)
@@ -130,17 +132,17 @@ def is_inside(name: str, unit: str) -> bool:
     return not unit or name.startswith(f"{unit}.")
 
 
-# sidelit: depth Models that cannot be sharded, parts called by themselves, and streamed chains.
+# sidelit: depth Models that cannot be sharded, parts that are called directly, and streamed chains.
 
 
 def parts_of(model: nn.Module, sites: Sequence[Site]) -> list[nn.Module]:
-    """The modules below a model inside of which some of its own parameters stand.
+    """The modules inside of a model that contain some of the root's parameters.
 
-    A program may call them by themselves: `generate()` of an encoder-decoder model
-    calls `model.encoder(...)`. Without hooks of its own the encoder would compute with
-    slices.
+    A program may call such a module directly. `generate()` of an encoder-decoder model,
+    for example, calls `model.encoder(...)`. Without hooks of its own the encoder would
+    compute with slices.
 
-    :param sites: the sites of the unit that the model itself is
+    :param sites: the sites of the root
     """
     paths = [site.name.split(".")[:-1] for site in sites]
     around = {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
@@ -150,10 +152,10 @@ def parts_of(model: nn.Module, sites: Sequence[Site]) -> list[nn.Module]:
 def unfit(
     parameters: Sequence[tuple[str, nn.Parameter]], device: torch.device
 ) -> str | None:
-    """Why these parameters cannot be sharded together, or `None`.
+    """The reason why these parameters cannot be sharded together, or `None`.
 
     :param parameters: names and parameters of the whole model
-    :param device: where those on the meta device are going to be
+    :param device: the device that those on the meta device will have
     """
     first: tuple[str, torch.device] | None = None
     for name, parameter in parameters:

@@ -1,33 +1,35 @@
 r"""# The policy
 
-> The format in which modules compute, and the format in which gradients travel.
+> A policy chooses the dtypes of computation and exchange, and whether the host stores the parameters.
 
-A model is stored in the dtype that it has when it is sharded. The policy says in which
-dtype it computes, in which dtype its gradients travel, and where it is stored. With
-`param_dtype` the modules [compute with a copy](masters.py) in another format, and the
-stored parameters become *master weights*. With `offload` the masters [stay in the
-host's memory](offload.py).
+A model is stored in the dtype that it has when it is sharded. The policy chooses the
+dtype of the computation, the dtype of the gradients' exchange, and the place of
+storage. With `param_dtype` the modules [compute with a copy](masters.py) in another
+dtype, and the stored parameters become *master weights*. With `offload` the masters
+[stay in the host's memory](offload.py).
 
 ```python
 shard(model, policy=Policy(param_dtype=torch.bfloat16))
 ```
 
-The exchange of the gradients can have a format of its own. BF16 takes half the bytes of
-FP32, and each value loses 16 of its 24 significant bits before it is averaged. The mean
-is formed in FP32 and then rounded to BF16 once more. In the other direction, BF16
-gradients that travel as FP32 lose nothing on the way. By default a gradient travels in
-the format in which it was computed: to widen it would double the bytes and add no
-digit. Every backend carries 16 bits as they are, since the ranks [send each other
-pieces](exchange.py) and add them up themselves. NCCL's own reduce-scatter would add in
-16 bits.
+The exchange of the gradients can have a dtype of its own. Suppose gradients are
+computed in FP32 and exchanged in BF16. That takes half the bytes, but each value loses
+16 of its 24 significant bits before it is averaged. The mean is formed in FP32 and then
+rounded to BF16 once more. In the other direction, BF16 gradients that are exchanged as
+FP32 lose nothing on the way.
 
-The format of the exchange is not that of the sum. The ranks' values are
-[added](collectives.py#reduce_scatter_mean) in FP32 at least: in FP16, $40000 + 40000$
-is infinite, although the mean is not.
+By default a gradient is exchanged in the dtype in which it was computed, because a
+wider one would double the bytes and add no digit. Every backend sends 16-bit values as
+they are: the ranks [send each other pieces](exchange.py) and add them up themselves.
+NCCL's own reduce-scatter would add in 16 bits.
 
-The policy also sets the device of the masters, because one copy changes both device and
-format. If modules compute in 16 bits, the host casts its FP32 masters first, so only
-half the bytes cross.
+The dtype of the exchange is not the dtype of the sum. The ranks' values are
+[added](collectives.py#reduce_scatter_mean) in FP32 or in a wider dtype. In FP16 the sum
+$40000 + 40000$ would be infinite, although the mean is not.
+
+The policy also chooses the device of the masters, because one copy changes both device
+and dtype. If modules compute in 16 bits, the host casts its FP32 masters before they
+are sent to the device, so only half the bytes cross.
 """
 
 # sidelit: hide
@@ -48,7 +50,7 @@ __all__ = ["Policy"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Policy:
-    """The formats in which a sharded model works. `None` leaves a dtype as it is.
+    """The dtypes of a sharded model. `None` leaves a dtype as it is.
 
     :param param_dtype: the floating-point dtype in which modules compute with their
         parameters
@@ -56,15 +58,15 @@ class Policy:
         `None` means the dtype in which they were computed
     :param buffer_dtype: the floating-point dtype to which floating-point buffers are
         cast when the model is sharded
-    :param output_dtype: the floating-point dtype of what the model returns; FP32 for a
-        loss that is computed outside of the model
+    :param output_dtype: the floating-point dtype of the model's outputs; choose FP32
+        for a loss that is computed outside of the model
     :param cast_inputs: whether floating-point inputs of the model are cast to
         `param_dtype`
     :param fp32_modules: the modules that [compute in FP32](norms.py) under a
         `param_dtype`
-    :param fp32_norms: functions that compute in FP32 and give back the dtype they were
-        given
-    :param fp32_losses: functions that compute in FP32 and whose result stays FP32
+    :param fp32_norms: functions that compute in FP32 and return the dtype of their
+        input
+    :param fp32_losses: functions that compute in FP32 and return FP32
     :param offload: whether the parameters, their mean gradients and the optimizer's
         state are stored in the host's memory
     :raises TypeError: if a dtype is not a floating-point dtype of 16 bits or more, a
@@ -82,8 +84,10 @@ class Policy:
     offload: bool = False
 
     def computes_in(self, dtype: torch.dtype, *, in_fp32: bool = False) -> torch.dtype:
-        """The dtype in which modules compute with parameters that are stored in `dtype`.
+        """The dtype in which modules compute with parameters that are stored in
+        `dtype`.
 
+        :param dtype: the dtype of the stored parameter
         :param in_fp32: whether the parameter belongs to one of the `fp32_modules`
         """
         if self.param_dtype is None or not dtype.is_floating_point:
@@ -93,30 +97,33 @@ class Policy:
         return self.param_dtype
 
     def collects_in(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which the gradients of `dtype` parameters add up before they are sent.
+        """The dtype in which gradients are collected before they are exchanged.
 
-        This is the narrowest dtype that holds the values of the dtype of computation
-        and of the dtype of the exchange. If a parameter is used several times in one
-        forward pass, autograd adds the gradients of these uses before they arrive here,
-        in the dtype of computation. `reduce_dtype` does not change that.
-        [Micro-batches](accumulate.py) that wait for each other are added up in FP32 at
-        least.
+        It is the narrowest dtype that holds all values of two others, those of the
+        computation and of the exchange. [Micro-batches](accumulate.py) that are
+        exchanged together are added up in FP32 or in a wider dtype.
+
+        If a parameter is used several times in one forward pass, autograd has added the
+        gradients of these uses before they are collected. That addition is in the dtype
+        of the computation, whatever `reduce_dtype` is.
+
+        :param dtype: the dtype of the computation
         """
         return torch.promote_types(dtype, self.sends_in(dtype))
 
     def sends_in(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which the gradients of `dtype` parameters travel."""
+        """The dtype in which gradients are exchanged, if they are computed in `dtype`."""
         return self.reduce_dtype or dtype
 
-    # sidelit: depth Settings that are no formats or tables, and the text by which ranks compare them.
+    # sidelit: depth Settings that are no dtypes or tables, and the text by which ranks compare them.
 
     def __post_init__(self) -> None:
         for name, needs in NEEDS.items():
             wanted = getattr(self, name)
             if wanted is None:
                 continue
-            # For dtypes of fewer bits PyTorch has conversions and scaled products, but
-            # no other arithmetic.
+            # For dtypes of 8 bits PyTorch has conversions and scaled products
+            # (`torch.nn.functional.scaled_mm`), but no other arithmetic.
             if not (
                 isinstance(wanted, torch.dtype)
                 and wanted.is_floating_point
@@ -139,9 +146,10 @@ class Policy:
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
 
     def __repr__(self) -> str:
-        """What differs from the default, the same text on every rank.
+        """The settings that differ from the default, as the same text on every rank.
 
-        Ranks compare it. The text that Python gives a function contains an address.
+        The ranks compare this text. Python's own text of a function contains an
+        address, which differs from rank to rank.
 
         >>> Policy(param_dtype=torch.bfloat16, fp32_modules=(nn.LayerNorm,))
         Policy(param_dtype=torch.bfloat16, fp32_modules=(LayerNorm))
@@ -154,21 +162,21 @@ class Policy:
         return f"Policy({', '.join(changed)})"
 
 
-# sidelit: depth What each setting has to be, and how a message shows it.
+# sidelit: depth The kinds of values that settings have, and their text in a message.
 
 
 def is_class(value: Any) -> bool:
-    """Whether `isinstance` takes it."""
+    """Whether `isinstance` accepts the value as a class."""
     return isinstance(value, type)
 
 
 def is_function(value: Any) -> bool:
-    """Whether it can be the function of a call. A module or its class never is."""
+    """Whether the value is a function that a forward pass may call. A module or its class is not."""
     return callable(value) and not isinstance(value, type | nn.Module)
 
 
 def told(value: Any) -> str:
-    """A setting as text. Classes and functions go by their names."""
+    """A setting as text, with the names of classes and functions."""
     if isinstance(value, tuple):
         return f"({', '.join(told(each) for each in value)})"
     return str(getattr(value, "__qualname__", repr(value)))

@@ -1,13 +1,13 @@
-r"""# Gradients that wait
+r"""# Gradients that wait for their exchange
 
 > While a part of a gradient waits for its exchange, a program may drop the gradient, but not change it.
 
 Between two [micro-batches](accumulate.py) under `no_sync` the gradient of a parameter
-is in two places. The part that has been exchanged is in `parameter.grad`. The part that
-waits is in [`grad_full`](gradients.py), whole and not averaged, where the program does
-not see it. An unsharded program has the sum of both in `parameter.grad`, and so has
-`DistributedDataParallel`. What a program does with the gradient in between would
-therefore reach only one of the two parts:
+has two parts. One part has been exchanged, and is in `parameter.grad`. The other part
+waits in [`grad_full`](gradients.py). It is whole and not averaged, and the program does
+not see it. An unsharded program has the sum of both in `parameter.grad`, as has one
+with `DistributedDataParallel`. So a change of the gradient in between would reach only
+one of the two parts:
 
 | in between | unsharded | sharded |
 |---|---|---|
@@ -15,20 +15,20 @@ therefore reach only one of the two parts:
 | `parameter.grad` is read | shows the sum | shows the exchanged part, or zero |
 | it is halved, clipped, or replaced | changes the sum | is refused |
 
-The last case cannot be mended. Each rank has all of its own gradient, but the program
-on it sees only a slice, and a limit to each element of the sum cannot be applied before
-the ranks have added theirs. So the gradient is watched while a part waits.
+The last case cannot be supported. Each rank has all of its own gradient, but its
+program sees only a slice. And a limit to each element of the sum cannot be applied
+before the ranks have added theirs. So the gradient is watched while a part of it waits.
 
-PyTorch counts the writes to each tensor. The count does not tell whether a write was
-that of `zero_grad`, and the values do not tell it either: the gradient of a new LoRA
-adapter is exactly zero, and halved it is zero again. So the watched gradient has a
-class of its own, whose `__torch_function__` sees each operation, and notes those that
-write zeros.
+The watch must tell a write by `zero_grad` from other writes. PyTorch's count of writes
+does not tell them apart, and neither do the values: the gradient of a new LoRA adapter
+is exactly zero, and half of it is zero, too. So the watched gradient has a class of its
+own. Its `__torch_function__` receives each operation, and records those that write
+zeros.
 
-A rank may change a gradient that the other ranks have no slice of, or only one rank may
-clip. So what a rank has found travels in [the comparison of used
-parameters](unused.py), which the ranks make anyway, and every rank raises the same
-error. Only after micro-batches in `no_sync` does the host wait for that comparison.
+A rank may change a gradient of which the other ranks have no slice, or only one rank
+may clip. So each rank sends its finding in [the comparison of used
+parameters](unused.py), which the ranks make in any case, and every rank raises the same
+error. The host waits for that comparison only after micro-batches in `no_sync`.
 """
 
 # sidelit: hide
@@ -52,14 +52,14 @@ from shardbook.foundations.versions import writes_to
 
 __all__ = ["CHANGED", "Found", "Watch", "refuse_changed"]
 
-# The number that says of a parameter that its gradient was changed. It is larger than
-# [the others](unused.py), so that the largest of all ranks' numbers is this one.
+# The number that a rank sends for a parameter whose gradient was changed. It is larger
+# than [the others](unused.py), so it is the largest of all ranks' numbers.
 CHANGED = 3
 # sidelit: show
 
 
 class Found(Enum):
-    """What a program has done with a watched gradient."""
+    """What a program has done to a watched gradient."""
 
     KEPT = "nothing"
     DROPPED = "it was removed or set to zero"
@@ -67,10 +67,10 @@ class Found(Enum):
 
 
 class Watch:
-    """Watch the gradient of a parameter, from now until [`end`](#Watch.end).
+    """A watch over the gradient of a parameter, from now until [`end`](#Watch.end).
 
-    `zero_grad` passes a parameter without a gradient by. So such a parameter shows a
-    zero that takes no memory.
+    `zero_grad` skips a parameter without a gradient. So such a parameter gets a zero as
+    its gradient, which takes no memory.
 
     :param parameter: one of the model's own
     """
@@ -84,15 +84,17 @@ class Watch:
             self.shown = parameter.grad
             self.notes = Notes()
             self.version = writes_to(self.shown)
-            # A gradient of any other class may need that class, as fake tensors do.
+            # A gradient of any other class keeps it, because its data may need that
+            # class, as those of fake tensors do.
             self.sees = type(self.shown) is Tensor
             if self.sees:
                 self.shown.__class__ = Waiting
                 vars(self.shown)["notes"] = self.notes
 
     def end(self, parameter: Tensor) -> Found:
-        """Stop watching. The gradient gets its own class again, and a zero that stood in
-        for one is removed.
+        """Stop watching, and return what was found.
+
+        The gradient gets its own class again, and a zero that was put there is removed.
         """
         with as_plain():
             if self.sees:
@@ -112,9 +114,9 @@ class Watch:
 
 
 class Notes:
-    """What the operations on a watched gradient have done.
+    """A record of the operations on a watched gradient.
 
-    :ivar zeroed: the version that the last write of zeros has led to
+    :ivar zeroed: the version after the last write of zeros
     :ivar changed: whether there was a change that PyTorch does not count
     """
 
@@ -122,13 +124,15 @@ class Notes:
 
 
 _ZEROES = ("zero_", zero_all_.__name__)
-# Writes that PyTorch does not count: here that of its gradient scaler.
+# PyTorch does not count the writes of its gradient scaler.
 _UNCOUNTED = (unscale_.__name__,)
 
 
 class Waiting(Tensor):
-    """A gradient of which a part waits. It computes like any other tensor, and what is
-    computed from it is a plain one.
+    """A gradient of which a part waits.
+
+    It computes like any other tensor, and the result of a computation is a plain
+    tensor.
     """
 
     notes: Notes
@@ -141,7 +145,7 @@ class Waiting(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """PyTorch calls this in the place of each operation on a watched gradient."""
+        """Run an operation, and record its writes. PyTorch calls this in place of the operation."""
         kwargs = kwargs or {}
         watched = [e for e in tree_leaves((args, kwargs)) if isinstance(e, Waiting)]
         name, of = func.__name__, getattr(func, "__self__", None)
@@ -159,7 +163,7 @@ class Waiting(Tensor):
     # sidelit: depth Copies of a watched gradient, also those that `torch.save` writes.
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy, or what `torch.save` writes, is a plain tensor: nobody watches it."""
+        """A copy, or a tensor that `torch.save` writes, is a plain tensor without a watch."""
         with as_plain():
             return self.as_subclass(Tensor).__reduce_ex__(protocol)
 
@@ -172,9 +176,9 @@ class Waiting(Tensor):
 def refuse_changed(names: Iterable[str], numbers: Iterable[int]) -> None:
     """Refuse the gradients that any rank has changed while a part of them waited.
 
-    :param names: of the parameters
+    :param names: the names of the parameters
     :param numbers: the largest of all ranks' numbers, one for each parameter
-    :raises RuntimeError: on every rank the same, naming the first of them
+    :raises RuntimeError: the same on every rank, naming the first of them
     """
     for name, number in zip(names, numbers, strict=True):
         if number == CHANGED:
@@ -189,10 +193,11 @@ def refuse_changed(names: Iterable[str], numbers: Iterable[int]) -> None:
 
 
 def same_memory(shown: Waiting) -> Waiting:
-    """`gradient.data` and `gradient.detach()`, which older programs write to.
+    """The result of `gradient.data` and of `gradient.detach()`, to which older programs
+    write.
 
-    PyTorch does not count a write to `.data` as one to the gradient. It counts one to
-    the result of `detach`, so that stands for both.
+    PyTorch does not count a write to `.data` as a write to the gradient. It does count
+    one to the result of `detach`, so that result is returned for both.
     """
     other = shown.detach().as_subclass(Waiting)
     other.notes = shown.notes
@@ -205,10 +210,11 @@ def run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run an operation. PyTorch refuses to write to a zero that takes no memory, and to
-    a view of it, but only where the slice has several elements, and so on some ranks
-    only. So before that the zero gets memory: what is written is going to be refused on
-    all ranks.
+    """Run an operation that may write to a zero without memory.
+
+    PyTorch refuses to write to such a zero, and to a view of it, but only if the slice
+    has several elements, so only on some ranks. Therefore the zero first gets memory.
+    The write itself is refused later, on all ranks.
     """
     spread = [one for one in watched if 0 in one.stride()]
     try:
@@ -224,6 +230,6 @@ def run(
 
 
 def shares_any(result: Any, shown: Tensor) -> bool:
-    """Whether an operation has returned a view."""
+    """Whether an operation has returned a view of the gradient."""
     others = (e for e in tree_leaves(result) if isinstance(e, Tensor))
     return any(e is not shown and shares_storage(e, shown) for e in others)

@@ -1,9 +1,10 @@
-r"""# What a constructor wrote
+r"""# Counting a constructor's writes
 
-> The number of writes to a tensor without memory tells whether its values can be made again.
+> The number of writes to a tensor without memory tells whether its values can be computed again.
 
-[A model is built on the meta device](construct.py), and gets its values afterwards from
-each module's `reset_parameters`. A constructor that goes on after that is not repeated:
+[A model is constructed on the meta device](construct.py), and gets its values
+afterwards from each module's `reset_parameters`. If a constructor writes to a parameter
+after that method, the write is not repeated:
 
 ```python
 class Residual(nn.Module):
@@ -14,14 +15,15 @@ class Residual(nn.Module):
 ```
 
 [PyTorch counts the writes](versions.py) to a tensor, even if the tensor has no memory.
-The constructor above has left 2 at the bias, and `reset_parameters` of the layer writes
-once. So one write is missing, and the bias would be random where the plain model's is
-zero.
+The constructor above has written to the bias twice, but the layer's `reset_parameters`
+writes to it once. So one write is missing, and the bias would be random, while that of
+the plain model is zero.
 
-Fewer writes than `reset_parameters` makes are no sign of that. Many modules make their
-parameters with `torch.ones` and have a `reset_parameters` for models without memory,
-which writes the same values. But a tied parameter is set by every module that has it,
-and its constructor kept what one of them had drawn. There the numbers have to be equal.
+Fewer writes in the constructor are no sign of a missing write. Many modules make their
+parameters with `torch.ones`, and have a `reset_parameters` for models without memory
+that writes the same values. But a tied parameter is set by every module that has it,
+and after the constructor it holds the values of only one of them. For a tied parameter
+the two numbers must therefore be equal.
 """
 
 # sidelit: hide
@@ -39,10 +41,10 @@ __all__ = ["Writes"]
 
 
 class Writes:
-    """How often tensors were written to in their constructor, and are when they get
-    their values.
+    """The number of writes to tensors, in the constructor and when they get their
+    values.
 
-    :param tensors: what has no memory yet
+    :param tensors: the tensors that have no memory yet
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -52,12 +54,12 @@ class Writes:
         self.writers: dict[Tensor, int] = {}
 
     def start(self, tensor: Tensor) -> None:
-        """A tensor has got memory: count from here."""
+        """Start to count the writes to a tensor that has just got memory."""
         self.start_at[tensor] = writes_to(tensor)
 
     @contextmanager
     def by(self, module: nn.Module) -> Iterator[None]:
-        """In this block a module gets its values."""
+        """In this block, count the writes of a module that gets its values."""
         inside = [*module.parameters(), *module.buffers()]
         before = {tensor: writes_to(tensor) for tensor in inside}
         yield
@@ -66,7 +68,7 @@ class Writes:
                 self.writers[tensor] = self.writers.get(tensor, 0) + 1
 
     def beyond(self, tensor: Tensor) -> str | None:
-        """What a constructor did to a tensor beyond what was repeated; `None` if nothing."""
+        """The write of a constructor that was not repeated, in words; `None` if there is none."""
         built = self.built.get(tensor, 0)
         again = writes_to(tensor) - self.start_at.get(tensor, 0)
         if built > again:

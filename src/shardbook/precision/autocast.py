@@ -1,10 +1,11 @@
 r"""# Autocast
 
-> Each operation runs in the dtype that suits it, and the model's code does not say so.
+> Inside `autocast`, matrix products run in 16 bits and sensitive operations in FP32;
+> the model's code stays as it is.
 
-[Sixteen bits](formats.py) are enough for matrix products, and a sum of exponentials
-needs [more](rounding.py). A model written by hand for both would consist of casts. So
-the casts happen where operations are called:
+[Sixteen bits](formats.py) are enough for matrix products, but a sum of exponentials
+needs [more digits](rounding.py). If you wrote the casts for both by hand, the model
+would be full of them. So `autocast` casts the inputs of each operation at its call:
 
 ```python
 from shardbook.precision.autocast import autocast
@@ -15,50 +16,55 @@ with autocast("cpu", torch.bfloat16):
 loss.backward()
 ```
 
-The parameters stay in FP32. An operation that has [a rule](autocast_rules.py) gets its
-inputs cast, and its result keeps the dtype that this gives. So a 16-bit result of one
-matrix product goes into the next one as it is.
+The parameters stay in FP32. If an operation has [a rule](autocast_rules.py), its inputs
+are cast, and its result keeps the resulting dtype. So the 16-bit result of one matrix
+product goes into the next product without another cast.
 
-**The gradients come back in FP32.** A cast is an operation like others, so autograd
-records it. Its backward pass casts the gradient back to the dtype that its input had.
-So the gradient of a parameter is FP32, though each of its contributions has only the
+**The gradients come back in FP32.** A cast is an operation like any other, so autograd
+records it. The cast's backward pass casts the gradient back to the dtype of its input.
+So the gradient of a parameter is FP32, although each of its contributions has only the
 digits of 16 bits.
 
-**Why the backward pass is outside.** Its operations are not chosen anew. Each reads
-what its forward operation saved, and receives a gradient in the dtype of that
-operation's result. So it runs in the dtype of the forward pass by itself, and no
-context has to tell it. Under `torch.autocast` it would be wrong to put it inside. That
-context also casts what the backward pass computes, so an operation that an inner
-context had kept in FP32 would have its gradients computed in 16 bits. The context of
-this chapter sees no operation of the backward pass that is not called from Python.
+**Why the backward pass is outside the context.** An operation of the backward pass
+reads the tensors that its forward operation saved, and receives a gradient in the dtype
+of that operation's result. So it runs in the dtype of the forward pass, without any
+context. Inside `torch.autocast` a backward pass would go wrong. That context casts the
+operations of the backward pass as well, so the gradients of an operation that an inner
+context had kept in FP32 would be computed in 16 bits. The context of this chapter
+intercepts only operations that are called from Python, and autograd calls its own from
+C++.
 
-**What it costs.** The casts of the parameters are kept until the outermost context
-ends, and by autograd until the backward pass. So a layer's parameters exist in 16 bits,
-too, and whole: [stage 3](zero3.py) splits the parameters, but not these copies.
+**What autocast costs.** The context keeps the casts of the parameters until the
+outermost context ends, and autograd keeps them until the backward pass. So a layer's
+parameters also exist in 16 bits, and as a whole: [stage 3](zero3.py) splits the
+parameters, but not these copies.
 
-It does what `torch.autocast` does. Our tests compare every operation of its list for
-CPUs and whole models, results and gradients. `torch.autocast` acts one level deeper, in
-the dispatcher of PyTorch, so it also sees operations that other operations call in C++.
+**Compared with `torch.autocast`.** The results are the same. Our tests compare results
+and gradients of whole models, and of every operation in PyTorch's list for CPUs. But
+`torch.autocast` acts one level deeper, in the dispatcher of PyTorch, so it also casts
+for operations that other operations call in C++.
 
 **Both contexts can be nested in each other**, and the innermost one decides, because
-both set the same state of the thread. So a model that runs a part under
-`torch.autocast(device_type, enabled=False)` gets FP32 there,
-`torch.is_autocast_enabled` answers truly, and what reads that state works:
-`torch.amp.custom_fwd`, `torch.utils.checkpoint` in both forms, and `nn.DataParallel`,
-which hands the state on to the threads of its replicas. In these threads, and where
-`torch.utils.checkpoint` computes again, it is `torch.autocast` that casts.
+both set the same state of the thread. So in a model that runs a part under
+`torch.autocast(device_type, enabled=False)` that part runs in FP32.
+`torch.is_autocast_enabled` returns the right value, and everything that reads this
+state works: `torch.amp.custom_fwd`, `torch.utils.checkpoint` in both variants, and
+`nn.DataParallel`, which passes the state on to the threads of its replicas. In these
+threads, and in a recomputation of `torch.utils.checkpoint`, `torch.autocast` does the
+casting.
 
-In three things this context differs on purpose:
+Some differences follow from the level, and [the rules](autocast_rules.py) list them. In
+three points this context differs on purpose:
 
-- A parameter is cast again after it was changed in place, by an optimizer or by hand.
-  So a context may last for many steps. PyTorch does not count a write to
-  `parameter.data`, and that one is not seen. Neither is a change by hand where PyTorch
-  casts the parameter, inside of a function in C++ such as `tensordot`.
+- A parameter is cast again after an optimizer or the program has changed it in place,
+  so a context may last for many steps. Two changes go undetected: a write to
+  `parameter.data`, which PyTorch does not count, and a write by the program where
+  PyTorch itself casts the parameter, inside a C++ function such as `tensordot`.
 - One parameter can be used in nested contexts of two dtypes.
-- Operations of a backward pass that starts inside are not cast.
+- Operations of a backward pass that starts inside the context are not cast.
 
-And one setting is refused: `torch.autocast` answers a dtype that it cannot use with a
-warning and casts nothing, and this context raises an error.
+And for a dtype that autocast cannot use, `torch.autocast` warns and casts nothing,
+while this context raises an error.
 """
 
 # sidelit: hide
@@ -79,23 +85,23 @@ __all__ = ["autocast", "current", "restored"]
 
 
 class autocast(ContextDecorator):
-    """Inside of it, each operation runs in the dtype that suits it.
+    """A context in which each operation runs in the dtype that suits it.
 
-    It also decorates functions. Contexts can be nested: the innermost one decides for
-    its type of device. One object can be entered many times.
+    The context can also decorate a function. Contexts can be nested, and the innermost
+    one decides for its type of device. One object can be entered many times.
 
-    A context holds for the thread that entered it, and a thread that is started inside
-    starts without it. A function that is to run in such a thread enters the context
-    itself, most easily decorated with it.
+    A context applies only to the thread that entered it. A thread that is started
+    inside the context runs without it, so a function for such a thread has to enter the
+    context itself. The easiest way is to decorate the function.
 
-    :param device_type: whose tensors are cast, `"cpu"` or `"cuda"`
+    :param device_type: the type of device whose tensors are cast, `"cpu"` or `"cuda"`
     :param dtype: `torch.bfloat16` or `torch.float16`; by default, as in PyTorch, BF16
         on a CPU and FP16 on a GPU
-    :param enabled: `False` lets every operation run in the dtype of its inputs
+    :param enabled: with `False` every operation runs in the dtype of its inputs
     :param cache_enabled: whether a parameter that was cast once is kept in its new
         dtype
-    :raises ValueError: if there are no rules for this type of device, or the dtype does
-        not have 16 bits although the context is enabled
+    :raises ValueError: if there are no rules for this type of device, or the context is
+        enabled and the dtype does not have 16 bits
     """
 
     def __init__(
@@ -115,8 +121,8 @@ class autocast(ContextDecorator):
 
     def __enter__(self) -> autocast:
         thread.enter({self.device_type: self.setting})
-        # PyTorch counts the blocks that surround one of its own, and drops its casts
-        # after the outermost.
+        # PyTorch counts the blocks that surround one of its own, and clears its casts
+        # after the outermost block.
         torch.autocast_increment_nesting()
         return self
 
@@ -127,10 +133,10 @@ class autocast(ContextDecorator):
 
 
 class Thread(threading.local):
-    """What one thread has entered.
+    """The contexts that one thread has entered.
 
-    All contexts share one function mode. If each had its own, the outer one would see
-    the calls that the inner one has left alone, and cast them.
+    All contexts share one function mode. If each had its own mode, the outer mode would
+    get the calls that the inner one left unchanged, and cast their inputs.
     """
 
     def __init__(self) -> None:
@@ -145,9 +151,9 @@ class Thread(threading.local):
         put_in_force(settings)
 
     def leave(self) -> None:
-        """After the outermost context, the mode and the casts are dropped.
+        """Leave a context; after the outermost one, drop the mode and the casts.
 
-        Without this, their memory would stay until the thread ends.
+        Otherwise the memory of the casts would stay until the thread ends.
         """
         self.casting.on, before = self.surrounding.pop()
         put_in_force(before)
@@ -157,7 +163,9 @@ class Thread(threading.local):
 
 
 def put_in_force(settings: dict[str, Setting]) -> None:
-    """Set PyTorch's state. Whether casts are kept holds for all types of device."""
+    """Set PyTorch's state. PyTorch has a single switch for keeping casts, for all types
+    of device.
+    """
     for device_type, setting in settings.items():
         torch.set_autocast_enabled(device_type, setting.enabled)
         torch.set_autocast_dtype(device_type, setting.dtype)
@@ -165,30 +173,30 @@ def put_in_force(settings: dict[str, Setting]) -> None:
 
 
 def present() -> dict[str, Setting]:
-    """PyTorch's state for each type of device that has rules."""
+    """Read PyTorch's state for each type of device that has rules."""
     return {device_type: setting_of(device_type) for device_type in RULES}
 
 
 thread = Thread()
 
 
-# sidelit: depth Computations that are repeated later, and settings that autocast cannot have.
+# sidelit: depth Recomputations under the same settings, and settings that autocast cannot have.
 
 
 def current() -> dict[str, Setting]:
-    """This thread's setting for each type of device; empty outside of all contexts.
+    """Return this thread's setting for each type of device; empty outside all contexts.
 
-    A computation that is repeated later, as [checkpointing](autocast_state.py) does,
-    takes them along and runs under [the same ones](#restored) again.
+    [Checkpointing](autocast_state.py) captures these settings with the forward pass,
+    and [restores](#restored) them for the recomputation.
     """
     return present() if thread.casting.on else {}
 
 
 @contextmanager
 def restored(settings: dict[str, Setting]) -> Iterator[None]:
-    """Inside of the block the settings are these, whatever they are around it.
+    """A block with these settings, whatever the settings around the block are.
 
-    :param settings: what `current` gave; if it is empty, nothing is cast
+    :param settings: the result of `current`; if it is empty, nothing is cast
     """
     nothing = {name: replace(now, enabled=False) for name, now in present().items()}
     thread.enter(settings or nothing, on=bool(settings))
@@ -201,7 +209,7 @@ def restored(settings: dict[str, Setting]) -> Iterator[None]:
 def refuse_device(device_type: str) -> None:
     """Refuse a type of device that has no rules.
 
-    :raises ValueError: naming those that have
+    :raises ValueError: naming the types that have rules
     """
     if device_type not in RULES:
         raise ValueError(
@@ -213,7 +221,7 @@ def refuse_device(device_type: str) -> None:
 def refuse_wide(dtype: torch.dtype) -> None:
     """Refuse a dtype that does not have 16 bits.
 
-    :raises ValueError: naming the two that have
+    :raises ValueError: naming the two dtypes of 16 bits
     """
     if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(

@@ -1,44 +1,45 @@
-r"""# What autocast casts
+r"""# The rules of autocast
 
-> Matrix products run in 16 bits, operations that rounding would harm in FP32, and all others as called.
+> Matrix products run in 16 bits, operations that rounding would harm run in FP32, and
+> all others run as called.
 
-[Autocast](autocast.py) decides by the name of an operation. A matrix product is what 16
-bits are for: processors have units for it, and they [add up in FP32](rounding.py). (On
-a GPU, PyTorch by default lets some products add partial sums in 16 bits; the switches
-are in `torch.backends.cuda.matmul`.) An exponential turns an error of its input into a
-relative error of its result, and it overflows FP16 above 11.09. A sum of many elements
-needs more digits than each of them has. So there are five rules, and an operation
-without a rule runs as it is called:
+[Autocast](autocast.py) chooses a rule by the name of an operation. Matrix products gain
+most from 16 bits: processors have special units for them, and these units [add up in
+FP32](rounding.py). (On a GPU, PyTorch by default allows some products to add partial
+sums in 16 bits; the switches are in `torch.backends.cuda.matmul`.) An exponential turns
+an error of its input into a relative error of its result, and it overflows FP16 above
+11.09. A sum of many elements needs more digits than each of them has. So there are five
+rules, and an operation without a rule runs in the dtypes of its inputs:
 
 | rule | its inputs are | for example |
 |---|---|---|
 | `LOW` | cast to 16 bits | `linear`, `conv2d`, `matmul`, attention |
 | `FP32` | cast to FP32 | the losses; on a GPU `exp` and `pow`, too |
-| `RESULT` | left alone; the result is asked for in FP32 | on a GPU `softmax` and `sum` |
-| `PROMOTE` | cast to the narrowest dtype that holds theirs and that of the context | `cat` |
+| `RESULT` | not cast; the call asks for a result in FP32 | on a GPU `softmax` and `sum` |
+| `PROMOTE` | cast to the narrowest dtype that holds their dtypes and the context's | `cat` |
 | `REFUSE` | refused | `binary_cross_entropy` on a GPU |
-| none | left alone | `add`, `relu`, views |
+| none | not cast | `add`, `relu`, views |
 
-The rules are data, and they differ between devices. The two tables below are those of
-[`torch.autocast`](https://docs.pytorch.org/docs/stable/amp.html), whose judgement this
-is. On a GPU nearly everything sensitive runs in FP32. On a CPU softmax and the norms
-have no rule: their kernels compute in FP32 inside, and only the result is rounded.
-There the rule for FP32 is also for operations that have no kernel for BF16, such as the
-matrix decompositions.
+The rules are data, and they differ between devices. The two tables below follow
+[`torch.autocast`](https://docs.pytorch.org/docs/stable/amp.html), operation by
+operation. On a GPU nearly every sensitive operation runs in FP32. On a CPU softmax and
+the norms have no rule, because their kernels compute in FP32 internally, and only the
+result is rounded. On a CPU the FP32 rule also covers operations without a BF16 kernel,
+such as the matrix decompositions.
 
 Our tests compare each operation of the table for CPUs with `torch.autocast`: dtypes,
 results and gradients, bit by bit, but for the last bits of matrix decompositions. For
-GPUs they compare the dtypes of the results, on tensors that claim to lie on a GPU and
-have no data. The values were never compared there.
+GPUs the tests compare the dtypes of the results, on tensors without data that claim to
+lie on a GPU. The values were not compared on a GPU.
 
-Some functions in C++ call products where [a function mode](casting.py) does not see
-them: `inner`, `tensordot`, `cov`, `matrix_power`, and on a CPU recurrent layers. They
-have no rule here, and `torch.autocast` casts these products.
+Some C++ functions call matrix products out of reach of [a function mode](casting.py):
+`inner`, `tensordot`, `cov`, `matrix_power`, and on a CPU recurrent layers. These
+functions have no rule here, and `torch.autocast` casts their products.
 
-In an evaluation on a CPU an `nn.TransformerEncoderLayer` is one function of C++, and
-`torch.autocast` casts everything that it gets. While a function mode is on, PyTorch
-takes the layer's ordinary way. So here an evaluation gives the result of a forward pass
-in training.
+In an evaluation on a CPU, PyTorch runs an `nn.TransformerEncoderLayer` as one C++
+function, and `torch.autocast` casts all inputs of that function. While a function mode
+is on, PyTorch runs the layer's operations one by one instead. So here an evaluation
+gives the same result as the forward pass in training.
 """
 
 # sidelit: hide
@@ -55,7 +56,7 @@ __all__ = ["FP32_FUNCTIONS", "RULES", "Rule", "Rules"]
 
 
 class Rule(Enum):
-    """What happens to the inputs of an operation."""
+    """How the inputs of an operation are cast."""
 
     LOW = auto()
     FP32 = auto()
@@ -78,27 +79,26 @@ class Rules:
     def of(self, name: str) -> Rule | None:
         """The rule for a function of Python with this name.
 
-        Most functions are called as their operation is, and some are another name of
-        one.
+        Most functions have the name of their operation; some names are synonyms.
         """
         return self.table.get(SYNONYMS.get(name, name))
 
 
 def words(text: str) -> frozenset[str]:
-    """A set of names, written as prose."""
+    """Split a text into a set of names."""
     return frozenset(text.split())
 
 
-# In 16 bits on every device: products, convolutions, attention, which is two products,
-# and with them PyTorch's choice of `prelu`.
+# Operations that run in 16 bits on every device: products, convolutions, attention,
+# which is two products, and `prelu`, which PyTorch lists with them.
 PRODUCTS = words("""
     addbmm addmm baddbmm bmm linalg_vecdot linear matmul mm prelu
     conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
     _convolution scaled_dot_product_attention
 """)
 
-# These are steep at some inputs, where a small error of the input becomes a large error
-# of the result.
+# Functions that are steep at some inputs, where a small error of the input becomes a
+# large error of the result.
 FUNCTIONS = words("""
     acos asin cosh erfinv exp expm1 log log10 log1p log2 pow reciprocal rsqrt sinh
     softplus tan
@@ -113,7 +113,7 @@ NORMS = words("""
 # Sums of exponentials.
 SOFTMAX = words("log_softmax logsumexp softmax")
 
-# Means over everything; all gradients start from their result.
+# Losses: means over all positions, from whose results all gradients start.
 LOSSES = words("""
     binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss
     cross_entropy_loss hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss
@@ -127,15 +127,15 @@ SUMS = words("cumprod cumsum prod sum")
 # Distances and angles between vectors: sums of products, or of squared differences.
 DISTANCES = words("cdist cosine_similarity dist pdist")
 
-# All that is sensitive to rounding. The table for CUDA casts it; a CPU's kernels mostly
-# need no cast.
+# All operations that are sensitive to rounding. The table for CUDA casts their inputs;
+# a CPU's kernels mostly need no cast.
 FP32_FUNCTIONS = FUNCTIONS | NORMS | SOFTMAX | LOSSES | SUMS | DISTANCES
 
 
-# sidelit: depth Operations that a language model hardly calls, and other names of the same operations.
+# sidelit: depth Operations that a language model rarely calls, and synonyms.
 
-# What follows is in no list of PyTorch. There the operations that it is made of are
-# cast one by one, inside of C++. Here it is cast as a whole.
+# These functions are in no list of PyTorch, which casts the operations inside them one
+# by one, in C++. Here the inputs of the whole function are cast.
 COMPOSED = words("chain_matmul einsum linalg_multi_dot")
 COMPOSED_FP32 = words("""
     cumulative_trapezoid pairwise_distance square trapezoid trapz
@@ -168,7 +168,7 @@ POOLING = words("""
     reflection_pad2d replication_pad1d replication_pad2d replication_pad3d
 """)
 
-# Names of the same operations, as other libraries know them.
+# Other names of the same operations, as other libraries call them.
 SYNONYMS = {
     "arccos": "acos",
     "arcsin": "asin",
@@ -187,7 +187,7 @@ SYNONYMS = {
 
 
 def table(**names: Iterable[str]) -> dict[str, Rule]:
-    """Rules by operation, from operations by rule."""
+    """Turn lists of operations, one for each rule, into a table from operation to rule."""
     return {name: Rule[rule] for rule, listed in names.items() for name in listed}
 
 
@@ -225,8 +225,9 @@ CUDA = table(
         addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add
         tensordot vdot
     """),
-    # Its gradient is the inverse of a probability, up to $10^{12}$ where 16 bits have
-    # rounded that to 0. FP16 cannot hold it. PyTorch limits the loss, but not this.
+    # The gradient of this loss is the inverse of a probability, up to $10^{12}$ where
+    # 16 bits have rounded the probability to 0. FP16 cannot hold such a number. PyTorch
+    # limits the loss, but not its gradient.
     REFUSE=words("binary_cross_entropy"),
 )
 

@@ -1,23 +1,22 @@
-r"""# Casting
+r"""# Casting inputs in a function mode
 
-> A function mode sees every call of a PyTorch function, and can change its inputs first.
+> A function mode gets every call of a PyTorch function before autograd does, and casts the inputs.
 
-[Autocast](autocast.py) has to act between the model and autograd. Later would be too
-late: autograd would have recorded the operation with the inputs that it had, and its
-backward pass would meet other dtypes. Earlier is the model itself, which is to stay as
-it is.
+[Autocast](autocast.py) has to act between the model and autograd. If it acted after
+autograd, the operation would be recorded with its old inputs, and its backward pass
+would meet other dtypes. If it acted earlier, the model's code would have to change.
 
-PyTorch has a place for that. While a `TorchFunctionMode` is on, each function of
-PyTorch that is called from Python hands the call over to it: the function and its
-arguments. The mode decides whether the function runs, and with which arguments. This
-one casts the arguments as [the rules](autocast_rules.py) say and then runs the
-function.
+PyTorch offers this place. While a `TorchFunctionMode` is on, each PyTorch function that
+is called from Python first hands the call to the mode: the function and its arguments.
+The mode decides whether the function runs, and with which arguments. `Casting` casts
+the arguments by [the rules](autocast_rules.py), and then runs the function.
 
-Whether to cast, and to which dtype, is a state that PyTorch keeps for each thread and
-each type of device. The mode reads PyTorch's state instead of keeping one, and while a
-function with a rule runs, the state is off, so that `torch.autocast` does not cast once
-more. A function without a rule runs with the state on. If it is written in C++ and
-calls products, as `tensordot` and a GRU do, `torch.autocast` casts these.
+PyTorch keeps a state for each thread and each type of device: whether to cast, and to
+which dtype. The mode reads this state instead of keeping its own. While a function with
+a rule runs, the state is off, so that `torch.autocast` does not cast the inputs once
+more. A function without a rule runs with the state on. If such a function is written in
+C++ and calls matrix products, as `tensordot` and a GRU do, `torch.autocast` casts their
+inputs.
 """
 
 # sidelit: hide
@@ -46,17 +45,19 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Casting(TorchFunctionMode):
-    """PyTorch hands it each call of one of its functions, before autograd sees the call.
+    """The function mode that PyTorch calls for each of its functions, before autograd
+    records the call.
 
-    So a cast made here is recorded. While it handles a call it gets no others.
+    So autograd records the casts that are made here. While the mode handles one call,
+    PyTorch gives it no others.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # Whether the code that runs now was reached with a context of this book open.
+        # Whether a context of this book is open around the code that runs now.
         self.on = False
         self.kept: dict[tuple[int, torch.dtype], tuple[Tensor, int, Tensor]] = {}
-        # The count of optimizers' steps that `kept` belongs to.
+        # The number of optimizer steps at which the casts in `kept` were made.
         self.steps = 0
         count_steps()
         self.opened: list[Callable[..., Any]] = []
@@ -73,14 +74,14 @@ class Casting(TorchFunctionMode):
             return func(*inputs[0], **inputs[1])
         self.forget_after_a_step()
         # Contexts for two types of device may be open, and one operation may get
-        # tensors of both. Each rule casts those of its own device.
+        # tensors of both. Each rule casts the tensors of its own device.
         enabled = [name for name in RULES if torch.is_autocast_enabled(name)]
         rules = {
             device_type: rule
             for device_type in enabled
             if (rule := RULES[device_type].of(func.__name__))
         }
-        # A caller that brings the memory for the result has chosen its dtype.
+        # A caller that passes `out`, the memory for the result, has chosen the dtype.
         if inputs[1].get("out") is None:
             for device_type, rule in rules.items():
                 inputs = self.apply(rule, device_type, func.__name__, inputs)
@@ -94,11 +95,12 @@ class Casting(TorchFunctionMode):
             return self.look_into(func, inputs)
 
     def look_into(self, func: FunctionType, inputs: Inputs) -> Any:
-        """Handle the calls inside of a function that is written in Python and has no rule.
+        """Run a function that is written in Python and has no rule, and handle the
+        calls inside it.
 
-        It calls other functions, and these may have rules. So the mode is entered again
-        while it runs. A few functions start by handing themselves over once more; in
-        this second call they run as they are.
+        Such a function calls other functions, and these may have rules. So the mode is
+        entered again while the function runs. A few functions begin by handing
+        themselves to the mode once more; in this second call they run unchanged.
         """
         self.opened.append(func)
         try:
@@ -108,7 +110,7 @@ class Casting(TorchFunctionMode):
             self.opened.pop()
 
     def apply(self, rule: Rule, device_type: str, name: str, inputs: Inputs) -> Inputs:
-        """The inputs as the operation is to get them."""
+        """Return the inputs of an operation, cast by a rule."""
         setting, leaves = setting_of(device_type), tree_leaves(inputs)
         tensors = [leaf for leaf in leaves if eligible(leaf, device_type)]
         if not tensors:
@@ -123,7 +125,7 @@ class Casting(TorchFunctionMode):
                 for tensor in tensors:
                     dtype = torch.promote_types(dtype, tensor.dtype)
             case Rule.RESULT:
-                # A dtype that the caller has asked for stays.
+                # If the caller asks for a dtype, that dtype stays.
                 if leaves[0] is not tensors[0] or any(
                     isinstance(leaf, torch.dtype) for leaf in leaves
                 ):
@@ -144,12 +146,13 @@ class Casting(TorchFunctionMode):
         return found
 
     def cast(self, value: Tensor, dtype: torch.dtype, setting: Setting) -> Tensor:
-        """A parameter in FP32 is cast once, however often it is used. Any other tensor is cast at each use.
+        """Cast a parameter in FP32 once, however often it is used, and any other tensor
+        at each use.
 
-        It saves the time of the casts, and it decides digits: the gradients of all uses
-        meet at the cast and are added in 16 bits. Without gradients nothing is kept,
-        for a cast that autograd did not record would cut the next use off from the
-        parameter.
+        One cast for all uses saves time, and it also changes digits: the gradients of
+        all uses meet at the cast, and are added in 16 bits. Under `no_grad` no cast is
+        kept, because a cast that autograd did not record would cut the next use off
+        from the parameter.
         """
         if not (
             setting.cache_enabled
@@ -157,25 +160,26 @@ class Casting(TorchFunctionMode):
             and value.dtype == torch.float32
             and value.requires_grad
             and value.is_leaf
-            # A view changes with its base, and is not worth keeping.
+            # A view changes with its base, so its cast is not kept.
             and base_of(value) is None
             and torch.is_grad_enabled()
         ):
             return value.to(dtype)
-        # The tensor is kept with its cast. Otherwise it could be freed, and another one
-        # could have its `id`. The version tells whether somebody has written into it.
+        # The tensor is kept together with its cast. Otherwise it could be freed, and
+        # another tensor could get its `id`. The version shows whether the tensor was
+        # written to since.
         kept, version = self.kept.get((id(value), dtype)), version_of(value)
         if kept is None or kept[1] != version:
             kept = self.kept[id(value), dtype] = (value, version, value.to(dtype))
         return kept[2]
 
-    # sidelit: depth Optimizers whose writes to parameters PyTorch does not count.
+    # sidelit: depth Fused optimizers, whose writes to parameters PyTorch does not count.
 
     def forget_after_a_step(self) -> None:
-        """Keep no cast of a parameter, PyTorch's included, beyond a step of any optimizer.
+        """Drop all kept casts, PyTorch's included, after a step of any optimizer.
 
-        A fused optimizer writes into parameters, and PyTorch does not count it. So
-        after a step nothing is taken for unchanged.
+        A fused optimizer writes to parameters without raising their versions. So after
+        a step no parameter counts as unchanged.
         """
         if self.steps != steps.count:
             self.steps = steps.count
@@ -185,7 +189,7 @@ class Casting(TorchFunctionMode):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the innermost context says about one type of device."""
+    """The setting of the innermost context for one type of device."""
 
     enabled: bool
     dtype: torch.dtype
@@ -193,7 +197,7 @@ class Setting:
 
 
 def setting_of(device_type: str) -> Setting:
-    """What PyTorch's state of this thread says about one type of device."""
+    """Read PyTorch's state of this thread for one type of device."""
     return Setting(
         torch.is_autocast_enabled(device_type),
         torch.get_autocast_dtype(device_type),
@@ -203,7 +207,7 @@ def setting_of(device_type: str) -> Setting:
 
 @contextmanager
 def switched_off(device_types: Iterable[str]) -> Iterator[None]:
-    """Inside of the block PyTorch casts nothing for these types of device."""
+    """A block in which PyTorch casts nothing for these types of device."""
     for device_type in device_types:
         torch.set_autocast_enabled(device_type, False)
     try:
@@ -214,7 +218,9 @@ def switched_off(device_types: Iterable[str]) -> Iterator[None]:
 
 
 def eligible(value: object, device_type: str) -> bool:
-    """What is cast at all: floating-point tensors of the device, except FP64, which somebody has chosen."""
+    """Whether a value is cast at all: only a floating-point tensor of the device, and
+    not FP64, which is a deliberate choice.
+    """
     return (
         isinstance(value, Tensor)
         and value.device.type == device_type
@@ -223,19 +229,20 @@ def eligible(value: object, device_type: str) -> bool:
     )
 
 
-# These start the backward pass.
+# The functions that start a backward pass.
 BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
-# sidelit: depth Functions that would hand themselves over without end, and the count of optimizer steps.
+# sidelit: depth Functions that would call the mode without end, and the count of optimizer steps.
 
 
 def unasked(func: FunctionType) -> FunctionType:
-    """The same function, but it does not ask whether a mode wants to handle the call.
+    """Copy a function without its check for a function mode.
 
-    PyTorch's functions in Python begin with this question. A mode that runs one is off,
-    and nothing that the function calls would come back. If the mode is on, the function
-    itself comes back, forever.
+    PyTorch's functions in Python begin with this check. If the mode is off while it
+    runs such a function, the calls inside never reach the mode. If the mode is on, the
+    function itself comes back to the mode, forever. The copy solves this: only the
+    calls inside reach the mode.
     """
     asking = [name for name in func.__code__.co_names if name.startswith("has_torch_")]
     never = dict.fromkeys(asking, lambda *_: False)
@@ -251,7 +258,7 @@ def unasked(func: FunctionType) -> FunctionType:
 
 
 class Steps:
-    """How often an optimizer of this process has stepped, in whatever thread."""
+    """The number of optimizer steps in this process, in all threads."""
 
     count = 0
 
@@ -264,5 +271,5 @@ steps = Steps()
 
 @cache
 def count_steps() -> None:
-    """Let each step of each optimizer be counted from now on."""
+    """Count each step of each optimizer from now on."""
     register_optimizer_step_post_hook(steps)

@@ -1,17 +1,20 @@
 r"""# Floating-point formats
 
-> Sixteen bits are a choice between range and digits.
+> The exponent bits of a format decide its range, and the mantissa bits its digits.
 
 A floating-point number has three fields: a sign $s$, an exponent $e$ and a mantissa
-$m$. The mantissa has $M$ bits, the exponent $E$ bits. The number they stand for is
+$m$. (IEEE 754 calls the mantissa the *trailing significand field*.) The mantissa has
+$M$ bits, the exponent $E$ bits. Together they represent the number
 
 $$x = (-1)^s \cdot \Bigl(1 + \frac{m}{2^M}\Bigr) \cdot 2^{e - b}, \qquad b = 2^{E-1} - 1$$
 
-An exponent of all zeros is for 0 and the [subnormal numbers](#Format.decode), one of
-all ones in most formats for infinity and NaN. Any other says between which two powers
-of two the number lies. The mantissa divides that stretch into $2^M$ equal steps. So the
-exponent bits decide the *range* of a format, and the mantissa bits how many *digits* it
-has:
+Take 6 as an example: it lies between $2^2$ and $2^3$, so $e - b = 2$, and $6 = 1.5
+\cdot 2^2$ makes $m/2^M = 0.5$. In general the exponent selects two neighbouring powers
+of two, and the mantissa divides the range between them into $2^M$ equal steps. So the
+exponent bits decide the *range* of a format, and the mantissa bits decide how many
+*digits* it has. An exponent field of all zeros is reserved for 0 and the [subnormal
+numbers](#Format.decode). In most formats a field of all ones is reserved for infinity
+and NaN.
 
 | format | $E$ | $M$ | largest | smallest normal | smallest | epsilon |
 |---|---|---|---|---|---|---|
@@ -23,16 +26,20 @@ has:
 | e4m3fn | 4 | 3 | ${2^{9}-2^{6}}$ | $2^{-6}$ | $2^{-9}$ | $2^{-3}$ |
 | e5m2 | 5 | 2 | ${2^{16}-2^{13}}$ | $2^{-14}$ | $2^{-16}$ | $2^{-2}$ |
 
-*Epsilon* is the step from 1 to the next number. Formats with 8 exponent bits reach $3.4
-\cdot 10^{38}$, FP16 reaches 65504, and the two of 8 bits reach 448 and 57344. BF16 is
-the first half of FP32, so it has the range of FP32 and only about two decimal digits.
-[What this does to training](rounding.py) is the next chapter. TF32 is no format to
-store: in a matrix product a GPU may read only these 19 bits of FP32 numbers. In PyTorch
-that is off for matrix products, unless `torch.set_float32_matmul_precision("high")`
-allows it, and on for convolutions. A GPU's conversion to TF32 rounds ties away from
-zero, while the code of this chapter rounds ties to even in each format.
+*Epsilon* is the step from 1 to the next number. The largest relative error of one
+rounding is half of that; this half is called the *unit roundoff*. Formats with 8
+exponent bits reach $3.4 \cdot 10^{38}$, FP16 reaches 65504, and the two formats of 8
+bits reach 448 and 57344. BF16 is the first half of FP32, so it has the range of FP32,
+but only about two decimal digits. [The next chapter](rounding.py) shows what this does
+to training.
 
-A number can be looked at in every format:
+No tensor is stored in TF32. In a matrix product a GPU may read only these 19 bits of
+FP32 numbers. In PyTorch this is on for convolutions, and off for matrix products unless
+`torch.set_float32_matmul_precision("high")` allows it. A GPU's conversion to TF32
+rounds ties away from zero, while the code of this chapter rounds ties to even in each
+format.
+
+This command prints a number in every format:
 
 ```sh
 python -m shardbook.precision.formats 0.1
@@ -43,7 +50,7 @@ python -m shardbook.precision.formats 0.1
 :notation $m$: `mantissa`, the mantissa field, read as a whole number
 :notation $E$: `Format.exponent_bits`, the number of bits of the exponent
 :notation $M$: `Format.mantissa_bits`, the number of bits of the mantissa
-:notation $b$: `Format.bias`, what is subtracted from the exponent field
+:notation $b$: `Format.bias`, the number that is subtracted from the exponent field
 """
 
 # sidelit: hide
@@ -64,16 +71,18 @@ __all__ = ["FORMATS", "Format"]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A floating-point format, as exact arithmetic on Python's whole numbers and fractions.
+    """A floating-point format, computed exactly with Python's whole numbers and
+    fractions.
 
     A *pattern* is a number's bits, read as one whole number from 0 to `2**bits - 1`.
-    Values are returned as `float`, which is FP64 and holds those of every format here.
+    Values are returned as `float`, which is FP64 and holds the values of every format
+    here.
 
-    :param name: how tables call it
+    :param name: the name in tables
     :param exponent_bits: $E$
     :param mantissa_bits: $M$
-    :param infinite: whether there are infinities; without them the largest exponent
-        holds finite numbers, too
+    :param infinite: whether the format has infinities; without them the largest
+        exponent is used for finite numbers, too
     """
 
     name: str
@@ -83,21 +92,24 @@ class Format:
 
     @property
     def bits(self) -> int:
-        """The size of a number, with its sign."""
+        """The size of a number in bits, including the sign."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
     @property
     def bias(self) -> int:
-        """Half of the exponents are for numbers below 2, so that most numbers have an inverse, too."""
+        """The offset of the exponent field: half of the exponents belong to numbers
+        below 2, so most numbers have an inverse in the format.
+        """
         return (1 << self.exponent_bits - 1) - 1
 
     def decode(self, pattern: int) -> float:
-        r"""The value of a pattern.
+        r"""Compute the value of a pattern.
 
         If the exponent field is 0, the leading 1 is missing: $x = (-1)^s \cdot
-        \frac{m}{2^M} \cdot 2^{1 - b}$. These numbers are *subnormal*. They have fewer
-        digits the smaller they are, and the smallest of them has one bit. Without them,
-        the difference of two unequal small numbers could be zero.
+        \frac{m}{2^M} \cdot 2^{1 - b}$. Such numbers are *subnormal*. The smaller a
+        subnormal number is, the fewer digits it has; the smallest one has a single bit.
+        Without subnormal numbers, the difference of two unequal small numbers could be
+        zero.
 
         >>> [BF16.decode(pattern) for pattern in (0x3F80, 0x3F81, 0x0001, 0xFF80)]
         [1.0, 1.0078125, 9.183549615799121e-41, -inf]
@@ -106,7 +118,8 @@ class Format:
         factor, top = -1 if sign else 1, (1 << self.exponent_bits) - 1
         if exponent == top and self.infinite:
             return factor * (math.nan if mantissa else math.inf)
-        # E4M3FN has one NaN for each sign, and finite numbers where others have more.
+        # E4M3FN has one NaN for each sign, and uses the other patterns of this exponent
+        # for finite numbers.
         if exponent == top and mantissa == (1 << self.mantissa_bits) - 1:
             return math.nan
         if exponent:
@@ -115,14 +128,16 @@ class Format:
         return math.copysign(math.ldexp(mantissa, power), factor)
 
     def encode(self, value: float | Fraction) -> int:
-        """The pattern of the nearest number; of two that are equally near, the one whose last bit is 0.
+        """Compute the pattern of the nearest number. Between two equally near numbers,
+        the one whose last bit is 0 is chosen.
 
-        The nearest number is a multiple of the spacing around the value, and `round` of
-        a fraction rounds ties to even. If ties always went up, a long sum would drift
-        up.
+        The nearest number is a multiple of the spacing around the value, and Python's
+        `round` of a fraction rounds ties to even. If ties always went up, a long sum
+        would drift upwards.
 
-        Positive patterns are in the order of their values. So if rounding carries over
-        into the next power of two, the sum below increases the exponent by itself.
+        Positive patterns are in the same order as their values. So if rounding carries
+        over into the next power of two, the sum below increases the exponent without
+        further work.
 
         >>> FP16.decode(FP16.encode(Fraction(1, 10)))
         0.0999755859375
@@ -134,17 +149,19 @@ class Format:
             size = abs(Fraction(value))
             exponent = self.exponent_of(size)
             steps = round(size / step_of(exponent, self.mantissa_bits))
-            # A normal number has a leading 1, so its steps include $2^M$ for it. Added
-            # to the pattern, these raise the exponent field by one. So the field below
-            # is set one too low.
+            # The leading 1 of a normal number contributes $2^M$ steps. Adding them to
+            # the pattern raises the exponent field by one, so the field is first set
+            # one too low.
             below = (exponent + self.bias - 1) * (1 << self.mantissa_bits)
             pattern = min(below + steps, pattern)
-        # Minus zero is a number of its own, and not less than zero.
+        # Minus zero has a pattern of its own, and is not less than zero.
         negative = value < 0 or (value == 0 and math.copysign(1, value) < 0)
         return pattern + negative * (1 << self.bits - 1)
 
     def exponent_of(self, size: Fraction) -> int:
-        """The power of two at or below a number, but not below that of the smallest normal number."""
+        """The exponent of the power of two at or below a number, and at least that of
+        the smallest normal number.
+        """
         if not size:
             return 1 - self.bias
         exponent = size.numerator.bit_length() - size.denominator.bit_length()
@@ -153,7 +170,7 @@ class Format:
         return max(exponent, 1 - self.bias)
 
     def fields(self, pattern: int) -> tuple[int, int, int]:
-        """Sign, exponent and mantissa, each as a whole number.
+        """Split a pattern into sign, exponent and mantissa, each a whole number.
 
         :raises ValueError: if the pattern is negative or has more bits than the format
         """
@@ -173,7 +190,7 @@ class Format:
 
     @property
     def smallest_normal(self) -> float:
-        """Below it, numbers have fewer digits."""
+        """The smallest positive number with all digits; smaller numbers are subnormal."""
         return self.decode(1 << self.mantissa_bits)
 
     @property
@@ -183,7 +200,9 @@ class Format:
 
     @property
     def epsilon(self) -> float:
-        """The step from 1 to the next number. Half of it bounds the relative error of a normal result."""
+        """The step from 1 to the next number. Half of this step bounds the relative
+        error of a normal result.
+        """
         return self.spacing(1.0)
 
     def spacing(self, value: float) -> float:
@@ -199,41 +218,50 @@ class Format:
 
     @property
     def beyond(self) -> int:
-        """The pattern of everything too large: infinity, which follows the largest number.
+        """The pattern for values that are too large: infinity, which follows the
+        largest number.
 
         E4M3FN has no infinity. PyTorch 2.13 *saturates* when it converts to this
-        format: it takes the largest finite number, even for infinity itself. E5M2 has
-        infinity, and a conversion does not saturate.
+        format: the result is the largest finite number, even for infinity. E5M2 has
+        infinities, and a conversion to it does not saturate.
         """
         return self.largest_pattern + self.infinite
 
     @property
     def largest_pattern(self) -> int:
-        """All bits 1, less what stands for infinity and NaN."""
+        """The pattern of the largest finite number: all bits 1, minus the patterns of
+        infinity and NaN.
+        """
         lost = (1 << self.mantissa_bits) if self.infinite else 1
         return (1 << self.bits - 1) - 1 - lost
 
     @property
     def quiet_nan(self) -> int:
-        """A NaN that processors make and pass on without complaint: the mantissa's first bit is 1."""
+        """The pattern of a quiet NaN, which processors produce and pass on without an
+        exception: the mantissa's first bit is 1.
+        """
         if not self.infinite:
             return (1 << self.bits - 1) - 1
         return self.largest_pattern + 1 + (1 << self.mantissa_bits - 1)
 
     @property
     def overflow(self) -> Fraction:
-        """Numbers of this size and above become infinite, or saturate: half a step above the largest."""
+        """The threshold from which numbers become infinite, or saturate: half a step
+        above the largest number.
+        """
         largest = Fraction(self.largest)
         return largest + step_of(self.exponent_of(largest), self.mantissa_bits) / 2
 
     @property
     def underflow(self) -> Fraction:
-        """Numbers of this size and below become zero: half of the smallest, where zero is the even choice."""
+        """The threshold down from which numbers become zero: half of the smallest
+        number, where the tie goes to zero.
+        """
         return Fraction(self.smallest_subnormal) / 2
 
 
 def step_of(exponent: int, mantissa_bits: int) -> Fraction:
-    """The step between numbers whose power of two is `exponent`."""
+    """The spacing of numbers from `2**exponent` to the next power of two."""
     return Fraction(2) ** (exponent - mantissa_bits)
 
 
@@ -248,7 +276,9 @@ FORMATS = (FP64, FP32, TF32, FP16, BF16, E4M3FN, E5M2)
 
 
 def in_every_format(value: float | Fraction) -> str:
-    """A table with a row for each format: the three fields, what they store, and by how much it is off."""
+    """Make a table with a row for each format: the three fields, the stored value, and
+    its relative error.
+    """
     rows = [("format", "sign|exponent|mantissa", "stored", "relative error")]
     for form in FORMATS:
         pattern = form.encode(value)
@@ -278,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("numbers", nargs="+", help="such as 0.1, -1e-5, inf or nan")
     texts = sys.argv[1:] if arguments is None else arguments
-    # After a space, -1e-5 is not taken for an option.
+    # With a leading space, the parser does not read -1e-5 as an option.
     spaced = [text if text in ("-h", "--help") else f" {text}" for text in texts]
     try:
         numbers = [number(text.strip()) for text in parser.parse_args(spaced).numbers]
@@ -289,15 +319,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def number(text: str) -> float | Fraction:
-    """What was written, exactly: 0.1 becomes one tenth, not the FP64 number next to it.
+    """Read a number exactly: 0.1 becomes one tenth, rather than the nearest FP64
+    number.
 
-    :raises Mistake: if it is no number, or not of a size that can be worked with
+    :raises Mistake: if the text is no number, or the number is far outside every format
     """
     try:
         exact = Decimal(text)
     except InvalidOperation:
         raise Mistake(f"{text!r} is no number; write it as 0.1 or 1e-5") from None
-    # Infinity, NaN and minus zero are no fractions.
+    # Infinity, NaN and minus zero cannot be fractions.
     if not exact.is_finite() or not exact:
         return math.nan if exact.is_nan() else float(exact)
     if abs(exact.adjusted()) > 999:

@@ -1,14 +1,15 @@
 r"""# Loss scaling
 
-> Gradients that FP16 would round to zero survive if the loss is multiplied first.
+> The loss is multiplied before the backward pass, so that small gradients stay above zero in FP16.
 
-The smallest positive number in FP16 is $2^{-24}$, about $6 \cdot 10^{-8}$, and a
-gradient of half of it or less becomes zero. Of those that pass between the layers of a
-small GPT, [11 % do](rounding.py). At the other end there is room: FP16 reaches 65504.
+The smallest positive number in FP16 is $2^{-24}$, about $6 \cdot 10^{-8}$. A gradient
+of half this size or less becomes zero. Between the layers of a small GPT [11 % of the
+gradients](rounding.py) do. At the other end there is room, because FP16 reaches 65504.
 
 So the loss is multiplied by a number $S$, the *loss scale*. By the chain rule every
 gradient of the backward pass is then $S$ times as large. Before the optimizer steps,
-the gradients are divided by $S$, in FP32:
+the gradients are divided by $S$, in FP32. For example, a gradient of $10^{-8}$ becomes
+zero in FP16, but survives with $S = 2^{16}$:
 
 >>> gradient = torch.tensor(1e-8)
 >>> gradient.half()
@@ -16,10 +17,11 @@ tensor(0., dtype=torch.float16)
 >>> (gradient * 2.0**16).half().float() / 2.0**16
 tensor(9.9972e-09)
 
-Which $S$ is right? If it is too small, gradients are lost at the lower end. If it is
-too large, they become infinite at the upper end, and that can be seen. So a scaler
-starts with a large $S$. Whenever a gradient is infinite or NaN, it skips the step and
-halves $S$. After 2000 steps without an overflow it tries the double.
+Which $S$ is right? If $S$ is too small, gradients become zero at the lower end, and no
+error shows it. If $S$ is too large, gradients become infinite at the upper end, and
+this can be detected. So a scaler starts with a large $S$. Whenever a gradient is
+infinite or NaN, the scaler skips the step and halves $S$. After 2000 steps without an
+overflow it doubles $S$.
 
 ```python
 from shardbook.precision.autocast import autocast
@@ -34,15 +36,15 @@ for inputs, targets in batches:
     optimizer.zero_grad()
 ```
 
-The smallest scale here is the smallest normal number of FP32, $2^{-126}$. At
-[torch's](https://docs.pytorch.org/docs/stable/amp.html) lower end the scale becomes
-zero. Both mean that something else is wrong: a gradient that is NaN at each scale makes
-the scaler skip each step, and the model does not train. So a scaler reads $S$ once in
-64 steps and warns if it has fallen below 1, which takes 17 skipped steps from $S =
-65536$.
+The smallest scale here is the smallest normal number of FP32, $2^{-126}$. In [PyTorch's
+scaler](https://docs.pytorch.org/docs/stable/amp.html) the scale falls to zero in the
+end. A scale that falls so far means that something else is wrong. If a gradient is NaN
+at each scale, the scaler skips each step, and the model does not train. So a scaler
+reads $S$ once in 64 steps, and warns if $S$ has fallen below 1. From $S = 65536$ this
+takes 17 skipped steps.
 
-Powers of two change the exponents of the gradients and no digit, as long as nothing
-becomes subnormal or infinite.
+Scales that are powers of two change only the exponents of the gradients, and no digit,
+as long as no gradient becomes subnormal or infinite.
 
 :notation $S$: `factor`, the loss scale
 """
@@ -69,21 +71,22 @@ __all__ = ["GradScaler"]
 class GradScaler:
     """Scale losses, divide gradients, and skip the steps whose gradients are not finite.
 
-    One scaler serves all models, losses and optimizers of a program. It does what
-    `torch.amp.GradScaler` does, step by step, and their states are interchangeable. A
-    sharded model needs [a scaler that asks all ranks](sharded_scaler.py).
+    One scaler serves all models, losses and optimizers of a program. It computes the
+    same scales and skips the same steps as `torch.amp.GradScaler`, and their states are
+    interchangeable. A sharded model needs [a scaler that compares all
+    ranks](sharded_scaler.py).
 
     :param device: the type of the losses' device, such as `"cuda"`; `None` takes that
-        of the first loss. As in PyTorch, a scaler for CUDA where there is none warns
-        and is not enabled
+        of the first loss. As in PyTorch, a scaler for CUDA on a machine without CUDA
+        warns and is disabled
     :param init_scale: the first $S$
-    :param growth_factor: what $S$ is multiplied by after `growth_interval` steps in a
-        row without an overflow
-    :param backoff_factor: what $S$ is multiplied by after an overflow
+    :param growth_factor: the factor for $S$ after `growth_interval` steps in a row
+        without an overflow
+    :param backoff_factor: the factor for $S$ after an overflow
     :param growth_interval: a number of steps
-    :param enabled: `False` passes losses and steps through unchanged, so that one
-        program runs in FP32, too
-    :raises ValueError: if one of the numbers makes no sense
+    :param enabled: with `False` losses and steps pass through unchanged, so that the
+        same program can run in FP32
+    :raises ValueError: if one of the numbers would make $S$ useless
     :raises TypeError: if the device is a number
     """
 
@@ -103,26 +106,27 @@ class GradScaler:
             self.set_growth_factor(growth_factor)
             self.set_backoff_factor(backoff_factor)
             self.set_growth_interval(growth_interval)
-        # Below this $S$ something is wrong. How often `update` was called, and whether
-        # the user knows.
+        # The scale below which a warning is due, the number of calls of `update`, and
+        # whether the warning was given.
         self.low = min(1.0, init_scale)
         self.updates = 0
         self.warned = False
-        # $S$, and the steps since it last changed. Both move to the device of the first
-        # loss and stay there, so the host need not wait. On `meta` they take no memory.
+        # $S$, and the number of steps since $S$ last changed. Both move to the device
+        # of the first loss and stay there, so the host need not wait for them. On
+        # `meta` they take no memory.
         with torch.device("cpu" if self.enabled else "meta"):
             self.factor = torch.full((), init_scale, dtype=torch.float32)
             self.calm, self.in_use = torch.zeros((), dtype=torch.int32), False
         # Since the last `update`: the flag of each optimizer whose gradients were
-        # divided, and the optimizers that were asked to step.
+        # divided, and the optimizers whose `step` was called.
         self.found: dict[Optimizer, Tensor | None] = {}
         self.stepped: set[Optimizer] = set()
 
     def scale(self, outputs: Any) -> Any:
-        """Multiply a loss by $S$, or each of several.
+        """Multiply a loss, or each of several losses, by $S$.
 
-        Compute the loss in FP32. The gradient of the loss is $S$ itself, and that of an
-        FP16 loss would be infinite at the first $S$.
+        Compute the loss in FP32. The gradient of the loss is $S$ itself, and in FP16
+        the first $S$, 65536, would be infinite.
 
         :param outputs: a tensor, or tensors in lists, tuples and dictionaries, nested
             as you like; any other iterable comes back as a list
@@ -143,20 +147,20 @@ class GradScaler:
 
     @torch.no_grad()
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide an optimizer's gradients by $S$, and note whether all are finite.
+        """Divide an optimizer's gradients by $S$, and record whether all are finite.
 
-        `step` does it, unless it was done before. Call it for whatever needs the true
-        gradients, such as clipping: a limit for the norm would otherwise be compared
-        with a norm that is $S$ times too large.
+        `step` calls this method, unless you have called it before. Call it before any
+        code that needs the true gradients, such as clipping. Otherwise the limit for
+        the norm would be compared with a norm that is $S$ times too large.
 
-        Gradients that are added up over several micro-batches are divided once, after
-        the last. If they were divided earlier, the gradients of a later micro-batch
+        If gradients are added up over several micro-batches, divide them once, after
+        the last one. If they were divided earlier, the gradients of a later micro-batch
         would still have the factor $S$ when they are added to gradients that have lost
         it.
 
-        :raises RuntimeError: if it is called a second time before `update`, or after
-            `step`, or if nothing was scaled
-        :raises ValueError: if a gradient is FP16, or a part of a sharded one
+        :raises RuntimeError: if the method is called a second time before `update`, or
+            after `step`, or if no loss was scaled
+        :raises ValueError: if a gradient is FP16, or this rank holds only a part of it
         """
         if not self.enabled:
             return
@@ -170,14 +174,15 @@ class GradScaler:
         return unscaling.divide_and_check(optimizer, self.factor)
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Let the optimizer step if all its gradients are finite, else skip this step.
+        """Call the optimizer's step if all its gradients are finite; otherwise skip the
+        step.
 
-        Each optimizer is judged by its own gradients alone.
+        If a program has several optimizers, only the gradients of this one decide.
 
         :returns: what the optimizer returns; `None` if the step was skipped
-        :raises RuntimeError: if it is called a second time before `update`, if nothing was
-            scaled, if there are no gradients, and for a closure: it would compute new
-            gradients, which nobody has checked
+        :raises RuntimeError: if the method is called a second time before `update`, if
+            no loss was scaled, if there are no gradients, or for a closure, because a
+            closure computes new, unchecked gradients
         """
         if not self.enabled:
             return optimizer.step(*args, **kwargs)
@@ -200,15 +205,16 @@ class GradScaler:
 
     @torch.no_grad()
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Choose the next $S$. Call it once for each step, after all optimizers.
+        """Choose the next $S$. Call this method once in each step, after all
+        optimizers.
 
-        Any optimizer's overflow counts, because all losses share one $S$. Between two
-        calls $S$ does not change: the gradients of micro-batches are added up, and no
-        number divides a sum of gradients with different factors.
+        An overflow of any optimizer counts, because all losses share one $S$. Between
+        two calls $S$ does not change. The gradients of micro-batches are added up, and
+        a sum of gradients with different factors could not be divided by one number.
 
         :param new_scale: a value to set instead, as a number or a tensor of one element
-        :raises RuntimeError: if no gradients were checked since the last time
-        :raises ValueError: if the new value makes no sense
+        :raises RuntimeError: if no gradients were checked since the last call
+        :raises ValueError: if the new value is not finite and positive
         """
         if not self.enabled:
             return
@@ -228,12 +234,14 @@ class GradScaler:
         self.found = {}
         self.stepped = set()
         self.updates += 1
-        # The host waits for the device here, so it looks rarely.
+        # Reading $S$ makes the host wait for the device, so this happens rarely.
         if self.updates % 64 == 0 and not self.warned:
             self.warn_if_low()
 
     def adapt(self, overflow: Tensor) -> None:
-        """Change $S$ on its device: to branch on the host would mean to wait."""
+        """Change $S$ on its device, because a branch on the host would have to wait for
+        the device.
+        """
         current = self.factor.double()
         smaller = (current * self.backoff_factor).float().clamp(min=SMALLEST)
         larger = (current * self.growth_factor).float()
@@ -250,17 +258,17 @@ class GradScaler:
         self.factor.copy_(torch.where(overflow, smaller, changed))
         self.calm.copy_(torch.where(due, 0, calm))
 
-    # sidelit: depth Losses in structures, calls out of order, and a scale that has fallen too low.
+    # sidelit: depth Losses in lists and dictionaries, calls out of order, and a scale that is too low.
 
     def scale_each(self, outputs: Any) -> Any:
-        """Scale all tensors in a structure.
+        """Scale all tensors in a list, tuple or dictionary.
 
         :raises ValueError: if there is something else in it
         """
         if isinstance(outputs, Mapping):
             return {key: self.scale(value) for key, value in outputs.items()}
         if isinstance(outputs, Iterable) and not isinstance(outputs, str | bytes):
-            # An iterator is used up now. Later $S$ may be another one.
+            # An iterator is consumed now, because later $S$ may have changed.
             scaled = [self.scale(output) for output in outputs]
             if isinstance(outputs, tuple):
                 return getattr(outputs, "_make", tuple)(scaled)
@@ -271,9 +279,10 @@ class GradScaler:
         )
 
     def refuse_unscaled(self, method: str) -> None:
-        """Without a scaled loss the gradients are true, and would be divided all the same.
+        """Refuse a call before any loss was scaled, since the true gradients would be
+        divided by $S$.
 
-        :raises RuntimeError: if nothing was ever scaled
+        :raises RuntimeError: if no loss was ever scaled
         """
         if not self.in_use:
             raise RuntimeError(
@@ -282,7 +291,9 @@ class GradScaler:
             )
 
     def warn_if_low(self) -> None:
-        """Warn once if hardly any step was taken for some time."""
+        """Warn once if the scale has fallen too low, since then nearly all steps were
+        skipped.
+        """
         scale = self.get_scale()
         if scale < self.low:
             self.warned = True
@@ -294,14 +305,16 @@ class GradScaler:
             )
 
     # sidelit: core
-    # sidelit: depth Settings that are read, changed or saved between steps.
+    # sidelit: depth Reading, changing and saving the settings between steps.
 
     def get_scale(self) -> float:
-        """$S$ as a number; 1 if the scaler is not enabled. The host waits for the device."""
+        """Return $S$ as a number; 1 if the scaler is disabled. The host waits for the
+        device.
+        """
         return self.factor.item() if self.enabled else 1.0
 
     def state_dict(self) -> dict[str, Any]:
-        """What has to be saved, after `update`; empty if the scaler is not enabled."""
+        """Return the state to save, after `update`; empty if the scaler is disabled."""
         if not self.enabled:
             return {}
         settings = {name: getattr(self, name) for name in SETTINGS}
@@ -309,10 +322,9 @@ class GradScaler:
         return {**counted, **settings}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a scaler stood, this one or PyTorch's.
+        """Load the state of a scaler, of this class or of PyTorch's.
 
-        :raises RuntimeError: if the state is empty, as that of a scaler that was not
-            enabled
+        :raises RuntimeError: if the state is empty, because its scaler was disabled
         """
         if not self.enabled:
             return
@@ -327,42 +339,43 @@ class GradScaler:
         self.calm.fill_(state_dict["_growth_tracker"])
 
     def is_enabled(self) -> bool:
-        """Whether losses are scaled at all."""
+        """Whether the scaler is enabled."""
         return self.enabled
 
     def get_growth_factor(self) -> float:
-        """What $S$ is multiplied by after `growth_interval` good steps."""
+        """The factor for $S$ after `growth_interval` steps without an overflow."""
         return self.growth_factor
 
     def set_growth_factor(self, new_factor: float) -> None:
-        """Set it, to more than 1.
+        """Set the growth factor, to more than 1.
 
-        :raises ValueError: if the number makes no sense, here and in the next two
+        :raises ValueError: if the number is out of range
         """
         refuse_unless(1 < new_factor < math.inf, "growth_factor", new_factor)
         self.growth_factor = new_factor
 
     def get_backoff_factor(self) -> float:
-        """What $S$ is multiplied by after an overflow."""
+        """The factor for $S$ after an overflow."""
         return self.backoff_factor
 
     def set_backoff_factor(self, new_factor: float) -> None:
-        """Set it, to a number between 0 and 1."""
+        """Set the backoff factor, to a number between 0 and 1."""
         refuse_unless(0 < new_factor < 1, "backoff_factor", new_factor)
         self.backoff_factor = new_factor
 
     def get_growth_interval(self) -> int:
-        """After how many good steps in a row $S$ grows."""
+        """The number of steps without an overflow after which $S$ grows."""
         return self.growth_interval
 
     def set_growth_interval(self, new_interval: int) -> None:
-        """Set it, to 1 or more."""
+        """Set the growth interval, to 1 or more."""
         refuse_unless(new_interval >= 1, "growth_interval", new_interval)
         self.growth_interval = new_interval
 
 
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
-# Below this number FP32 has fewer digits, and an inverse can be infinite.
+# The smallest normal number of FP32. Smaller numbers have fewer digits, and their
+# inverse can be infinite.
 SMALLEST = torch.finfo(torch.float32).tiny
 
 
@@ -370,7 +383,7 @@ SMALLEST = torch.finfo(torch.float32).tiny
 
 
 def is_there(device: str | torch.device | None) -> bool:
-    """Whether losses can be on this type of device; without CUDA a warning says so."""
+    """Whether this machine has the type of device; if CUDA is missing, warn."""
     if device is None or torch.device(device).type != "cuda":
         return True
     if not torch.cuda.is_available():
@@ -386,7 +399,7 @@ def is_there(device: str | torch.device | None) -> bool:
 def refuse_unless(sensible: bool, name: str, value: float) -> None:
     """Refuse a number that would make $S$ useless, before anything is trained with it.
 
-    :raises ValueError: if it is not sensible
+    :raises ValueError: if the number is out of range
     """
     if not sensible:
         raise ValueError(
@@ -396,9 +409,9 @@ def refuse_unless(sensible: bool, name: str, value: float) -> None:
 
 
 def refuse_number(device: object) -> None:
-    """Refuse a first argument that was meant as $S$.
+    """Refuse a number as the first argument, which was meant as $S$.
 
-    :raises TypeError: if it is a number
+    :raises TypeError: if the argument is a number
     """
     if isinstance(device, int | float):
         raise TypeError(

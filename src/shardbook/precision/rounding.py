@@ -1,19 +1,21 @@
 r"""# What rounding does to training
 
-> What is smaller than half a step is lost, and training is full of small things.
+> A term smaller than half a step is lost: sums stop, weights stand still, gradients become zero.
 
 A processor adds, subtracts, multiplies and divides floating-point numbers as if it knew
 the exact result and then took [the nearest number](formats.py#Format.encode) of the
-format. A square root is rounded in the same way; an exponential or a sine can be off by
-some more. One such rounding is
-harmless: even in BF16 it changes a normal number by 0.4 % at most. Three effects in
-training are not harmless.
+format. A square root is rounded in the same way; an exponential or a sine can have a
+slightly larger error. A single rounding is harmless: even in BF16 it changes a normal
+number by at most 0.4 %. But three effects of many roundings harm training.
 
 **A long sum stops.** If the sum has grown so large that a term is less than half a
 step, the term is lost, and so are all later terms of that size. A sum of ones stops at
 2048 in FP16 and at 256 in BF16. So sums are kept in FP32 where it matters: in the units
 that multiply matrices, in a normalization layer, in a mean over [the
-ranks](collectives.py#reduce_scatter_mean).
+ranks](collectives.py#reduce_scatter_mean). (By default PyTorch lets a GPU add some
+partial sums of a 16-bit matrix product in 16 bits;
+`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` and its FP16 twin
+switch that off.)
 
 **A weight stands still.** An optimizer's step changes a weight by a small part of its
 size. A BF16 weight of 1 that is to lose 0.001 at each step stays 1 forever. So the
@@ -21,9 +23,8 @@ optimizer keeps its own copy of the weights in FP32, the *master weights*, and t
 computes with copies in 16 bits.
 
 **A gradient becomes zero.** Gradients are small numbers, and FP16 has no number between
-0 and $2^{-24}$. The table counts the gradients of [the small GPT](gpt.py) after 20
-steps, those of the parameters and those of the layers' outputs, through which the
-backward pass goes:
+0 and $2^{-24}$. The table is a snapshot of one run: the gradients of [the small
+GPT](gpt.py) after 20 steps, for the parameters and for the outputs of the layers:
 
 | gradients | format | loss times | become zero | subnormal | overflow |
 |---|---|---|---|---|---|
@@ -35,13 +36,13 @@ backward pass goes:
 | outputs | bf16 | 1 | 0.0% | 0.0% | 0.0% |
 
 A subnormal gradient is not lost, but has lost digits. The gradient of each position's
-output carries a factor of $1/n$, because the loss is a mean over $n$ positions. There
-are 512 here, and whoever trains with more has smaller gradients. If the loss is
-multiplied by a large number, all gradients become as many times larger. This is *loss
-scaling*, and the rows with 65536 show its effect. The 0.1 % that are lost even then lie
-below $2^{-41}$. BF16 has the range of FP32 and needs no loss scaling.
+output carries a factor of $1/n$, because the loss is a mean over $n$ positions. Here
+$n$ is 512; with a larger batch these gradients are smaller still. If the loss is
+multiplied by a large number, all gradients are multiplied by the same number. This is
+*loss scaling*, and the rows with 65536 show its effect. The 0.1 % that are lost even
+then lie below $2^{-41}$. BF16 has the range of FP32 and needs no loss scaling.
 
-The table was printed by this chapter. Weights and text follow from seed 0:
+This command prints the table. Weights and text follow from seed 0:
 
 ```sh
 python -m shardbook.precision.rounding
@@ -71,7 +72,8 @@ __all__ = ["Census", "census", "running_sum"]
 
 
 def running_sum(values: Iterable[float], form: Format) -> float:
-    """The sum as a processor forms it that has only this format: rounded after each addition.
+    """Add numbers as a processor with only this format does: with a rounding after each
+    addition.
 
     >>> from shardbook.precision.formats import FP32
     >>> [running_sum([1.0] * 5000, form) for form in (BF16, FP16, FP32)]
@@ -85,8 +87,8 @@ def running_sum(values: Iterable[float], form: Format) -> float:
     [1.0, 0.5000064373016357]
 
     Below 1 the step of BF16 is 0.0039. The weight moves only if a single step of the
-    optimizer is larger than half of that. FP32 rounds 500 times, too, and is off by
-    0.0013 % in the end.
+    optimizer is larger than half of that. FP32 rounds 500 times as well, but the final
+    error is 0.0013 %.
 
     :returns: a number of the format; zero for an empty sum
     """
@@ -98,12 +100,13 @@ def running_sum(values: Iterable[float], form: Format) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """How many numbers a format would damage.
+    """Counts of the numbers that a format would damage.
 
     :param count: the numbers that are not zero
-    :param vanished: how many of them the format rounds to zero
-    :param subnormal: how many others are below its smallest normal number
-    :param overflowed: how many are too large for it, or were not finite before
+    :param vanished: the numbers that the format rounds to zero
+    :param subnormal: the other numbers below the format's smallest normal number
+    :param overflowed: the numbers that are too large for the format, or were not finite
+        before
     """
 
     count: int
@@ -114,28 +117,29 @@ class Census:
 
 @torch.no_grad()
 def census(tensors: Iterable[Tensor], form: Format, scale: float = 1.0) -> Census:
-    """Count what a cast to `form` would do to the elements, each multiplied by `scale` first.
+    """Count how a cast to `form` would damage the elements, each multiplied by `scale`
+    first.
 
-    This shows for one moment of a training run whether its gradients fit into a format,
-    and which factor brings them in. Later gradients are often smaller. Zeros are left
-    out, because no format changes them: most rows of an embedding have no gradient in a
-    batch.
+    The counts show for one moment of a training run whether its gradients fit into a
+    format, and which factor makes them fit. Later gradients are often smaller. Zeros
+    are left out, because no format changes them: most rows of an embedding have no
+    gradient in a batch.
 
     :param tensors: floating-point tensors of any shapes and dtypes, on any device
     """
-    # The limit of FP64 is no FP64 number.
+    # The overflow limit of FP64 is itself too large for FP64.
     limit = float(form.overflow) if form.bits < 64 else math.inf
     counts = torch.zeros(4, dtype=torch.int64)
     for tensor in tensors:
-        # FP64, so that neither the factor nor the limits are rounded to the tensor's
-        # own format.
+        # Compute in FP64, so that neither the factor nor the limits are rounded to the
+        # tensor's own format.
         size = tensor.double().abs() * scale
         vanished = (tensor != 0) & (size <= float(form.underflow))
         found = (
             tensor != 0,
             vanished,
             (tensor != 0) & ~vanished & (size < form.smallest_normal),
-            # Written so that NaN counts, too.
+            # This form of the comparison counts NaN as well.
             ~(size < limit),
         )
         counts += torch.stack([mask.sum() for mask in found]).cpu()
@@ -143,7 +147,9 @@ def census(tensors: Iterable[Tensor], form: Format, scale: float = 1.0) -> Censu
 
 
 def gradients(steps: int, batch: int) -> dict[str, list[Tensor]]:
-    """The gradients of a small GPT in FP32 after `steps` steps, by what they belong to."""
+    """Train a small GPT in FP32 for `steps` steps, and return the next gradients of its
+    parameters and outputs.
+    """
     torch.manual_seed(0)
     model = gpt.GPT(gpt.Config(layers=4, width=64, heads=4, context=64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -152,11 +158,11 @@ def gradients(steps: int, batch: int) -> dict[str, list[Tensor]]:
         error(model, reader[step]).backward()
         optimizer.step()
         optimizer.zero_grad()
-    # One module's output can be another's, too; it is counted once.
+    # One tensor can be the output of several modules; it is counted once.
     outputs: dict[int, Tensor] = {}
 
     def keep(module: nn.Module, inputs: object, output: Tensor) -> None:
-        # Autograd keeps the gradients of leaves and drops all others.
+        # Autograd keeps only the gradients of leaves, unless a tensor asks for its own.
         output.retain_grad()
         outputs[id(output)] = output
 
@@ -175,7 +181,7 @@ def error(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return gpt.loss(model(batch[0]), batch[1])
 
 
-# sidelit: depth The command that prints the table, and options that make no sense.
+# sidelit: depth The command that prints the table, and options out of range.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,25 +1,27 @@
 r"""# Loss scaling over ranks
 
-> One rank overflows, and every rank skips the step.
+> If the gradients of one rank overflow, all ranks skip the step and halve the scale together.
 
-A sharded gradient may be infinite in a single place, which lies in one rank's part.
-[The scaler](loss_scaling.py) of this rank skips the step and halves $S$. The other
-ranks have found nothing:
+A sharded gradient may be infinite in a single element, and that element lies in the
+part of one rank. Suppose each rank used [the scaler of one process](loss_scaling.py).
+Then this rank would skip the step and halve $S$, while the other ranks find only finite
+gradients:
 
 | | rank 0 | rank 1 |
 |---|---|---|
 | overflow | yes | no |
 | the step | is skipped | trains this rank's part of the model |
 | the next $S$ | 32768 | 65536 |
-| the mean of the next gradients, $g$ on both ranks, as scaled | $49152\,g$ | $49152\,g$ |
-| the same, unscaled | $1.5\,g$ | $0.75\,g$ |
+| the mean of the next gradients, which are $g$ on both ranks, scaled | $49152\,g$ | $49152\,g$ |
+| the same mean, unscaled by each rank's $S$ | $1.5\,g$ | $0.75\,g$ |
 
-Half of a step is taken. From then on the gradients are wrong, and no error is raised.
-AdamW hides it in part, because it divides each gradient by its usual size.
+Only a part of the model has taken the step. From then on the gradients are wrong, and
+no error is raised. AdamW partly hides the fault, because it divides each gradient by
+its usual size.
 
-So the ranks agree. Each has [a flag](unscaling.py) for the gradients of an optimizer, 1
-for an overflow, and all ranks take the largest: one all-reduce of one number. Then all
-of them skip the same steps and have the same $S$.
+So the ranks have to agree. Each rank has [a flag](unscaling.py) for the gradients of an
+optimizer, with 1 for an overflow. One all-reduce of this number gives all ranks the
+largest flag. Then all of them skip the same steps and have the same $S$.
 
 ```python
 policy = Policy(param_dtype=torch.float16, output_dtype=torch.float32)
@@ -34,20 +36,20 @@ for inputs, targets in batches:
     optimizer.zero_grad()
 ```
 
-[Micro-batches](accumulate.py) are scaled one by one. They are exchanged as they are,
-with their factor $S$, and unscaled once, after the last. Under `no_sync` an infinite
-gradient stays on its rank until then. The mean takes it along, whatever the other ranks
-add to it.
+The losses of [micro-batches](accumulate.py) are scaled one by one. The ranks exchange
+the scaled gradients, and unscale them once, after the last micro-batch. Under `no_sync`
+an infinite gradient stays on its rank until the exchange. The mean is then infinite or
+NaN, whatever the other ranks contribute.
 
 A model that [steps in its backward pass](step_in_backward.py) uses its gradients before
-anybody can divide them, and its parameters would move $S$ times too far. So `scale`
-looks for such parameters in autograd's graph, and refuses. What a [reentrant
-checkpoint](reentrant.py) computes is not in the graph. If that hides all of them,
-`unscale_` refuses, and by then the parameters have moved.
+the scaler can divide them, so its parameters would move $S$ times too far. Therefore
+`scale` searches autograd's graph for such parameters, and refuses them. The inside of a
+[reentrant checkpoint](reentrant.py) is not in the graph. If it hides all such
+parameters, only `unscale_` refuses, and by then the parameters have moved.
 
-If several optimizers share a model, [clipping](clip.py) still takes one norm of all
-gradients. An overflow in those of one optimizer makes it infinite or NaN, and the
-finite gradients of the others become 0.
+If several optimizers share a model, [clipping](clip.py) still computes one norm of all
+gradients. An overflow in the gradients of one optimizer makes this norm infinite or
+NaN, and then clipping sets the finite gradients of the other optimizers to 0.
 
 :notation $S$: `factor`, the loss scale
 """
@@ -73,32 +75,34 @@ __all__ = ["ShardedGradScaler"]
 
 
 class ShardedGradScaler(GradScaler):
-    """Scale losses, and skip a step on all ranks if one of them has to.
+    """Scale losses, and skip a step on all ranks if the gradients of one rank overflow.
 
-    It is used like [the scaler of one process](loss_scaling.py#GradScaler) and needs no
-    group: a sharded parameter knows which ranks share it. All ranks use it in the same
-    way, start from the same `init_scale`, and load the same state.
+    This scaler is used like [that of one process](loss_scaling.py#GradScaler). It needs
+    no process group, because each sharded parameter refers to its own. All ranks must
+    make the same calls, start from the same `init_scale`, and load the same state.
 
-    `unscale_`, or `step` without it, is collective. Besides the errors of one process
-    it can raise these:
+    `unscale_` is collective, and so is a `step` that calls it. Both can raise these
+    errors in addition to those of one process:
 
-    :raises ValueError: if an optimizer has no sharded parameter, or its ranks are not
-        those of the other optimizers
-    :raises RuntimeError: if gradients wait for their exchange, or were used up in the
-        backward pass
-    :raises Disagreement: on every rank, if one of them does not unscale
+    :raises ValueError: if an optimizer has no sharded parameter, or its parameters lie
+        on other ranks than those of the scaler's other optimizers
+    :raises RuntimeError: if gradients still wait for their exchange, or a step in the
+        backward pass has consumed them
+    :raises Disagreement: on every rank, if one rank does not unscale
     """
 
-    # The ranks that have the same $S$, once they are known.
+    # The ranks that share this $S$; `None` before the first `unscale_`.
     ranks: list[int] | None = None
 
     def divide(self, optimizer: Optimizer) -> Tensor | None:
-        """Divide the gradients of an optimizer, and learn of an overflow on any rank.
+        """Divide the gradients of an optimizer, and return whether any rank has an
+        overflow.
 
-        This happens in all stages. In stage 0 each rank has the whole gradient, and
-        where a mesh repeats the model each row has the same one. So there the flags are
-        equal anyway, unless a program has changed its gradients. Four bytes are a low
-        price for not having to rely on it.
+        The ranks compare their flags in all stages. In stage 0 each rank has the whole
+        gradient, and where a mesh replicates the model each replica has the same one.
+        So in these cases the flags are equal already, unless a program has changed its
+        gradients. The comparison costs four bytes, which is cheaper than relying on
+        that.
         """
         flats = vectors(optimizer)
         order = self.order_of(optimizer, flats)
@@ -107,7 +111,7 @@ class ShardedGradScaler(GradScaler):
         refuse_late(optimizer)
         flag = divide_and_check(optimizer, self.factor)
         # Gradients arrive on all ranks or on none. A rank whose part of a parameter is
-        # empty has an empty gradient, and takes part.
+        # empty has an empty gradient, so it takes part, too.
         if flag is not None:
             take_largest(flag, order, flats[0])
         return flag
@@ -115,12 +119,13 @@ class ShardedGradScaler(GradScaler):
     # sidelit: depth Optimizers without sharded parameters, or on other ranks than the scaler's.
 
     def order_of(self, optimizer: Optimizer, flats: list[Flat]) -> Order:
-        """The order of the exchanges among the ranks that share an optimizer's parameters.
+        """Find the order of exchanges among the ranks that share an optimizer's
+        parameters.
 
-        $S$ is one number for all optimizers of a scaler, so their parameters need to
-        lie on the same ranks. Suppose one optimizer has parameters on ranks 0 and 1,
-        and another on ranks 0 to 3. An overflow in the first would change $S$ on ranks
-        0 and 1, and the second would divide by two different numbers.
+        A scaler has one $S$ for all its optimizers, so their parameters must lie on the
+        same ranks. Suppose one optimizer has parameters on ranks 0 and 1, and another
+        on ranks 0 to 3. An overflow in the first would change $S$ on ranks 0 and 1, and
+        the second would divide by two different numbers.
         """
         name = type(optimizer).__name__
         if not flats:
@@ -132,8 +137,8 @@ class ShardedGradScaler(GradScaler):
             ranks = dist.get_process_group_ranks(flat.order.group)
             if self.ranks not in (None, ranks):
                 raise ValueError(
-                    f"this {name} trains on ranks {ranks}, and the scaler serves ranks "
-                    f"{self.ranks}; use one scaler for each group of ranks"
+                    f"this {name} has parameters on ranks {ranks}, and the scaler serves "
+                    f"ranks {self.ranks}; use one scaler for each group of ranks"
                 )
             self.ranks = ranks
         order: Order = flats[0].order
@@ -141,7 +146,7 @@ class ShardedGradScaler(GradScaler):
 
 
 def vectors(optimizer: Optimizer) -> list[Flat]:
-    """The flat vectors that an optimizer's parameters belong to."""
+    """The flat vectors that hold an optimizer's parameters."""
     parameters = (
         parameter for group in optimizer.param_groups for parameter in group["params"]
     )
@@ -150,15 +155,15 @@ def vectors(optimizer: Optimizer) -> list[Flat]:
 
 @torch.no_grad()
 def take_largest(flag: Tensor, order: Order, flat: Flat) -> None:
-    """Replace a flag by the largest of all ranks.
+    """Replace a flag by the largest flag of all ranks.
 
-    A flag is 0 or 1 and never NaN, which a maximum can lose on some backends. The sum
-    would not do: a fused optimizer skips its step if the flag *is* 1, and two overflows
-    would make it 2.
+    A flag is 0 or 1 and never NaN, because on some backends a maximum loses a NaN. A
+    sum would be wrong: a fused optimizer skips its step only if the flag is exactly 1,
+    and two overflows would add up to 2.
 
-    Over gloo each of two ranks sends 4 bytes, and of more ranks some send 8.
+    Over gloo, each of two ranks sends 4 bytes; with more ranks, some send 8.
     """
-    # A rank that does not unscale must not leave the others waiting.
+    # If a rank does not unscale, the others raise an error instead of waiting forever.
     order.begin("unscaling")
     order.before("compare", "the overflow flags", flat.layout.slots[0].names[0])
     largest = all_reduce_max(flag, group=order.group)

@@ -1,11 +1,11 @@
 r"""# Dividing and checking the gradients
 
-> One pass over the gradients divides them by the loss scale and finds out whether all are finite.
+> Each gradient is read once: it is divided by the loss scale and checked for infinity and NaN.
 
-[The scaler](loss_scaling.py) has to look at every gradient before an optimizer steps.
-It divides them anyway, so it looks at them then. The answer is one number, the *flag*:
-1 if any gradient is infinite or NaN, else 0. On a GPU the flag stays there, and up to
-here the host has not waited.
+[The scaler](loss_scaling.py) has to check every gradient before an optimizer steps. It
+has to divide them as well, so one operation does both. The result of the check is one
+number, the *flag*: 1 if any gradient is infinite or NaN, else 0. On a GPU the flag
+stays on the device, so the host need not wait for it here.
 
 :notation $S$: `factor`, the loss scale
 """
@@ -53,16 +53,16 @@ def divide_and_check(optimizer: Optimizer, factor: Tensor) -> Tensor | None:
         gradient
     :raises ValueError: if a gradient is FP16
     """
-    # The operation below multiplies by the inverse. Where $S$ is a power of two that is
-    # exact.
+    # The operation below multiplies by the inverse, which is exact if $S$ is a power of
+    # two.
     inverse = factor.double().reciprocal().float()
     flags: dict[torch.device, Tensor] = {}
     for values in gradients(optimizer):
         device = values[0].device
         flag = flags.setdefault(device, torch.zeros((), device=device))
-        # This reads each value once, multiplies it, and raises the flag if it was not
-        # finite. The operation's name is private. Public ones would read each gradient
-        # twice.
+        # This operation reads each value once, multiplies it, and sets the flag if the
+        # value is not finite. Its name is private in PyTorch, but public operations
+        # would read each gradient twice.
         unscale_(values, flag, inverse.to(device))
     return any_of([flag.to(factor.device) for flag in flags.values()])
 
@@ -70,7 +70,8 @@ def divide_and_check(optimizer: Optimizer, factor: Tensor) -> Tensor | None:
 def gradients(optimizer: Optimizer) -> list[list[Tensor]]:
     """The gradients of an optimizer, in one list for each device and dtype.
 
-    A GPU then starts one operation for a whole list instead of one for each gradient.
+    With such a list a GPU starts one kernel for many gradients, instead of one for
+    each.
 
     :raises ValueError: if a gradient is FP16
     """
@@ -89,26 +90,27 @@ def gradients(optimizer: Optimizer) -> list[list[Tensor]]:
 
 
 def any_of(flags: list[Tensor]) -> Tensor | None:
-    """Whether any of some flags is raised; `None` if there is none."""
+    """Combine flags into one that is 1 if any of them is; `None` without flags."""
     return torch.stack(flags).amax() if flags else None
 
 
 def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -> Any:
-    """Let an optimizer step, unless the flag is raised.
+    """Call an optimizer's step, unless the flag is 1.
 
-    Somebody has to read the flag. A fused optimizer does so on the device, and leaves
-    everything as it was if the flag is raised. The host queues its step and does not
-    wait. For any other optimizer the host has to decide, and `item` waits until the
-    device has computed all gradients. Nothing else in a step makes the host wait.
+    A fused optimizer reads the flag on the device, and changes nothing if the flag is
+    1. The host only queues its step, and does not wait. For any other optimizer the
+    host has to decide, so `item` waits until the device has computed all gradients. No
+    other line of a step makes the host wait.
 
-    Two attributes of the optimizer carry what it needs, `found_inf` and `grad_scale`, a
-    number that it divides by. Here the gradients are divided already, so `grad_scale`
-    is `None` unless the program has set one, and it is used up by one step.
+    A fused optimizer reads two attributes of its own: `found_inf`, the flag, and
+    `grad_scale`, a number by which it divides. Here the gradients are divided already,
+    so `grad_scale` is `None`, unless the program has set one. Both attributes are
+    deleted after the step.
 
     :returns: what the optimizer returns; `None` if the host skipped the step
-    :raises TypeError: if the optimizer wants the scaler itself
+    :raises TypeError: if the optimizer's step takes the scaler as an argument
     """
-    # PyTorch's optimizers tell by this name whether they look at `found_inf`.
+    # An attribute of PyTorch's optimizers shows whether they read `found_inf`.
     if not reads_found_inf(optimizer):
         return None if overflow.item() else optimizer.step(*args, **kw)
     refuse_old_step(optimizer)
@@ -121,11 +123,11 @@ def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -
             del vars(optimizer)[name]
 
 
-# sidelit: depth Sparse gradients, and gradients or steps that no scaler can judge.
+# sidelit: depth Sparse gradients, and gradients or steps that a scaler cannot check.
 
 
 def added_up(parameter: Any) -> Tensor:
-    """The values of a sparse gradient, one for each element."""
+    """Return the values of a sparse gradient, one for each element."""
     # Several values can stand for one element, and their sum can be infinite although
     # each of them is finite. So they are added before the check.
     parameter.grad = parameter.grad.coalesce()
@@ -134,13 +136,15 @@ def added_up(parameter: Any) -> Tensor:
 
 
 def refuse_half(optimizer: Optimizer) -> None:
-    """An FP16 gradient cannot be divided: what was too small for FP16 would be lost after all.
+    """Refuse an FP16 gradient, because the division would round small values to zero
+    after all.
 
     >>> (torch.tensor(1e-8) * 2.0**16).half() / 2.0**16
     tensor(0., dtype=torch.float16)
 
     A gradient has the dtype of its parameter. So the parameters have to be FP32, and
-    [autocast](autocast.py) or [a policy](policy.py) makes the FP16 copies that compute.
+    [autocast](autocast.py) or [a policy](policy.py) makes FP16 copies for the
+    computation.
 
     :raises ValueError: always
     """
@@ -152,9 +156,10 @@ def refuse_half(optimizer: Optimizer) -> None:
 
 
 def refuse_parts(optimizer: Optimizer) -> None:
-    """A rank that has a part of a gradient cannot know whether all of it is finite.
+    """Refuse a sharded gradient, because one rank cannot check the parts of the others.
 
-    [It would step alone](sharded_scaler.py), or be the only one that does not.
+    With a scaler for each rank, [one rank would skip a step](sharded_scaler.py) that
+    the others take.
 
     :raises ValueError: if a parameter is split over the ranks
     """
@@ -170,11 +175,12 @@ def refuse_parts(optimizer: Optimizer) -> None:
 def refuse_twice(
     optimizer: Optimizer, stepped: Container[Optimizer], found: Container[Optimizer]
 ) -> None:
-    """Gradients that are divided twice are too small, and no error would follow.
+    """Refuse to divide gradients twice, since they would be too small and no error
+    would follow.
 
-    :param stepped: the optimizers that have used their gradients
-    :param found: those whose gradients are divided
-    :raises RuntimeError: if the optimizer is among them
+    :param stepped: the optimizers that have stepped
+    :param found: the optimizers whose gradients are divided already
+    :raises RuntimeError: if the optimizer is among either
     """
     name = type(optimizer).__name__
     if optimizer in stepped:
@@ -187,7 +193,8 @@ def refuse_twice(
 
 
 def refuse_closure(optimizer: Optimizer, *arguments: Any) -> None:
-    """A closure computes gradients inside of the step, which nobody has checked.
+    """Refuse a closure, because it computes gradients inside the step, where they are
+    not checked.
 
     :raises RuntimeError: if one of the arguments of a step is a closure
     """
@@ -199,9 +206,9 @@ def refuse_closure(optimizer: Optimizer, *arguments: Any) -> None:
 
 
 def refuse_old_step(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that wants the scaler itself.
+    """Refuse an optimizer whose step takes the scaler as an argument.
 
-    :raises TypeError: naming what it should read instead
+    :raises TypeError: naming the attributes to read instead
     """
     if "grad_scaler" in signature(optimizer.step).parameters:
         raise TypeError(

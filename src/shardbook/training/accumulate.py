@@ -1,12 +1,14 @@
-r"""# Several micro-batches
+r"""# Gradient accumulation over micro-batches
 
-> Gradients can be added up before they are exchanged, for the price of storing them whole.
+> Inside `no_sync` each rank adds up whole gradients, and all ranks exchange the sum
+> once: less traffic, more memory.
 
-A batch that does not fit into memory is cut into micro-batches, whose gradients add up
-to one step. By default each backward pass exchanges its own gradients, and the mean is
-[added](gradients.py#FlatWithGradients.accumulate) to that of the micro-batches before.
-That sends as many gradients for each micro-batch as for a whole step. The alternative
-is to add up on each rank first, and to exchange once:
+If a batch does not fit into memory, you can cut it into micro-batches, and add up their
+gradients before the optimizer steps. By default each backward pass exchanges its own
+gradients, and the mean is [added](gradients.py#FlatWithGradients.accumulate) to the
+mean of the earlier micro-batches. So 4 micro-batches send 4 times the gradients of one
+step. Alternatively, each rank first adds up its own gradients, and the ranks exchange
+the sum once:
 
 ```python
 count = len(micro_batches)
@@ -20,21 +22,23 @@ optimizer.step()
 
 Each loss is divided by the number of micro-batches. Most losses are means over their
 batch, so the gradients of 4 micro-batches add up to 4 times the gradient of the whole
-batch. If the micro-batches differ in size, each loss is weighted by its share instead.
+batch. If the micro-batches differ in size, weight each loss by its share of the batch
+instead.
 
-Gradients that are not exchanged are whole: $4\,\Psi_u$ bytes for a unit instead of
-$4\,\Psi_u/N_d$. That is so under a [16-bit policy](policy.py), too: what waits is added
-up in FP32, because in BF16 [a sum of ones stops at 256](rounding.py).
+A gradient that is not exchanged yet is whole: a unit needs $4\,\Psi_u$ bytes for it
+instead of $4\,\Psi_u/N_d$. Under a [16-bit policy](policy.py) the number is the same,
+because waiting gradients are added up in FP32: in BF16 [a sum of ones stops at
+256](rounding.py).
 
-In stage 3 the parameters are gathered for each micro-batch all the same. Stages 1 and 2
-gather them once, for the first: while gradients wait, no optimizer may step. They
-gather again if something else [changes the parameters](fresh_start.py#expire),
-which has to happen on all ranks.
+In stage 3 the parameters are still gathered for each micro-batch. Stages 1 and 2 gather
+them once, for the first micro-batch, since no optimizer may step while gradients wait.
+These stages gather again only if the program [changes the
+parameters](fresh_start.py#expire) in another way, which has to happen on all ranks.
 
-The order of the additions changes, too. `DistributedDataParallel` under its own
-`no_sync` also adds up first and averages once. With `no_sync` here, too, the results on
-two ranks equal it bit for bit; with an exchange for each micro-batch the last bits may
-differ.
+`no_sync` also changes the order of the additions. `DistributedDataParallel` under its
+own `no_sync` adds up first and averages once, as this block does. So on two ranks the
+results of both are equal bit for bit. With an exchange for each micro-batch the last
+bits may differ.
 
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
@@ -56,17 +60,17 @@ __all__ = ["no_sync"]
 
 @contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
-    """Backward passes in this block keep their gradients on this rank, whole.
+    """A block in which backward passes keep their whole gradients on this rank.
 
-    The next backward pass outside of the block adds its own and exchanges the sum. An
-    optimizer that steps before is [refused](optimizer_guard.py#before_step). As in an
-    unsharded program, [`zero_grad`](gradients.py#FlatWithGradients.hold) drops what has
-    been added up. Any other change of a gradient before that exchange [is
-    refused](waiting.py) by it, with a RuntimeError on every rank. Either all ranks
-    enter the block or none.
+    The next backward pass outside the block adds its own gradients and exchanges the
+    sum. An optimizer that steps before this exchange is
+    [refused](optimizer_guard.py#before_step). As in an unsharded program,
+    [`zero_grad`](gradients.py#FlatWithGradients.hold) drops the sum. If the program
+    changes a waiting gradient in any other way, the exchange [refuses it](waiting.py)
+    with a RuntimeError on every rank. Either all ranks enter the block or none.
 
-    :param model: a model that was sharded, as a whole: its units exchange together
-    :raises ValueError: if the model is not sharded, or is only a part of what was
+    :param model: the whole sharded model, because its units exchange together
+    :raises ValueError: if the model is not sharded, or is only a part of a sharded one
     """
     conductor = conductor_of(model)
     before, conductor.syncing = conductor.syncing, False

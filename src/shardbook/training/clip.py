@@ -1,23 +1,25 @@
-r"""# Clipping
+r"""# Gradient clipping
 
-> The norm of a gradient is one number for the whole model, however it is sharded.
+> The ranks combine the norms of their parts, so that all of them clip by the norm of the whole gradient.
 
 One unusual batch can have a much larger gradient than others, and a step along it can
-move the parameters to where the loss is higher. So the gradient is scaled down if its
-norm is too large. Its direction stays.
+raise the loss. So *clipping* scales the gradient down if its norm is too large, and
+keeps its direction.
 
-A rank sees only its part of the gradient, and its norm is the norm of that part. If
-each rank clipped by its own number, the parts would be scaled differently and the
-direction would be lost, without any error. The squares add up, though. Each rank sums
-its own and gathers the sums of all ranks, one number each. All of them then add the
-same numbers in the same order, so every rank gets the same norm to the last bit.
+A rank has only its part of the gradient. Suppose the parts on two ranks have the norms
+3 and 4, and the limit is 1. If each rank divided by its own norm, the two parts would
+be scaled by different factors, and the direction would be lost without an error. But
+squares can be added: the norm of the whole gradient is $\sqrt{3^2 + 4^2} = 5$. So each
+rank adds up its own squares, and gathers the sums of all ranks, one number each. Since
+all ranks add the same numbers in the same order, every rank gets the same norm to the
+last bit.
 
 $$\lVert g \rVert_p = \Bigl( \sum_r \sum_{i \in \mathrm{shard}_r} |g_i|^p \Bigr)^{1/p}$$
 
-If one gradient is infinite or NaN, so is the norm, and then the finite gradients become
-0. This matters where several optimizers share a model and [a scaler](sharded_scaler.py)
-skips the step of one of them. The others then step as if their gradients were 0. With
-NaN as the factor, all their weights would become NaN.
+If one gradient is infinite or NaN, so is the norm, and then clipping sets the finite
+gradients to 0. This matters where several optimizers share a model and [a
+scaler](sharded_scaler.py) skips the step of one of them. The other optimizers then step
+with gradients of 0. If the factor were NaN, all their weights would become NaN.
 
 :notation $p$: `norm_type`, the order of the norm
 :notation $r$: `rank`, the number of one rank
@@ -54,29 +56,29 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale all gradients so that their norm is at most `max_norm`.
 
-    Collective: all ranks call it, between the backward pass and the optimizer's step.
-    Works like `torch.nn.utils.clip_grad_norm_`, but takes the model, and a norm that is
-    NaN makes no other gradient NaN.
+    Collective: all ranks call this function, between the backward pass and the
+    optimizer's step. It works like `torch.nn.utils.clip_grad_norm_`, with two
+    differences: it takes the model, and a norm that is NaN makes no other gradient NaN.
 
     :param model: a model that was sharded
-    :param max_norm: the largest norm that is left as it is
+    :param max_norm: the largest norm that is not scaled down
     :param norm_type: the order of the norm, positive; `inf` for the largest absolute
         value
-    :param error_if_nonfinite: raise if the norm is infinite or not a number
-    :param foreach: accepted as in PyTorch; it chooses kernels there and nothing here
-    :returns: the norm before clipping, 0-dim, the same on every rank, in PyTorch's
-        dtype: the narrowest that holds the values of all gradients, so FP32 for FP32
-        gradients
-    :raises RuntimeError: if the norm is not finite and `error_if_nonfinite` is set,
-        which is so on every rank or on none; and on a rank whose gradients wait for
-        their exchange or were used up [in the backward pass](step_in_backward.py)
-    :raises Disagreement: on every rank, if one of them does not clip
+    :param error_if_nonfinite: whether an infinite norm or NaN raises an error
+    :param foreach: accepted because PyTorch has it; without effect here
+    :returns: the norm before clipping, 0-dim, the same on every rank, in the same dtype
+        as PyTorch's: the narrowest that holds the values of all gradients, so FP32 for
+        FP32 gradients
+    :raises RuntimeError: on every rank, if the norm is not finite and
+        `error_if_nonfinite` is set; on a rank whose gradients still wait for their
+        exchange; or if the model [steps in its backward pass](step_in_backward.py)
+    :raises Disagreement: on every rank, if one rank does not clip
     :raises ValueError: if the model is not sharded as a whole, or the order is not
         positive
     """
     norm = gradient_norm(model, float(norm_type))
-    # The factor is computed from all digits, and the caller gets those of the
-    # gradients.
+    # The factor is computed from the FP64 norm, but the caller gets the norm in the
+    # dtype of the gradients.
     result = norm.to(dtype_of_all(model))
     if error_if_nonfinite:
         refuse_nonfinite(result, norm_type)
@@ -86,19 +88,21 @@ def clip_grad_norm_(
 
 @torch.no_grad()
 def limit(model: nn.Module, norm: Tensor, max_norm: float) -> None:
-    """Scale all gradients, whose norm is known, so that it is at most `max_norm`."""
-    # As in PyTorch, the factor is at most 1, and it is always applied: to look first
-    # whether it is 1 would make the host wait for the device.
+    """Scale all gradients so that their norm, which is given, becomes at most
+    `max_norm`.
+    """
+    # As in PyTorch, the factor is at most 1, and the multiplication always takes place.
+    # A test whether the factor is 1 would make the host wait for the device.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=0.0)
     for gradient in gradients(model):
         gradient.mul_(factor.to(gradient.device, gradient.dtype))
 
 
 def gradient_norm(model: nn.Module, order: float) -> Tensor:
-    """The norm of the whole model's gradient.
+    """Compute the norm of the whole model's gradient.
 
-    The terms are summed in FP64. So the result depends on how the model is sharded only
-    in digits that FP32 does not have.
+    The terms are summed in FP64. So another number of ranks changes only digits that
+    FP32 does not have.
     """
     if not order > 0:
         raise ValueError(f"norm_type={order} is not a norm; choose a positive number")
@@ -106,14 +110,16 @@ def gradient_norm(model: nn.Module, order: float) -> Tensor:
     if not units:
         return torch.zeros((), dtype=torch.float64)
     total = sum_of_powers(model, order)
-    # In stage 0 each rank has the whole gradient, and there is nothing to add.
+    # In stage 0 each rank has the whole gradient, so no exchange is needed.
     if units[0].stage:
         total = combine(order)(of_all_ranks(model, total.view(1), "clipping"))
     return total.pow(1 / exponent(order))
 
 
 def sum_of_powers(model: nn.Module, order: float) -> Tensor:
-    """This rank's own term: the sum of $|g_i|^p$ over its part of the gradient, 0-dim, FP64."""
+    """Compute this rank's term: the sum of $|g_i|^p$ over its part of the gradient,
+    0-dim, FP64.
+    """
     # A slice can be empty, and an empty vector has no largest element.
     found = [gradient for gradient in gradients(model, once=True) if gradient.numel()]
     units = list(conductor_of(model).drivers)
@@ -127,23 +133,27 @@ def sum_of_powers(model: nn.Module, order: float) -> Tensor:
 
 
 def combine(order: float) -> Callable[[Tensor], Tensor]:
-    """What is done with the terms of the ranks: the largest norm has no sum."""
+    """How the terms of the ranks are combined: by their sum, or by their maximum for
+    the norm of order `inf`.
+    """
     return torch.max if math.isinf(order) else torch.sum
 
 
 def exponent(order: float) -> float:
-    """What each term is raised to."""
+    """The power to which each term is raised."""
     return 1.0 if math.isinf(order) else order
 
 
 def of_all_ranks(
     model: nn.Module, own: Tensor, kind: str, *, copies: bool = False
 ) -> Tensor:
-    """The numbers of all ranks, on every rank. Collective.
+    """Gather numbers from all ranks, on every rank. Collective.
 
-    :param own: 1-D, as many numbers on every rank
-    :param kind: what the ranks do, for the message if one of them does something else
-    :param copies: on a mesh, also those of [other copies](groups.py)
+    :param own: 1-D, this rank's numbers, equally many on every rank
+    :param kind: the action of the ranks, for the error if one of them does something
+        else
+    :param copies: on a mesh, whether the numbers of [other replicas](groups.py) are
+        gathered, too
     :returns: 1-D, the numbers of rank 0, then those of rank 1, and so on
     """
     units = list(conductor_of(model).drivers)
@@ -155,8 +165,8 @@ def of_all_ranks(
     checked.begin(kind)
     action = "compare" if copies else "gather"
     checked.before(action, "the norm of the gradients", first)
-    # An all-reduce would not do for the largest value: between a number and NaN some
-    # backends choose the number, and one rank's NaN would be lost.
+    # An all-reduce would be wrong for the largest value: between a number and NaN some
+    # backends choose the number, so the NaN of one rank would be lost.
     gathering = all_gather(found, own, group=group)
     checked.watch(gathering.works)
     gathering.wait()
@@ -164,11 +174,11 @@ def of_all_ranks(
 
 
 def gradients(model: nn.Module, *, once: bool = False) -> Iterator[Tensor]:
-    """This rank's parts of all gradients that there are.
+    """This rank's parts of all existing gradients.
 
-    :param once: leave out what the first rank has, too. In stages 1 and 2 a parameter
-        that [is trained only later](freezing.py) is whole on every rank, and so is its
-        gradient.
+    :param once: whether a gradient that every rank has whole is left out on all ranks
+        but the first. In stages 1 and 2 such a gradient belongs to a parameter that
+        [was frozen at first](freezing.py).
     """
     refuse_unclippable(model)
     for unit in conductor_of(model).drivers:
@@ -195,10 +205,11 @@ def clip_grad_value_(
 ) -> None:
     """Limit each element of the gradients to the range from `-clip_value` to `clip_value`.
 
-    Each element is limited by itself, so the ranks exchange nothing.
+    Each element is limited separately, so the ranks need no exchange.
 
     :raises ValueError: if the model is not sharded as a whole
-    :raises RuntimeError: if gradients wait for their exchange, or were used up
+    :raises RuntimeError: if gradients still wait for their exchange, or the model steps
+        in its backward pass
     """
     for gradient in gradients(model):
         gradient.clamp_(-clip_value, clip_value)
@@ -207,14 +218,15 @@ def clip_grad_value_(
 def dtype_of_all(model: nn.Module) -> torch.dtype:
     """The dtype that holds the values of all gradients; FP32 if there are none.
 
-    A gradient is there on all ranks or on none, so this is the same on all of them.
+    A gradient exists on all ranks or on none, so all ranks get the same dtype.
     """
     dtypes = [gradient.dtype for gradient in gradients(model)]
     return reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
 
 def refuse_unclippable(model: nn.Module) -> None:
-    """Refuse a model whose gradients are used up already, or are not all means.
+    """Refuse a model whose gradients are gone already, or are not all means over the
+    ranks.
 
     :raises RuntimeError: if the model steps in its backward pass
     :raises ValueError: naming a parameter that is not sharded
@@ -233,7 +245,8 @@ def refuse_unclippable(model: nn.Module) -> None:
 
 
 def refuse_nonfinite(norm: Tensor, norm_type: float) -> None:
-    """Refuse a norm that is infinite or NaN, for a caller that has asked for it.
+    """Refuse a norm that is infinite or NaN, if the caller has set
+    `error_if_nonfinite`.
 
     :raises RuntimeError: naming the norm
     """

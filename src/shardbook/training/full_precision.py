@@ -1,22 +1,23 @@
-r"""# Full precision on demand
+r"""# Evaluating in full precision
 
-> For an evaluation, a model computes with its master weights.
+> Inside `full_precision` a model under a 16-bit policy computes with its FP32 master weights.
 
-[A policy](policy.py) lets a model compute in 16 bits. What that costs in digits is seen
-when the same is computed in full precision. In the block below each unit is gathered in
-the masters' own format, so a gather sends as many bytes as without a policy.
+[A policy](policy.py) lets a model compute in 16 bits. How many digits does that cost?
+To find out, compute the same loss with the master weights. In this block each unit is
+gathered in the dtype of the masters, so a gather sends as many bytes as it does without
+a policy.
 
-In stage 3 a unit still exists in full only while it is used. In stages 1 and 2 every
+In stage 3 a unit is whole only while it is used, as always. In stages 1 and 2 every
 unit has a second whole vector from the beginning of the block to its end, $4\,P_u$
-bytes with FP32 masters. In stage 0 the masters are whole already, and a second vector
-is needed only if they [are on the host](offload.py).
+bytes with FP32 masters. In stage 0 the masters are whole already, so a second vector is
+needed only if they [are on the host](offload.py).
 
-The block is for forward passes. A backward pass would need the unit again, after the
-block, when its vector has another format. So no gradients are computed in it, and a
-backward pass from one side of its border to the other [is
-refused](hooks.py#Hooks.before_backward).
+The block is for forward passes only. A backward pass after the block would need the
+unit again, but then its vector has another dtype. So autograd is off in the block, and
+a backward pass across its border [is refused](hooks.py#Hooks.before_backward).
 
-[Saving](state_dict.py) needs no such block. A `state_dict` always holds the masters.
+[Saving](state_dict.py) needs no such block, because a `state_dict` always holds the
+masters.
 
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 """
@@ -45,14 +46,14 @@ def full_precision(model: nn.Module) -> Iterator[None]:
         loss = model(batch)
     ```
 
-    Inputs stay as they are. Outputs are still cast to an `output_dtype`, and buffers
-    stay as [the policy](policy.py#Policy) has cast them. Either all ranks enter the
-    block or none.
+    Inputs are not cast. Outputs are still cast to an `output_dtype`, and buffers keep
+    the dtype to which [the policy](policy.py#Policy) has cast them. Either all ranks
+    enter the block or none.
 
-    :param model: a model that was sharded; without a `param_dtype` only gradients are
-        turned off
+    :param model: a sharded model; without a `param_dtype` the block only turns autograd
+        off
     :raises ValueError: if the model is not sharded
-    :raises RuntimeError: if it is in the middle of a pass
+    :raises RuntimeError: if a forward or backward pass of the model is under way
     """
     units = tuple(conductor_of(model).drivers)
     for unit in units:

@@ -1,11 +1,11 @@
 r"""# Saving and loading optimizer state
 
-> The state of an optimizer, put together from all ranks, and cut into slices again.
+> The optimizer's state is gathered from all ranks for saving, and cut into slices again for loading.
 
 AdamW keeps two numbers for each element of a parameter. In stages 1 to 3 a rank has
-them only for its slices, so `optimizer.state_dict()` holds a part that no other number
-of ranks could use. [As for the parameters](state_dict.py), the whole is what can be
-saved and read elsewhere:
+these numbers only for its slices. So `optimizer.state_dict()` would be useless on
+another number of ranks. As [for the parameters](state_dict.py), you therefore save the
+whole state:
 
 ```python
 whole = optimizer_state_dict(model, optimizer)  # on all ranks
@@ -16,11 +16,12 @@ load_optimizer_state_dict(model, optimizer, torch.load("optimizer.pt"))
 ```
 
 The result looks like `optimizer.state_dict()` of the plain model: the same numbers for
-the parameters, the same entries, the same shapes. A plain program can load it, and what
-a plain program has saved can be loaded here, at any stage and on any number of ranks.
+the parameters, the same entries, the same shapes. A plain program can load this result.
+In the other direction, state from a plain program can be loaded here, at any stage and
+on any number of ranks.
 
-Each entry of each [flat vector](flat.py) is gathered by itself. So beside the result a
-rank holds one vector of $P_u$ elements at a time.
+The ranks gather one entry of one [flat vector](flat.py) at a time. So beside the result
+a rank needs memory for a single vector of $P_u$ elements.
 
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 """
@@ -53,15 +54,16 @@ StateDict = dict[str, Any]
 
 @torch.no_grad()
 def optimizer_state_dict(model: nn.Module, optimizer: Optimizer) -> StateDict:
-    """The state of an optimizer as that of the plain model: whole, on the CPU.
+    """Gather the state of an optimizer, in the form of the plain model's, on the CPU.
 
-    Collective: all ranks call it, and each gets the whole.
+    Collective: all ranks call this function, and each gets the whole state.
 
     :param model: a model that was sharded
-    :param optimizer: trains parameters of the model, all of them or some
+    :param optimizer: an optimizer of some or all parameters of the model
     :returns: a new dictionary in the form of `optimizer.state_dict()`; a parameter that
-        has never been stepped has no entry
+        the optimizer has never stepped has no entry
     :raises ValueError: if the model is not sharded, or a parameter belongs to another
+        sharded model
     :raises Disagreement: on every rank, if the ranks hold different state
     """
     found = optimizer.state_dict()
@@ -81,7 +83,7 @@ def optimizer_state_dict(model: nn.Module, optimizer: Optimizer) -> StateDict:
         whole = gathered(unit, part, f"the optimizer's {key}").cpu()
         shaped = views(flat.layout, whole)
         for entry in here:
-            # A view would keep the whole vector alive.
+            # A view instead of a clone would keep the whole vector in memory.
             state[entry.number][key] = shaped[entry.place.index].clone()
     return {**found, "state": state}
 
@@ -89,17 +91,17 @@ def optimizer_state_dict(model: nn.Module, optimizer: Optimizer) -> StateDict:
 def load_optimizer_state_dict(
     model: nn.Module, optimizer: Optimizer, state_dict: StateDict
 ) -> None:
-    """Load the state of the plain model's optimizer, of which each rank keeps its part.
+    """Load the whole state of an optimizer; each rank keeps its part.
 
-    Nothing is exchanged: every rank is given the whole.
+    The ranks exchange nothing, because every rank passes the whole state.
 
     :param model: a model that was sharded
-    :param optimizer: trains parameters of the model in the order in which the saved
-        optimizer did
+    :param optimizer: an optimizer with the same parameters in the same order as the
+        saved one
     :param state_dict: as `optimizer_state_dict` returns it, or the `state_dict` of an
-        unsharded optimizer; it stays as it is
-    :raises ValueError: if the shape of an entry is not that of the whole parameter, and
-        whatever `optimizer.load_state_dict` raises
+        unsharded optimizer; it is not changed
+    :raises ValueError: if the shape of an entry is not that of the whole parameter, or
+        for an error of `optimizer.load_state_dict`
     """
     slices = slices_of(model, optimizer)
     alone = keys_of_numbers(state_dict["state"])
@@ -117,9 +119,9 @@ def load_optimizer_state_dict(
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A parameter of which this rank has a slice.
+    """This rank's slice of a parameter.
 
-    :param index: its number in the flat vector
+    :param index: the parameter's number in the flat vector
     """
 
     unit: Unit
@@ -128,7 +130,7 @@ class Slice:
 
     @property
     def slot(self) -> Slot:
-        """Its place in the flat vector."""
+        """The parameter's slot in the flat vector."""
         return self.flat.layout.slots[self.index]
 
     @property
@@ -141,7 +143,7 @@ class Slice:
 class Entry:
     """One tensor of state that has a value for each element of a slice.
 
-    :param number: of the parameter in the optimizer
+    :param number: the parameter's number in the optimizer
     """
 
     number: int
@@ -151,13 +153,15 @@ class Entry:
 
     @property
     def vector(self) -> tuple[Unit, FlatWithGradients, str, torch.dtype]:
-        """What is gathered together with it."""
+        """The key of the vector in which this entry is gathered, shared by all entries
+        of one unit, name and dtype.
+        """
         return self.place.unit, self.place.flat, self.key, self.value.dtype
 
 
 def slices_of(model: nn.Module, optimizer: Optimizer) -> dict[int, Slice]:
-    """The slices among an optimizer's parameters, each under the number that PyTorch
-    gives to the parameter: in the order of the groups.
+    """The slices among an optimizer's parameters. Each has the number that PyTorch
+    gives to its parameter, in the order of the groups.
     """
     found = {
         id(parameter): Slice(unit, flat, index)
@@ -177,10 +181,11 @@ def slices_of(model: nn.Module, optimizer: Optimizer) -> dict[int, Slice]:
 def entries_of_slices(
     state: dict[int, StateDict], slices: dict[int, Slice]
 ) -> Iterator[Entry]:
-    """The entries of state that are to be put together.
+    """The entries of state that have to be gathered.
 
-    An entry has the shape of the slice, or it is one number for the whole parameter,
-    such as the count of its steps. Such a number is the same on all ranks.
+    An entry either has the shape of the slice, or is one number for the whole
+    parameter, such as the count of its steps. Such a number is equal on all ranks, so
+    it is not gathered.
     """
     for number, place in slices.items():
         shape = place.flat.parameters[place.index].shape
@@ -190,7 +195,7 @@ def entries_of_slices(
 
 
 def gathered(unit: Unit, part: Tensor, what: str) -> Tensor:
-    """The parts of all ranks, side by side."""
+    """Gather the parts of all ranks into one vector."""
     group = unit.groups.shards
     whole = part.new_empty(part.numel() * world(group)[1])
     unit.order.before("gather", what, unit.sites[0].name)
@@ -201,17 +206,18 @@ def gathered(unit: Unit, part: Tensor, what: str) -> Tensor:
 
 
 def cut(value: Tensor, place: Slice, key: str) -> Tensor:
-    """This rank's slice of an entry."""
+    """Cut this rank's slice from an entry of the whole state."""
     slot, flat = place.slot, place.flat
     refuse_shape(value, slot, key)
     start, stop, _ = flat.places[place.index]
-    # A rank whose part begins inside of the parameter has not its first elements.
+    # If this rank's part begins inside the parameter, its first elements are on an
+    # earlier rank.
     first = max(0, place.unit.rank * flat.layout.shard_numel - slot.offset)
     return value.flatten()[first : first + stop - start].clone()
 
 
 def copied(value: Any, device: str | None = None) -> Any:
-    """A copy of a tensor, so that the next step does not change what was saved."""
+    """Copy a tensor, so that the next step does not change the saved state."""
     if not isinstance(value, Tensor):
         return value
     return value.detach().to(device or value.device, copy=True)
@@ -223,8 +229,9 @@ def copied(value: Any, device: str | None = None) -> Any:
 def keys_of_numbers(state: dict[int, StateDict]) -> set[str]:
     """The entries that are one number for the whole parameter, such as `step`.
 
-    They have no dimensions, whatever shape the parameter has. For a parameter without
-    dimensions this cannot be seen from its own entries, so those of the others decide.
+    Such entries have no dimensions, whatever the shape of the parameter is. If the
+    parameter itself has no dimensions, its own entries do not show the difference, so
+    the entries of other parameters decide.
 
     >>> keys_of_numbers({0: {"step": torch.tensor(1.0), "mean": torch.ones(2)},
     ...                  1: {"step": torch.tensor(1.0), "mean": torch.tensor(1.0)}})
@@ -239,9 +246,9 @@ def keys_of_numbers(state: dict[int, StateDict]) -> set[str]:
 
 
 def refuse_different(model: nn.Module, entries: list[Entry]) -> None:
-    """Make sure that all ranks are about to gather the same.
+    """Check that all ranks are about to gather the same entries.
 
-    Ranks compare one number, which stands for the names of all entries.
+    The ranks compare one number, a digest of the names of all entries.
 
     :raises Disagreement: on every rank
     """
@@ -260,9 +267,9 @@ def refuse_different(model: nn.Module, entries: list[Entry]) -> None:
 
 
 def refuse_strangers(optimizer: Optimizer, others: list[nn.Parameter]) -> None:
-    """Refuse an optimizer that also trains another sharded model.
+    """Refuse an optimizer that also has parameters of another sharded model.
 
-    :param others: the parameters that are not of this model
+    :param others: the parameters that do not belong to this model
     :raises ValueError: if one of them is sharded
     """
     if any(owner_of(parameter) is not None for parameter in others):
@@ -273,7 +280,8 @@ def refuse_strangers(optimizer: Optimizer, others: list[nn.Parameter]) -> None:
 
 
 def refuse_shape(value: Tensor, slot: Slot, key: str) -> None:
-    """Refuse an entry that is not of the whole parameter, such as one rank's part.
+    """Refuse an entry without the shape of the whole parameter, such as one rank's
+    part.
 
     :raises ValueError: naming the parameter and both shapes
     """

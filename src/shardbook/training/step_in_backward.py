@@ -1,12 +1,12 @@
 r"""# Stepping inside the backward pass
 
-> A gradient that is used at once need not be kept until the others are there.
+> Each unit has its own optimizer, which steps as soon as the unit's mean gradient arrives and then frees it.
 
 When a backward pass in stage 2 or 3 has ended, a rank holds its part of all mean
 gradients, $4\,\Psi/N_d$ bytes in FP32. The optimizer reads each of them once. An
-elementwise optimizer, such as AdamW, does not ask about any other parameter while it
-does so. So each unit can have an optimizer of its own that steps as soon as the unit's
-mean gradient has arrived, and then forgets it:
+elementwise optimizer, such as AdamW, needs no other parameter to update one of them. So
+each unit can have an optimizer of its own, which steps as soon as the unit's mean
+gradient has arrived, and then frees this gradient:
 
 ```python
 model = shard(GPT(config))
@@ -15,19 +15,20 @@ for batch in batches:
     model(batch).backward()
 ```
 
-So at no time does a rank hold more than one unit's part of the mean, $4\,S_u$ bytes. An
-optimizer that works on all its parameters at a time also takes temporaries for all of
-them at a time. Now that is one unit as well. The order of the steps does not matter, so
-the parameters become the same, bit for bit.
+So at no time does a rank hold more than one unit's part of the mean gradient, $4\,S_u$
+bytes. The optimizer's temporaries shrink as well: an optimizer that updates all its
+parameters at once allocates temporaries for all of them, and here these belong to a
+single unit. The order of the steps does not matter for such an optimizer, so the
+parameters are the same, bit for bit.
 
 In stages 0 and 1 a rank collects the whole gradients of all units until the backward
-pass ends, so little is gained there.
+pass ends, so stepping early saves little there.
 
-This needs gradients that are final when they arrive. What looks at all of them before
-the step is not possible here: clipping by the global norm is refused, and nothing can
-decide to skip the step. Nor may the loss be [scaled](loss_scaling.py), because nobody
-divides the gradients before they are used. [Micro-batches](accumulate.py) have to be
-added up under `no_sync`, because each exchange is followed by a step.
+A gradient must be final when it arrives. So anything that needs all gradients before
+the step is impossible here: clipping by the global norm is refused, and no scaler can
+skip the step. For the same reason the loss may not be [scaled](loss_scaling.py), since
+the gradients could not be divided before the step. [Micro-batches](accumulate.py) have
+to be added up under `no_sync`, because a step follows each exchange.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi$: `numel`, the number of parameters of the model
@@ -62,13 +63,15 @@ MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 def step_in_backward(
     model: nn.Module, make_optimizer: MakeOptimizer
 ) -> tuple[Optimizer, ...]:
-    """Give each unit an optimizer that steps while the backward pass goes on.
+    """Give each unit an optimizer that steps during the backward pass.
 
     :param model: a model that was sharded, at any stage
-    :param make_optimizer: makes an optimizer for the parameters of one unit
-    :returns: the optimizers, in the order of the units, for whoever changes the
-        learning rate or saves their state
-    :raises ValueError: if the model is not sharded, or steps in backward already
+    :param make_optimizer: a function that makes an optimizer for the parameters of one
+        unit
+    :returns: the optimizers, in the order of the units, so that you can change their
+        learning rate or save their state
+    :raises ValueError: if the model is not sharded, or steps in its backward pass
+        already
     """
     conductor = conductor_of(model)
     if steps_in_backward(model):
@@ -85,14 +88,17 @@ def step_in_backward(
         if parameters:
             steppers.append(Stepper(make_optimizer(parameters)))
             unit.after_reduce.append(steppers[-1])
-            # Autograd's graph ends in these.
+            # Autograd's graph ends in the whole parameters, where `refuse_to_scale`
+            # finds the mark.
             for whole in (whole for flat in unit.trainable for whole in flat.whole):
                 setattr(whole, _STEPS_WITH, steppers[-1].optimizer)
     return tuple(stepper.optimizer for stepper in steppers)
 
 
 def steps_in_backward(model: nn.Module) -> bool:
-    """Whether the gradients are gone when `backward` returns."""
+    """Whether a model steps in its backward pass, so that its gradients are gone when
+    `backward` returns.
+    """
     return any(
         isinstance(act, Stepper)
         for unit in conductor_of(model).drivers
@@ -103,10 +109,9 @@ def steps_in_backward(model: nn.Module) -> bool:
 class Stepper:
     """The optimizer of one unit, called each time the unit's mean gradient has arrived.
 
-    By then the unit's own backward pass has ended, and it is free again. A second
-    backward pass through the same forward pass would mix activations from before the
-    step with parameters from after it, and [is
-    refused](hooks.py#Hooks.before_backward).
+    By then the unit's own backward pass has ended, and the unit is freed. A second
+    backward pass through the same graph would mix activations from before the step with
+    parameters from after it, so it [is refused](hooks.py#Hooks.before_backward).
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -116,7 +121,7 @@ class Stepper:
                 setattr(parameter, _STEPS_WITH, optimizer)
 
     def __call__(self, unit: Unit) -> None:
-        """Step, and forget the gradients."""
+        """Step, and drop the gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -124,19 +129,19 @@ class Stepper:
 _STEPS_WITH = "_shardbook_steps_with"
 
 
-# sidelit: depth A second optimizer after the backward pass, and losses that are scaled.
+# sidelit: depth A second optimizer after the backward pass, and scaled losses.
 
 
 @cache
 def register_refusal() -> None:
-    """Look at every optimizer before it steps. One hook serves all models."""
+    """Register a check of every optimizer before its step. One hook serves all models."""
     register_optimizer_step_pre_hook(refuse_second_optimizer)
 
 
 def refuse_second_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """An optimizer that steps after the backward pass finds no gradients, and would do
-    nothing in silence. Whoever calls it may believe that the micro-batches before were
-    added up.
+    """Refuse an optimizer that steps after the backward pass. It would find no
+    gradients and silently do nothing, although the program may rely on it to apply the
+    sum of several micro-batches.
 
     :raises RuntimeError: naming the optimizer
     """
@@ -150,16 +155,17 @@ def refuse_second_optimizer(optimizer: Optimizer, args: Any, kwargs: Any) -> Non
 
 
 def refuse_to_scale(loss: Tensor) -> None:
-    """Stop whoever is about to [scale a loss](loss_scaling.py) of parameters that step in
-    its backward pass.
+    """Refuse to [scale a loss](loss_scaling.py) whose backward pass contains optimizer
+    steps.
 
-    What a [reentrant checkpoint](reentrant.py) computes is not in autograd's graph, and
-    is not found.
+    The inside of a [reentrant checkpoint](reentrant.py) is not in autograd's graph, so
+    parameters there are not found.
 
-    :raises RuntimeError: if the loss belongs to such parameters, before anything has
-        moved
+    :raises RuntimeError: if the loss depends on such parameters; at this point no
+        parameter has moved yet
     """
-    # Without such parameters anywhere nobody pays for a look at the graph.
+    # If no model of the process steps in its backward pass, the search through the
+    # graph is skipped.
     if not register_refusal.cache_info().currsize:
         return
     nodes: list[Any] = [loss.grad_fn]
@@ -174,9 +180,9 @@ def refuse_to_scale(loss: Tensor) -> None:
 
 
 def refuse_late(optimizer: Optimizer) -> None:
-    """Say why an optimizer's gradients cannot be divided any more.
+    """Refuse to divide an optimizer's gradients after they were used.
 
-    :raises RuntimeError: if they were used in the backward pass
+    :raises RuntimeError: if its parameters step in the backward pass
     """
     for group in optimizer.param_groups:
         if any(hasattr(parameter, _STEPS_WITH) for parameter in group["params"]):

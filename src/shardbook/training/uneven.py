@@ -1,11 +1,12 @@
-r"""# Unequal numbers of batches
+r"""# Unequal numbers of batches on the ranks
 
-> A rank that has no more batches repeats its last one with the weight zero, until all ranks are through.
+> A rank without further batches repeats its last one with weight zero, until all ranks have finished.
 
-Each forward and backward pass of a sharded model is made by all ranks together. If rank
-0 has three batches and rank 1 has two, rank 0 would [wait](leaving.py) in its third
-step for a rank that never comes. Either rank 0 leaves its last batch out, or rank 1
-takes part without one. `join` does both, in the loop itself:
+All ranks run each forward and backward pass of a sharded model together. If rank 0 has
+three batches and rank 1 has two, rank 0 would [wait](leaving.py) in its third step for
+a rank that never comes. Either rank 0 leaves out its last batch, or rank 1 takes part
+in the third step without a batch of its own. `join` offers both, in the training loop
+itself:
 
 ```python
 for batch, weight in join(batches):
@@ -21,26 +22,25 @@ for batch, weight in join(batches):
 | rank 0 | batch 1, weight 1 | batch 2, weight 1 | batch 3, weight 1 |
 | rank 1 | batch 1, weight 1 | batch 2, weight 1 | batch 2, weight 0 |
 
-Before each step the ranks add up how many of them still have a batch: one number of
-eight bytes travels. A rank without one repeats its last batch, so it makes the same
-exchanges as the others, steps its optimizer, and clips by the same norm. Its loss has
-the weight zero, and so has its gradient. In the last step above the mean gradient is
+Before each step the ranks count how many of them still have a batch, by an all-reduce
+of one number of eight bytes. A rank without a batch repeats its last one, so it makes
+the same exchanges as the others, clips by the same norm, and steps its optimizer. Its
+loss has weight zero, so its gradient is zero. In step 3 above the mean gradient is
 
 $$\frac{1}{N_d}\,(g_0 + 0 \cdot g_1)$$
 
-as under PyTorch's `Join` with `DistributedDataParallel`, which divides by all ranks,
-too. Divided by the ranks that have a batch it is larger, and that is the option
-`divide_by_initial_world_size=False`.
+PyTorch's `Join` with `DistributedDataParallel` also divides by all ranks. With
+`divide_by_initial_world_size=False` both divide by the number of ranks that have a
+batch, and the mean is larger.
 
-PyTorch's `Join` is a context around the loop: a rank that leaves the loop repeats the
-exchanges of the others from inside of the context. Only exchanges can be repeated so,
-and no clipping, no schedule of learning rates and no step of an optimizer that a
-sharded rank has to take for its own slices. A loop that all ranks walk to the end needs
-no such repetition.
+PyTorch's `Join` is a context around the loop: a rank that has left the loop repeats the
+exchanges of the others inside the context. In this way only exchanges can be repeated.
+But a sharded rank also has to clip, to change its learning rate, and to step the
+optimizer for its own slices. So here all ranks run the loop to its end.
 
-A repeated batch is not nothing. It counts in the running statistics of a batch norm on
-its rank. A parameter that only this batch uses gets the gradient zero. And zero times a
-loss that is infinite or NaN is NaN.
+A repeated batch still has three effects. It counts in the running statistics of a batch
+norm on its rank. A parameter that only this batch uses gets a gradient of zero instead
+of none. And zero times an infinite loss is NaN.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $g_r$: the gradient of rank $r$
@@ -70,20 +70,21 @@ def join(
     divide_by_initial_world_size: bool = True,
     shortest: bool = False,
 ) -> Iterator[tuple[B, float]]:
-    """Walk through unequal numbers of batches on all ranks together.
+    """Iterate over unequal numbers of batches on all ranks together.
 
-    All ranks walk to the end of the loop. A `break` has to be taken on all of them in
-    the same step.
+    All ranks run the loop to its end. If a program leaves the loop by `break`, all
+    ranks have to do so in the same step.
 
-    :param batches: what this rank has, such as a `DataLoader`
+    :param batches: the batches of this rank, such as a `DataLoader`
     :param group: the ranks that share the model; `None` means all
     :param divide_by_initial_world_size: `True` averages the gradients over all ranks,
         so a rank without a batch counts as a gradient of zero; `False` averages over
-        those that have one
-    :param shortest: end with the rank that is through first, and leave the batches out
-        that the others have left
-    :returns: in each step a batch and the number to multiply its loss by
-    :raises ValueError: on every rank, if one of them has no batch at all and others do
+        the ranks that have a batch
+    :param shortest: whether the loop ends as soon as one rank has no more batches; the
+        remaining batches of the others are left out
+    :returns: in each step a batch and the factor for its loss
+    :raises ValueError: on every rank, if some ranks have batches and others have none
+        at all
     :raises RuntimeError: if there is no process group
     """
     _, world_size = world(group)
@@ -105,13 +106,13 @@ def join(
 
 
 def count(here: bool, group: Any) -> int:
-    """On how many ranks something is so."""
+    """Count the ranks on which a condition holds."""
     number = torch.tensor([int(here)], device=device_of(group))
     all_reduce(number, group=group)
     return int(number.item())
 
 
 def device_of(group: Any) -> torch.device:
-    """A device on which the ranks of a group can exchange."""
+    """A device whose tensors the backend of a group can exchange."""
     kinds = [pair.split(":")[0] for pair in dist.get_backend_config(group).split(",")]
     return torch.device("cpu" if "cpu" in kinds else kinds[0])

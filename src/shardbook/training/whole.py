@@ -1,12 +1,12 @@
-r"""# Whole parameters in a block
+r"""# Whole parameters outside the forward pass
 
-> In a block of the program, parameters are whole outside of the forward pass, too.
+> Inside `whole(model)` a program can read whole parameters outside the model's forward pass.
 
-A unit is whole while its module runs. Some programs compute with parameters elsewhere:
-the loss of CLIP multiplies by `model.logit_scale.exp()`, a penalty sums the squares of
-all weights, a retrieval calls `model.get_text_features(...)`. Outside of the unit's
-forward pass [such a read is refused](access.py), because a rank has only a slice there.
-In the block below it works:
+A unit's parameters are whole while its module runs. Some programs also use parameters
+elsewhere: the loss of CLIP multiplies by `model.logit_scale.exp()`, a penalty sums the
+squares of all weights, a retrieval calls `model.get_text_features(...)`. Outside the
+unit's forward pass [such a read is refused](access.py), because a rank has only a
+slice. Inside `whole` the read works:
 
 ```python
 image, text = model(batch)
@@ -16,19 +16,20 @@ loss.backward()
 ```
 
 The block is one more use of each unit. At its beginning the units are gathered, and the
-modules name the whole parameters, as in a forward pass. What is computed in the block
-is recorded by autograd, and the gradients are averaged with those of the model's own
-forward pass. At the end of the block the units are freed. The backward pass may come
-after it: [what autograd has saved](demand.py) gathers its unit again when it is read.
+attributes of the modules are the whole parameters, as in a forward pass. Autograd
+records the operations in the block, and their gradients are averaged together with
+those of the model's own forward pass. At the end of the block the units are freed. The
+backward pass may come after the block: when autograd [unpacks a saved
+parameter](demand.py), its unit is gathered again.
 
 All units of `model` are whole at the same time, so in stage 3 a rank needs the memory
-of the whole model. With `whole(model.text_model)` only the units are gathered that have
-a parameter in that part. A read by one rank alone would leave the others waiting, so
-all ranks enter the block, or none.
+of the whole model. With `whole(model.text_model)` only units with a parameter in that
+part are gathered. A gather needs all ranks, so either all ranks enter the block or
+none.
 
-A parameter that is read in the block lives in the block. To keep its values, keep a
-clone. A write would be lost, because a rank stores only its slice, so a write is
-refused at the end of the block. [`load_state_dict`](state_dict.py) writes parameters.
+A whole parameter is valid only inside the block, so keep a clone if you need its values
+later. A write would be lost, because a rank stores only its slice. So the end of the
+block refuses a write. To write parameters, use [`load_state_dict`](state_dict.py).
 """
 
 # sidelit: hide
@@ -62,21 +63,21 @@ __all__ = ["whole"]
 
 @contextmanager
 def whole(model: nn.Module) -> Iterator[None]:
-    """In this block the parameters of a model are whole, in their old shapes.
+    """A block in which the parameters of a model are whole, in their original shapes.
 
-    Collective: all ranks enter the block, or none. They read the parameters, also in a
-    loss, call methods of units other than `forward`, and call modules inside of units
-    by themselves. Under a [policy](policy.py) the parameters have the dtype in which
-    the model computes, and inside of [`full_precision`](full_precision.py) that of the
-    masters.
+    Collective: all ranks enter the block, or none. In the block a program can read the
+    parameters, use them in a loss, call methods of units other than `forward`, and call
+    single modules inside units. Under a [policy](policy.py) the parameters have the
+    dtype in which the model computes; inside [`full_precision`](full_precision.py) they
+    have that of the masters.
 
-    :param model: a sharded model, or a part of one; the units are gathered that have a
-        parameter in it
+    :param model: a sharded model, or a part of one; all units with a parameter in it
+        are gathered
     :raises ValueError: if the model has no sharded parameter
-    :raises TypeError: if it is no module
-    :raises RuntimeError: at the end of the block, if a parameter was written to that
-        [is not stored whole](flat_checks.py#refuse_writes)
-    :raises Disagreement: on every rank, if one of them does something else
+    :raises TypeError: if `model` is no module
+    :raises RuntimeError: at the end of the block, if the program wrote to a parameter
+        that [is not stored whole](flat_checks.py#refuse_writes)
+    :raises Disagreement: on every rank, if one rank does something else
     """
     drivers = drivers_of(model)
     held: list[Hooks] = []
@@ -99,7 +100,8 @@ def drivers_of(model: nn.Module) -> list[Hooks]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"pass the model itself, not a {type(model).__name__}")
     flats = [flat for flat in map(flat_of, model.parameters()) if flat is not None]
-    # A dictionary keeps the order, so that every rank gathers in the same one.
+    # A dictionary keeps the order, so that every rank gathers the units in the same
+    # order.
     found = list(dict.fromkeys(flat.driver() for flat in flats))
     if not found:
         raise ValueError(
@@ -130,18 +132,19 @@ def end(driver: Hooks) -> None:
 
 @contextmanager
 def announced(drivers: list[Hooks]) -> Iterator[None]:
-    """Let the backward pass of what is computed in the block gather the units again.
+    """A block whose saved tensors gather their units again in the backward pass.
 
-    In a unit's forward pass every saved tensor announces that unit. Here there are many
-    units, and a tensor announces the one in whose memory it lies, if there is one.
+    In a unit's forward pass every saved tensor belongs to that unit. This block has
+    many units, so a saved tensor belongs to the unit in whose memory it lies, if there
+    is one.
     """
-    # PyTorch has no public name for the pair of hooks in force; [the chapter on
-    # gathering on demand](demand.py) uses the same two.
+    # PyTorch has no public name for the current pair of saved tensor hooks; [gathering
+    # on demand](demand.py) reads it in the same way.
     below = top_saving(True)
     refused = saving_forbidden()
     outer = outermost(below)
-    # A recomputation under the hooks that collect its tensors records a graph that is
-    # dropped at once.
+    # A recomputation inside a checkpoint records a graph that is dropped at once, so it
+    # needs no hooks.
     if refused is not None or (in_backward() and outer is not None):
         yield
         return
@@ -151,39 +154,40 @@ def announced(drivers: list[Hooks]) -> Iterator[None]:
 
 
 class Reads:
-    """What autograd saves in the block.
+    """The saved tensor hooks of the block.
 
     :param drivers: the hooks of the block's units
-    :param below: the saved tensor hooks in force before
-    :param outer: those of them that [every tensor is handed on to](demand.py#Handed)
+    :param below: the pair of saved tensor hooks that was current before the block
+    :param outer: the outer hooks to which [every tensor is handed on](demand.py#Handed)
     """
 
     def __init__(self, drivers: list[Hooks], below: Any, outer: Any) -> None:
-        # Inside of a unit's forward pass what belongs to none of these units may belong
-        # to that one.
+        # Inside a unit's forward pass, a tensor that belongs to none of the block's
+        # units may belong to that unit.
         owner = None if below is None else getattr(below[0], "__self__", None)
         self.others = owner if isinstance(owner, Pair) else None
-        # The memory of a vector stays the same object when it is emptied and filled.
+        # The storage of a flat vector stays the same object when its memory is freed
+        # and allocated again.
         self.of = {
             storage_id(flat.full.untyped_storage()): Read(driver)
             for driver in drivers
             for flat in driver.unit.flats
         }
-        # What keeps the tensors gathers nothing by itself.
+        # The pair that keeps the tensors has no unit of its own to gather.
         nobody = Nobody()
         self.kept = Pair(nobody, None, None)
         if outer is not None:
             self.kept = Handed(nobody, None, None, outer)
 
     def pack(self, tensor: Tensor) -> Any:
-        """Keep a tensor, and which unit it belongs to."""
+        """Keep a tensor together with the unit that it belongs to."""
         read = self.others
         if tensor.layout is torch.strided:
             read = self.of.get(storage_id(tensor.untyped_storage()), read)
         return read, self.kept.pack(tensor)
 
     def unpack(self, saved: Any) -> Tensor:
-        """Give the tensor back, with its unit whole."""
+        """Gather the tensor's unit, and return the tensor."""
         read, packed = saved
         if read is not None:
             read.open()
@@ -191,7 +195,7 @@ class Reads:
 
 
 class Read(Pair):
-    """The block as a use of one unit."""
+    """The use of one unit by the block."""
 
     def __init__(self, driver: Hooks) -> None:
         start = next_number()
@@ -199,16 +203,17 @@ class Read(Pair):
         super().__init__(driver, use, None)
 
     def open(self) -> None:
-        """Let the unit be whole, and expect the end of this use."""
+        """Gather the unit, and count one more backward pass that it has to wait for."""
         driver = self.driver()
         if isinstance(driver, Hooks) and driver.in_backward is None and in_backward():
-            # It is counted only now. Most units of a block get no backward pass by it,
-            # and their gradients are exchanged as early as without the block.
+            # The use is counted only here. Most units of a block get no backward pass
+            # through it, and their gradients are exchanged as early as without the
+            # block.
             driver.expected += 1
         super().open()
 
 
-# sidelit: depth A block inside of a forward or backward pass, and tensors that belong to no unit.
+# sidelit: depth A block inside a forward or backward pass, and tensors that belong to no unit.
 
 
 def in_use(driver: Hooks) -> bool:
@@ -219,7 +224,7 @@ def in_use(driver: Hooks) -> bool:
 
 
 class Nobody:
-    """Stands where a unit is expected, for tensors that need none to be gathered."""
+    """A stand-in for a unit, for tensors that need no gather."""
 
     unit: Any
     uses: Nesting[Any]

@@ -1,11 +1,11 @@
 r"""# Building a model unit by unit
 
-> A model is built without memory, and gets values one unit at a time.
+> A model is constructed without memory; then one unit after the other gets memory and values, and is sharded.
 
-Before a model can be sharded it has to exist. An ordinary construction makes all of
-it on every rank: $4\,\Psi$ bytes, where sharding will leave $4\,\Psi/N_d$. On 64 ranks
-a model that could be trained can then not even be built. So it is built on the *meta*
-device, where a tensor has a shape and no memory:
+A model must exist before it can be sharded. An ordinary construction makes all of it on
+every rank: $4\,\Psi$ bytes, of which sharding leaves $4\,\Psi/N_d$. So 64 ranks may be
+able to train a model that none of them can construct. Therefore the model is
+constructed on the *meta* device, where a tensor has a shape and no memory:
 
 ```python
 with torch.device("meta"):
@@ -13,29 +13,37 @@ with torch.device("meta"):
 shard(model)
 ```
 
-`shard` goes through the model, the inner modules before the outer ones. Each module
-gets memory, and then its values. As soon as a unit is complete, the unit is cut and its
-memory is given back. At the moment when unit $u$ is cut, a rank holds in stage 3
+`shard` goes through the model, the inner modules before the outer ones. It gives each
+module memory, and then values. When a unit is complete, it is cut: this rank keeps its
+part, and the rest of the memory is freed. At the moment when unit $u$ is cut, a rank
+holds in stage 3
 
 $$4 \Bigl( \sum_{v\,<\,u} S_v + R_u + \Psi_u + P_u + S_u \Bigr)$$
 
-bytes of parameters: the shards of the units before, what the root has got so far, and
-the unit itself three times: its parameters, the flat vector that they are copied into,
-and the part that is kept. The root is cut last, and then $R_u$ is zero.
+bytes of parameters. The first two terms are the shards of earlier units, and those of
+the root's parameters that have memory so far. The other three are the unit itself: its
+parameters, the flat vector into which they are copied, and the part that is kept. The
+root is cut last, and then $R_u$ is zero.
 
 The values are those of an ordinary construction with the same seed on the same kind of
 device, whatever the units are. PyTorch's layers end their constructor with
-`reset_parameters`, and that is called here, in the order in which modules are
+`reset_parameters`. `shard` calls this method in the order in which modules are
 registered, the parts before the whole.
 
-A constructor may do more than that. It sets a bias to zero, scales a weight down, or
-ties two weights and so drops the values of one. On the meta device no value is left of
-it, but a trace is: PyTorch counts how often each tensor is written to in place. If a
-parameter was written to more often in its constructor than `reset_parameters` writes to
-it here, or is set by several modules in another number of writes, `shard` refuses and
-asks for a function that sets the values. Two things leave no trace. A write through
-`.data` is not counted. And modules that are constructed in one order and registered in
-another draw their random numbers in another order than the constructor did.
+A constructor may do more than that: set a bias to zero, scale a weight down, or tie two
+weights and so drop the values of one. On the meta device these values do not exist, but
+a trace of them does, because PyTorch counts the writes to each tensor. Suppose a
+parameter was written to more often in its constructor than in `reset_parameters`, or
+several modules set it in another number of writes. Then `shard` refuses the model and
+asks for a function that sets the values.
+
+Two kinds of writes leave no trace. PyTorch does not count writes through `.data`. And
+if modules are constructed in one order and registered in another, their random numbers
+are drawn in another order than by the constructor.
+
+If the values must differ from those of `reset_parameters`, pass `init`, a function that
+sets the values of one module. A model of the `transformers` library has such a
+function, which sets buffers, too:
 
 Values that differ from those of `reset_parameters` come from such a function. A model
 of the `transformers` library has one for a single module, which sets buffers, too:
@@ -49,7 +57,7 @@ shard(model, units=LlamaDecoderLayer, init=model._init_weights)
 :notation $\Psi_u$: `numel`, the number of parameters of a unit
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 :notation $S_u$: `shard_numel`, the length of one rank's part of it
-:notation $R_u$: the number of parameters of the root that are real when unit $u$ is cut
+:notation $R_u$: the number of parameters of the root that have memory when unit $u$ is cut
 """
 
 # sidelit: hide
@@ -81,17 +89,20 @@ Init = Callable[[nn.Module], Any]
 
 
 class Construction:
-    """How a model gets its values. What is real already stays as it is.
+    """The way in which a model on the meta device gets its values, unit by unit.
+
+    Tensors that have memory already stay as they are.
 
     :param model: the model, on the meta device as a whole or in part
-    :param sites: for each module that becomes a unit, by name, where its parameters
-        stand
-    :param mesh: the ranks that will share it, as [`shard`](model.py#shard) takes them
-    :param device: where to make the rest of the model real; `None` means where part of
-        the model is real already, else the mesh's kind of device, else the CPU if the
-        ranks can exchange on it, else a GPU
-    :param init: gives one module its values; `None` means the module's own
-        `reset_parameters`
+    :param sites: for each module that becomes a unit, by name, [the
+        places](parameter_sites.py#Site) of its parameters
+    :param mesh: the ranks that will share the model, as [`shard`](model.py#shard) takes
+        them
+    :param device: the device for what is on the meta device. `None` means the device of
+        the rest of the model; if there is no rest, the mesh's kind of device; without a
+        mesh, the CPU if the ranks can exchange on it, else a GPU
+    :param init: a function that sets the values of one module; `None` means the
+        module's own `reset_parameters`
     :raises ValueError: if there is no such device
     :raises TypeError: if `init` cannot be called
     """
@@ -118,17 +129,18 @@ class Construction:
         self.real = [tensor for tensor in self.tensors if not tensor.is_meta]
         self.asked = None if device is None else place(device)
         self.device = self.asked or self.default_device(mesh)
-        # What has got memory, until its unit is cut.
+        # The tensors that have got memory, until their unit is cut.
         self.fresh: set[Tensor] = set()
-        # [What the constructor wrote](written.py) to what has no memory yet.
+        # [The writes of the constructor](written.py) to tensors that have no memory
+        # yet.
         self.writes = Writes(tensor for tensor in self.tensors if tensor.is_meta)
 
     def unit_by_unit(self) -> Iterator[str]:
         """Give the model its values, and stop after each unit so that it can be cut.
 
         Constructors build a module's parts before the module itself is complete, so the
-        parts come first here, too. `MultiheadAttention` relies on it: its output layer
-        sets a bias, and the attention sets it again.
+        parts come first here, too. `MultiheadAttention` needs this order: its output
+        layer sets a bias, and afterwards the attention sets the same bias again.
 
         :returns: the names of the units, each when it is complete
         """
@@ -149,8 +161,10 @@ class Construction:
     def make_real(self, tensor: Tensor) -> Tensor:
         """Give a tensor memory if it has none. It remains the same object.
 
-        So everything that refers to it stays right: the other places of a tied
-        parameter, and parameter groups that were made while the shapes were there.
+        So every reference to it stays valid: the other sites of a tied parameter, and
+        parameter groups that were made while only the shapes existed.
+
+        :raises ValueError: if PyTorch cannot exchange the contents of this tensor
         """
         if not tensor.is_meta:
             return tensor
@@ -173,10 +187,11 @@ class Construction:
         return tensor
 
     def filler(self, module: nn.Module) -> Init | None:
-        """What gives a module its values.
+        """The function that gives a module its values, or `None` if there is nothing to
+        give.
 
-        A module that holds nothing itself may set values of its parts. So it is asked,
-        too, as long as one of its parts has not been cut.
+        A module without parameters of its own may still set values of its parts. So its
+        function is called, too, unless all of its parts have been cut.
         """
         inside = (*module.parameters(), *module.buffers())
         if any(tensor.is_meta or tensor in self.fresh for tensor in inside):
@@ -186,12 +201,13 @@ class Construction:
     def fill(self, module: nn.Module, fill: Init) -> None:
         """Give a module its values.
 
-        :raises ValueError: if that changes what had its values before
+        :raises ValueError: if the function also changes parameters that had their
+            values before
         """
         done = [one for one in module.parameters() if one not in self.fresh]
         before = Versions(*done)
-        # Tensors that the function makes must be real, also if the caller is still in a
-        # block for the meta device.
+        # The function may make tensors, which must have memory even if the caller is
+        # still in a block for the meta device.
         with torch.no_grad(), self.device, self.writes.by(module):
             fill(module)
         for parameter in before.changed(*done):
@@ -202,13 +218,13 @@ class Construction:
             )
 
     def default_device(self, mesh: Any) -> torch.device:
-        """The device of what is real, or one with which the ranks can exchange."""
+        """The device of the tensors that have memory, or one on which the ranks can exchange."""
         if self.real:
             return self.real[0].device
         if isinstance(mesh, DeviceMesh):
             return place(mesh.device_type)
         world(mesh)
-        # Such as "cpu:gloo,cuda:nccl".
+        # The text is, for example, "cpu:gloo,cuda:nccl".
         config = dist.get_backend_config(mesh)
         kinds = [pair.split(":")[0] for pair in config.split(",")]
         return place("cpu" if "cpu" in kinds else kinds[0])
@@ -216,8 +232,8 @@ class Construction:
     # sidelit: depth Modules that cannot be given values, and values other than the constructor's.
 
     def objection(self) -> str | None:
-        """Why this rank cannot give the model values, or `None`. Nothing is allocated
-        to find out.
+        """The reason why this rank cannot give the model its values, or `None`. Nothing
+        is allocated.
         """
         for tensor in self.real:
             if self.asked not in (None, tensor.device):
@@ -228,7 +244,7 @@ class Construction:
         return next(filter(None, map(self.objection_to, self.names)), None)
 
     def objection_to(self, module: nn.Module) -> str | None:
-        """Why a module cannot be given its values, or `None`."""
+        """The reason why a module cannot be given its values, or `None`."""
         held, fill = on_meta(module), self.filler(module)
         where = f"{self.names[module] or 'the model'}, a {type(module).__name__},"
         if held and fill is None:
@@ -236,7 +252,7 @@ class Construction:
                 f"{where} has no reset_parameters to give {next(iter(held))} its values; "
                 "pass init to shard, a function that does"
             )
-        # Its units will have been cut by then.
+        # The units inside of this module will have been cut when its turn comes.
         if not held and fill and not self.init and self.is_around_units(module):
             return (
                 f"{where} has a reset_parameters for several units, which are never "
@@ -249,17 +265,17 @@ class Construction:
         return None
 
     def is_around_units(self, module: nn.Module) -> bool:
-        """Whether there are units inside a module, other than itself."""
+        """Whether a module contains units other than itself."""
         name = self.names[module]
         others = [unit for unit in self.sites if unit not in ("", name)]
         return any(is_inside(unit, name) for unit in others)
 
     def check(self, name: str, unit: nn.Module) -> None:
-        """Refuse to cut a unit that has got memory and no values, or other values than
-        the constructor's.
+        """Refuse a unit that has memory but no values, or other values than the
+        constructor's.
 
-        Fresh memory is often zero. A model that starts from it trains badly, and no
-        error is raised.
+        Fresh memory is often zero. A model that starts from such zeros trains badly,
+        and no error is raised.
 
         :raises ValueError: naming the parameter or buffer
         """
@@ -287,7 +303,7 @@ def on_meta(module: nn.Module) -> dict[str, Tensor]:
 
 
 def own_reset(module: nn.Module) -> Init | None:
-    """What a module offers for giving it its values; PyTorch's own may hide its name."""
+    """The method by which a module sets its values; some of PyTorch's own use a hidden name."""
     for name in RESET_METHODS:
         reset = getattr(module, name, None)
         if callable(reset):
@@ -295,26 +311,28 @@ def own_reset(module: nn.Module) -> Init | None:
     return None
 
 
-# sidelit: depth Memory that got no values, and devices that are not there.
+# sidelit: depth Memory that got no values, and devices that do not exist.
 
 
 def is_blank(tensor: Tensor) -> bool:
-    """Whether part of a tensor has no values yet."""
+    """Whether a part of a tensor has no values yet."""
     mark = blank_mark(tensor)
     if mark is None:
         return False
-    # NaN is equal to nothing, not even to itself.
+    # NaN does not even equal itself, so `eq` would not find it.
     return bool((tensor.isnan() if mark != mark else tensor.eq(mark)).any())
 
 
 def blank_mark(tensor: Tensor) -> float | int | None:
-    """A value that no parameter or buffer starts from; `None` if its dtype has none.
+    """A value that marks fresh memory, because no parameter or buffer starts from it.
 
     >>> [blank_mark(torch.ones(1, dtype=d)) for d in (torch.bfloat16, torch.int64, torch.bool)]
     [nan, -9223372036854775808, None]
+
+    :returns: the value, or `None` if the dtype has none
     """
     dtype = tensor.dtype
-    # Of one byte every value may be meant.
+    # In a dtype of one byte each of the 256 values may be meant.
     if dtype.itemsize == 1 or not dtype.is_signed:
         return None
     numbers = dtype.is_floating_point or dtype.is_complex
@@ -322,7 +340,7 @@ def blank_mark(tensor: Tensor) -> float | int | None:
 
 
 def place(device: torch.device | str) -> torch.device:
-    """A device with its number.
+    """A device with its index.
 
     :raises ValueError: if there is no such device, or it has no memory
     """

@@ -1,11 +1,12 @@
 r"""# Sharding a model
 
-> One call shards a whole model and leaves its training loop as it was.
+> One call, `shard(model)`, shards a whole model and leaves its training loop as it was.
 
-[Hooks](hooks.py#Hooks) drive one unit, and [a chain](prefetch.py#PrefetchingConductor)
-puts units into an order. This chapter applies both, from outside, to a model that knows
-nothing of them. It chooses the units, checks that all ranks chose the same, and
-attaches the hooks.
+[The hooks](hooks.py#Hooks) gather and free one unit, and [the
+conductor](prefetch.py#PrefetchingConductor) decides the order of the units. This
+chapter attaches both from outside to a model whose code does not refer to them. It
+chooses the units, checks that all ranks have chosen the same ones, and attaches the
+hooks.
 
 ```python
 model = shard(GPT(config), units=Block)
@@ -18,28 +19,35 @@ for batch in batches:
 ```
 
 Nothing else changes in the training loop. The model has the same class, the same
-`forward`, and the same parameter names. While it computes, a rank in stage 3 holds at
-most three units whole unless it is told to gather more ahead: the one in use, the one
-that is gathered ahead, and the root, which holds the parameters of no other unit. If
-units contain units, those around the one in use are whole, too.
+`forward`, and the same parameter names.
 
-Three habits of an unsharded program need care. Parameter groups that depend on a
-parameter's shape, such as weight decay for matrices only, are made before sharding,
-because in stages 1 to 3 every parameter is 1-D afterwards. Conversions such as
-`model.half()` come before it, too. And an optimizer must treat each element by itself,
-as SGD and Adam do.
+In stage 3 a rank holds at most three units whole while the model computes, with the
+usual prefetch of one unit. They are the unit in use, the prefetched unit, and the root,
+which holds the parameters that belong to no other unit. If units contain units, those
+around the unit in use are whole, too.
 
-In stages 1 to 3 whoever looks at the gradients sees only this rank's part of them.
-`torch.nn.utils.clip_grad_norm_` would take the norm of that part, and each rank would
-scale by another factor; [`clip_grad_norm_`](clip.py#clip_grad_norm_) of this book takes
-the norm of the whole. `GradScaler` looks for an overflow only in that part, so one rank
-would step and another would not; [`ShardedGradScaler`](sharded_scaler.py) asks all
-ranks. `torch.autograd.grad` and `backward(inputs=...)` cannot be asked for the slices,
-since autograd knows only the whole parameters.
+Three habits of an unsharded program need care:
 
-Under `autocast` the results are right, but autograd keeps the 16-bit copies of the
-weights until the backward pass, and these copies are whole. With a
-[policy](policy.py#Policy) the units themselves are gathered in 16 bits.
+- Parameter groups that depend on a parameter's shape, such as weight decay for matrices
+  only, must be made before sharding. In stages 1 to 3 every parameter is 1-D
+  afterwards, so a group made later would take every weight for a bias.
+- Conversions such as `model.half()` must come before sharding, too.
+- An optimizer must treat each element separately, as SGD and Adam do.
+
+In stages 1 to 3 a rank sees only its own part of the gradients. This concerns some functions of
+PyTorch:
+
+- `torch.nn.utils.clip_grad_norm_` takes the norm of that part, so each rank would scale
+  by another factor. [`clip_grad_norm_`](clip.py#clip_grad_norm_) of this book takes the
+  norm of all parts.
+- `GradScaler` looks for an overflow only in that part, so one rank might step while
+  another does not. [`ShardedGradScaler`](sharded_scaler.py) looks on all ranks.
+- `torch.autograd.grad` and `backward(inputs=...)` cannot compute gradients for the
+  slices, since autograd knows only the whole parameters. Call `loss.backward()`.
+
+Under `autocast` the results are right, but autograd saves 16-bit copies of whole
+weights until the backward pass. With a [policy](policy.py#Policy) the units themselves
+are gathered in 16 bits, and no such copies are made.
 """
 
 # sidelit: hide
@@ -104,39 +112,38 @@ def shard(
     The model starts from the values of rank 0. Afterwards each parameter is this rank's
     1-D slice of its unit's shard, often an empty one; in stage 0 it keeps its shape.
     `model.state_dict()` is collective: all ranks call it, and each gets the whole
-    parameters in their old shapes.
+    parameters in their original shapes.
 
     :param model: any module
     :param stage: what is split over the ranks: nothing (0), the optimizer's state (1),
-        the gradients too (2), the parameters too (3)
-    :param units: which modules are gathered as one: a class, several classes, or a
-        function of a module's name and the module. Parameters outside of them form one
-        more unit, the root. A tied parameter that stands in several units, none of
-        which contains all its places, belongs to the root, too. A module without
-        parameters, such as a dropout, is no unit.
-        `None` makes each child of an `nn.Sequential` a unit, and any other model a
-        single unit.
+        also the gradients (2), also the parameters (3)
+    :param units: the modules that are gathered as one: a class, several classes, or a
+        function of a module's name and the module. Parameters outside of these modules
+        form one more unit, the root. A tied parameter that is used in several units,
+        none of which contains all of its sites, belongs to the root, too. A module
+        without parameters, such as a dropout, is no unit. `None` makes each child of an
+        `nn.Sequential` a unit, and any other model a single unit.
     :param mesh: a process group; a `DeviceMesh` of one dimension, or of two, of which
         the first repeats the model and the second shards it; `None` means all ranks
-    :param policy: in which dtypes the model computes and its gradients travel, and
-        whether parameters and optimizer state are stored on the host; `None` leaves
-        everything in the parameters' own dtype, on their device
-    :param prefetch: how many units are gathered ahead, or a
+    :param policy: the dtypes in which the model computes and its gradients are
+        exchanged, and whether parameters and optimizer state are stored on the host;
+        `None` leaves everything in the parameters' own dtype, on their device
+    :param prefetch: the number of units that are gathered ahead, or a
         [`Prefetch`](prefetch.py#Prefetch) that also limits their bytes
-    :param synchronize: start from the values of rank 0; `False` trusts that all ranks
-        hold the same values
-    :param device: where a model on the meta device [gets its
-        values](construct.py#Construction); `None` means where part of the model is real
-        already, else the mesh's kind of device, else the CPU if the ranks can exchange
-        on it, else a GPU
-    :param init: gives one module of such a model its values; `None` means each module's
-        own `reset_parameters`
+    :param synchronize: whether the values of rank 0 replace those of the other ranks;
+        `False` relies on all ranks holding the same values
+    :param device: the device on which a model on the meta device [gets its
+        values](construct.py#Construction). `None` means the device of the rest of the
+        model; if there is no rest, the mesh's kind of device; without a mesh, the CPU
+        if the ranks can exchange on it, else a GPU
+    :param init: a function that sets the values of one module of such a model; `None`
+        means each module's own `reset_parameters`
     :param unused: the gradient of a parameter that [no rank has used](unused.py) in a
         step: `"none"` leaves it as it was, often `None`, and `"zero"` makes it zero
     :returns: the same object
     :raises ValueError: on every rank, if ranks disagree about the model or it cannot be
         sharded; and for an unknown stage, a `DeviceMesh` of more than two dimensions, a
-        device that is not there, or a prefetch that is no whole number
+        device that does not exist, or a prefetch that is no whole number
     :raises TypeError: if the model, `units`, `mesh`, `policy` or `init` is of another
         kind than those above
     :raises RuntimeError: if there is no process group yet
@@ -164,8 +171,9 @@ def shard(
         f"device={construction.device.type}",
         objection=wrapped(model) or objections(sites, units, construction),
     )
-    # One unit after the other is made real, copied, cut, and freed. So the peak of
-    # construction is what the model was before, all parts that are kept, and one unit.
+    # One unit after the other gets memory, is copied into its flat vector, cut, and
+    # freed. So at its peak the construction takes the memory of the model as it was
+    # before, of all parts that are kept, and of one unit.
     chain = PrefetchingConductor(
         Order(groups.everyone, device=construction.device), prefetch
     )
@@ -184,7 +192,7 @@ def shard(
         if sites[name]
     }
     for name in filter(made.__contains__, modules):
-        # A program may call the root's parts, such as an encoder, by themselves.
+        # A program may call parts of the root, such as an encoder, directly.
         parts = () if name else parts_of(model, sites[name])
         Hooks(made[name], modules[name], chain, parts)
         keep_state_dict_whole(made[name], modules[name])
@@ -199,15 +207,15 @@ def shard(
 
 
 class Zero3Layer(nn.Module):
-    """Wrap one module and keep only this rank's shard of it.
+    """A module of which this rank keeps only its shard.
 
     After construction the module's parameters are 1-D slices of the shard. Any
     elementwise optimizer trains them: `torch.optim.AdamW(layer.parameters())`. Each
-    rank feeds its own data; the gradients are the mean over all ranks.
+    rank computes with its own data, and the gradients are the mean over all ranks.
 
     :param module: any module; its class and its `forward` stay as they are
     :param group: the process group whose ranks share the layer; `None` means all ranks
-    :param synchronize: start from the values of rank 0
+    :param synchronize: whether the values of rank 0 replace those of the other ranks
 
     :raises ValueError: as [`shard`](#shard) does
     :raises TypeError: as [`shard`](#shard) does
@@ -223,12 +231,12 @@ class Zero3Layer(nn.Module):
         self.module = shard(module, units=(), mesh=group, synchronize=synchronize)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Whatever the module computes."""
+        """Return the module's result."""
         return self.module(*args, **kwargs)
 
 
 class Zero3Sequential(nn.Sequential):
-    """A chain of layers, each of them a unit, built and sharded in one go.
+    """A chain of layers, each of them a unit, that is sharded when it is constructed.
 
     :param layers: modules to run one after the other
     :param group: the process group whose ranks share the layers; `None` means all ranks
@@ -243,8 +251,11 @@ class Zero3Sequential(nn.Sequential):
 
 
 def select(model: nn.Module, units: Select | None) -> dict[str, nn.Module]:
-    """The modules that become units, by name, in the order of the model. The first,
-    `""`, is the root.
+    """The modules that become units, by name, in the order of the model.
+
+    The first one is the root, whose name is `""`.
+
+    :raises TypeError: if `units` chooses no modules
     """
     if units is None:
         children = (
@@ -275,7 +286,7 @@ def is_instance_of(classes: Classes) -> Predicate:
 
 
 def called(name: str) -> str:
-    """How messages name a unit.
+    """The name of a unit in messages.
 
     >>> called("blocks.0"), called("")
     ('blocks.0', 'the root')
@@ -284,16 +295,16 @@ def called(name: str) -> str:
 
 
 def copy_buffers(model: nn.Module, groups: Groups) -> None:
-    """Let the buffers, such as the running mean of a batch norm, start from rank 0.
+    """Give every rank the buffers of rank 0, such as the running mean of a batch norm.
 
-    Afterwards each rank updates its own, and no exchange makes them equal. So the
-    running mean of a rank is that of its own data, as it would be in
+    Afterwards each rank updates its own buffers, and no exchange makes them equal
+    again. So the running mean of a rank is that of its own data, as it would be in
     `DistributedDataParallel(broadcast_buffers=False)`.
     """
     for buffer in model.buffers():
         values = buffer.contiguous()
         groups.copy_from_first(values)
-        # An expanded buffer shows one element many times, and may be written once.
+        # An expanded buffer shows one element many times, but may be written only once.
         once = tuple(slice(None if step else 1) for step in buffer.stride())
         buffer[once].copy_(values[once])
 
@@ -302,7 +313,7 @@ def copy_buffers(model: nn.Module, groups: Groups) -> None:
 
 
 def refuse_arguments(model: Any, stage: Any, policy: Any, unused: Any) -> None:
-    """Refuse arguments that are no choice, before anything is exchanged."""
+    """Refuse arguments of the wrong kind before anything is exchanged."""
     if type(stage) is not int or stage not in STAGES:
         raise ValueError(f"stage={stage!r} is not a stage; choose 0, 1, 2 or 3")
     if not isinstance(model, nn.Module):
@@ -318,7 +329,7 @@ def refuse_arguments(model: Any, stage: Any, policy: Any, unused: Any) -> None:
 def objections(
     sites: dict[str, list[Site]], units: Select | None, construction: Construction
 ) -> str | None:
-    """Why this rank cannot shard its model, or `None`."""
+    """The reason why this rank cannot shard its model, or `None`."""
     if units and len(sites) == 1:
         return (
             f"units={units!r} selects no module; name a class that the model contains"

@@ -1,31 +1,32 @@
-r"""# What goes in and out
+r"""# Casts at the model's boundary
 
-> A model in 16 bits is called with what an FP32 model is called with.
+> A model that computes in 16 bits still takes FP32 inputs, because they are cast.
 
 The units of a model in 16 bits compute with [16-bit copies](masters.py) of their
-parameters. The program around the model has not changed: it brings FP32 inputs, and
-they are cast. What the model returns has 16 bits unless the policy names an
-`output_dtype`. A loss that is computed outside of the model needs
-`output_dtype=torch.float32`, since the rule for [losses](norms.py) ends with the
-forward pass. This chapter casts what crosses the model's boundary, and the buffers,
-which stand inside and are no parameters.
+parameters. The program around the model has not changed: its inputs are in FP32, so
+they are cast. The model returns 16 bits unless the policy names an `output_dtype`. If
+the loss is computed outside of the model, you need `output_dtype=torch.float32`,
+because the rule that computes [losses in FP32](norms.py) ends with the forward pass.
+
+This chapter casts what crosses the model's boundary. It also casts the buffers, which
+are inside of the model but are no parameters.
 
 | what | becomes | unless |
 |---|---|---|
 | floating-point inputs of the model, also nested ones | `param_dtype` | `cast_inputs=False` |
 | floating-point outputs of the model | `output_dtype` | that is `None`, the default |
-| floating-point buffers | `buffer_dtype` | that is `None`, the default, or they stand in a norm |
+| floating-point buffers | `buffer_dtype` | that is `None`, the default, or they belong to a norm |
 | functions that compute norms and losses | [FP32](norms.py) | no `param_dtype`, or empty tables |
 
-A cast can change an input that carries more than 16 bits. In BF16 the number 1001
-becomes 1000, so positions, times or indices that come as floating-point numbers arrive
-rounded. Pass whole numbers, which are never cast, or set `cast_inputs=False` and cast
-in `forward`.
+A cast can change an input that needs more digits than the 16-bit format has. In BF16
+the number 1001 becomes 1000. So positions, times or indices arrive rounded if they are
+floating-point numbers. Pass them as integers, which are never cast, or set
+`cast_inputs=False` and cast in `forward`.
 
-Only calls of the model itself are cast. A part that is called alone takes what it is
-given. Tensors are found in lists, dictionaries and dataclasses, nested as you like. [A
-container with a tensor that is cast](hook_context.py#map_tensors) reaches the model as
-a copy: what the model puts into it does not reach the caller.
+Only calls of the model itself are cast. A part that is called directly takes its inputs
+as they are. Tensors are found in lists, dictionaries and dataclasses, at any depth. If
+[a container holds a tensor that is cast](hook_context.py#map_tensors), the model gets a
+copy of the container, so the caller does not see what the model puts into it.
 """
 
 # sidelit: hide
@@ -50,7 +51,7 @@ __all__ = ["before_casting", "enforce"]
 
 
 def enforce(policy: Policy, model: nn.Module) -> None:
-    """Let a sharded model follow those parts of a policy that are not about parameters."""
+    """Attach the casts of a policy, other than those of parameters, to a sharded model."""
     if policy.param_dtype is not None:
         rule = InFP32(policy.fp32_norms, policy.fp32_losses)
         drivers = conductor_of(model).drivers.values()
@@ -74,25 +75,27 @@ def enforce(policy: Policy, model: nn.Module) -> None:
 
 
 def put_in_force(rule: InFP32, module: nn.Module) -> None:
-    """Let a rule be in force during each forward pass of a module.
+    """Apply a rule during each forward pass of a module.
 
-    A unit that is computed again in the backward pass, for activation checkpointing, is
-    called again, and so has the rule again.
+    A unit that is recomputed in the backward pass, for activation checkpointing, is
+    called again, so the rule applies again.
     """
     module.register_forward_pre_hook(not_compiled(rule.enter), prepend=True)
-    # After an exception, too.
+    # This hook also runs after an exception.
     module.register_forward_hook(not_compiled(rule.leave), always_call=True)
 
 
 def cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast what the model is called with.
+    """Cast the inputs of the model.
 
-    Autograd records the cast, so gradients reach the inputs in their own dtype.
+    Autograd records the cast, so the gradients of the inputs have the inputs' own
+    dtype.
     """
     units = tuple(conductor_of(model).drivers)
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        # [In full precision](full_precision.py) nothing is narrow.
+        # [In full precision](full_precision.py) the units compute in the masters'
+        # dtype.
         if any(unit.precise for unit in units):
             return None
         return map_tensors(partial(cast, dtype), (args, kwargs))
@@ -101,7 +104,7 @@ def cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def cast_outputs(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast what the model returns."""
+    """Cast the outputs of the model."""
 
     def after(_: nn.Module, args: Any, result: Any) -> Any:
         return map_tensors(partial(cast, dtype), result)
@@ -112,10 +115,11 @@ def cast_outputs(model: nn.Module, dtype: torch.dtype) -> None:
 def cast_buffers(
     model: nn.Module, dtype: torch.dtype, kept: tuple[type[nn.Module], ...]
 ) -> None:
-    """Cast floating-point buffers, but those that stand directly in a norm.
+    """Cast floating-point buffers, except those that belong directly to a norm.
 
-    A buffer remains the same object. In the `state_dict` it has its old dtype, so that
-    the file fits a plain model; its values are those of the narrower one.
+    A buffer remains the same object. In the `state_dict` it has its original dtype, so
+    that the file fits a plain model, but its values have the precision of the narrower
+    one.
     """
     old = {
         buffer: buffer.dtype
@@ -141,24 +145,25 @@ def cast_buffers(
     before_casting[model] = names
 
 
-# The dtypes that buffers had, by their names in the model.
+# The original dtypes of buffers, by their names in the model.
 before_casting: WeakKeyDictionary[nn.Module, dict[str, torch.dtype]]
 before_casting = WeakKeyDictionary()
 
 
 def cast(dtype: torch.dtype, value: Tensor) -> Tensor:
-    """A floating-point tensor in another dtype; any other as it is."""
+    """A floating-point tensor in another dtype; any other tensor unchanged."""
     return value.to(dtype) if value.is_floating_point() else value
 
 
-# sidelit: depth Modules that a checkpoint runs again, and a pass that was interrupted.
+# sidelit: depth Modules that a checkpoint runs again, and a forward pass that was interrupted.
 
 
 def put_in_force_again(rule: InFP32, module: nn.Module) -> None:
-    """Let a rule be in force if a module inside of a unit is called in a backward pass.
+    """Apply a rule when a module inside of a unit is called in a backward pass.
 
-    PyTorch's checkpoint then computes the module again, outside of a forward pass of
-    the unit. Without the rule its gradients would belong to another result.
+    PyTorch's checkpoint then recomputes the module outside of a forward pass of the
+    unit. Without the rule the recomputed result would differ from the first one, and
+    the gradients would be wrong.
     """
 
     def again(act: Callable[[], None]) -> Callable[..., None]:
@@ -173,7 +178,7 @@ def put_in_force_again(rule: InFP32, module: nn.Module) -> None:
 
 
 def start_afresh(rule: InFP32, model: nn.Module) -> None:
-    """Let no rule be in force from a pass that was interrupted."""
+    """Drop a rule that an interrupted forward pass has left in use."""
 
     def before(model: nn.Module, args: Any) -> None:
         if rule.in_force and not in_backward() and calls_under_way(model) < 2:

@@ -1,26 +1,27 @@
 r"""# Stage 0: every rank keeps everything
 
-> Plain data parallelism, the point from which the other stages start.
+> Plain data parallelism: each rank stores the whole model, and the ranks average their gradients.
 
 Every rank holds the whole model and computes with its own data. After the backward pass
-the ranks average their gradients, and since all of them then take the same step, their
+the ranks average their gradients. Since all of them then take the same step, their
 models stay equal.
 
-In the other stages all ranks run the same units in the same order, because each gather
-needs all of them. In stage 0 nothing is gathered. So each rank may drop layers of its
-own, and at the end of the backward pass the ranks [compare which units any of them has
-used](unused.py).
+The ranks of stage 0 need not run the same units. In the other stages they must, because
+each gather needs all ranks, but in stage 0 nothing is gathered. So each rank may drop
+layers of its own. At the end of the backward pass the ranks [compare which units any of
+them has used](unused.py).
 
-Nothing is saved. With AdamW in FP32 a rank stores 16 bytes for each parameter: 4 for
-the parameter, 4 for its gradient, and 8 for the two moments of the optimizer. With 64
-ranks all of it is stored 64 times. The next chapters take one term after the other
-away.
+Stage 0 saves no memory. With AdamW in FP32 a rank stores 16 bytes for each parameter: 4
+for the parameter, 4 for its gradient, and 8 for the two moments of the optimizer. With
+64 ranks the same 16 bytes are stored 64 times. The next three stages split one of these
+terms after the other.
 
-An average over all ranks costs one all-reduce of the gradients:
+An average over all ranks costs one all-reduce of the gradients. For each unit, a rank
+sends
 
 $$2\,P_u\,\frac{N_d - 1}{N_d}$$
 
-elements are sent by each rank for a unit.
+elements.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
@@ -50,11 +51,11 @@ class Replicated(Unit):
     stage: ClassVar[int] = 0
     # Gradients are exchanged when all of them are there. PyTorch's
     # `DistributedDataParallel` starts earlier, to hide the exchange behind the rest of
-    # the backward pass; here [stage 2](zero2.py) does so.
+    # the backward pass. In this book [stage 2](zero2.py) does so.
     reduces_early: ClassVar[bool] = False
 
     def __init__(self, name: str, sites: Sequence[Site], **options: Any) -> None:
-        # Whether `full` holds what may be computed with.
+        # Whether `full` holds the values of the current parameters.
         self.fresh = False
         super().__init__(name, sites, **options)
 
@@ -64,47 +65,51 @@ class Replicated(Unit):
 
     @property
     def copied(self) -> tuple[FlatWithGradients, ...]:
-        """The vectors that are stored whole, in [another form](masters.py) than they are
-        computed with. Without a policy there are none.
+        """The vectors that are stored in [another dtype or place](masters.py) than
+        modules compute with. Without a policy there are none.
         """
         return tuple(flat for flat in self.flats if flat.converts and not flat.sliced)
 
     def fetch(self) -> None:
-        """The unit is whole already. Where modules compute with a copy, it is made."""
+        """Copy the masters into `full`, where modules compute with a copy.
+
+        Without a policy there is nothing to do, since every rank stores the whole unit.
+        """
         if self.fresh or not self.copied:
             return
-        # The masters are there when the optimizer's last write is done, which is queued
-        # on the compute stream. An earlier computation there may still read the copy.
+        # The optimizer's last write to the masters is queued on the compute stream, and
+        # an earlier computation there may still read the copy. So the gather stream
+        # waits for both.
         self.gather_stream.wait_stream(self.compute_stream())
         with self.device.stream(self.gather_stream):
             for flat in self.copied:
                 flat.piece()
 
     def arrive(self) -> None:
-        """Wait for the copies."""
+        """Wait until the copies are made."""
         if self.copied and not self.fresh:
             self.compute_stream().wait_stream(self.gather_stream)
         self.fresh = True
 
     def empty(self) -> None:
-        """Nothing is given back: [the copy](masters.py), too, stays until the next
-        forward pass.
-        """
+        """Give nothing back: [the copy](masters.py), too, stays until the next forward pass."""
 
     def expire(self) -> None:
-        """Every rank takes the same steps, so what it stores is always right. A copy of it
-        is made anew for each forward pass of the model, whoever has changed the
-        masters.
+        """Renew the copies of the masters before the next forward pass.
+
+        The masters themselves are always current, because every rank takes the same
+        steps.
         """
         self.fresh = False
 
     def kept_mean(self, flat: FlatWithGradients, piece: Tensor) -> Tensor:
-        """The second half of the all-reduce: the pieces of the mean are gathered.
+        """Gather the pieces of the mean, which is the second half of the all-reduce.
 
         The vector that was sent is no longer needed, so it receives the mean.
         """
         assert flat.sending is not None
         all_gather(flat.sending, piece, group=self.groups.shards).wait()
-        # A thread of the backend may hold on to that vector for a moment. With memory
-        # of its own the gradient is free as soon as `zero_grad` forgets it.
+        # A thread of the backend may refer to that vector a little longer. The gradient
+        # gets memory of its own, which is free as soon as `zero_grad` drops the
+        # gradient.
         return flat.sending.clone()

@@ -2,17 +2,20 @@ r"""# Saving and loading a sharded model
 
 > `state_dict` gives every rank the whole parameters, and `load_state_dict` takes them.
 
-A model saves its parameters one by one, and a sharded model has only slices of them. A
-file of slices is of no use to a program with another number of ranks, or to one that
-does not shard. So the `state_dict` of a sharded model looks like that of the plain one:
-the same keys, the same shapes. PyTorch calls hooks before and after a module saves what
-is inside of it. Before, the unit is gathered. After, what was saved is copied to the
-host and the unit is freed. So only one unit and the root are whole at a time on a
-device. A model that trains on 64 GPUs, and fits on none of them, can be saved.
+A file should hold whole parameters. A sharded model has only slices of them, and slices
+are of no use to a program with another number of ranks, or to one that does not shard.
+So the `state_dict` of a sharded model looks like that of the plain model: the same
+keys, the same shapes.
 
-Both calls are collective. Every rank has to make them, even if only one writes the
-file. The copies of eight ranks on one machine take eight times the model in its
-memory. If only rank 0 writes, only rank 0 needs a copy:
+PyTorch calls hooks before and after a module saves its parameters. Before, the unit is
+gathered. After, its parameters are copied to the host and the unit is freed. So only
+one unit and the root are whole on a device at any time. A model that trains on 64 GPUs,
+and fits on none of them, can be saved.
+
+Saving and loading are collective: every rank makes the same calls, even if only one
+rank writes the file. If eight ranks on one machine all copy the model, the copies take
+eight times the model in the machine's memory. If only rank 0 writes, only rank 0 needs
+a copy:
 
 ```python
 with rank0_only(model):
@@ -43,15 +46,15 @@ __all__ = ["keep_state_dict_whole", "on_the_host", "rank0_only"]
 
 
 def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
-    """Let `module.state_dict()` give whole parameters, and `module.load_state_dict()`
-    take them.
+    """Set hooks so that `module.state_dict()` gives whole parameters, and
+    `module.load_state_dict()` takes them.
 
     :param unit: the unit whose parameters are below `module`
-    :param module: the module that drives the unit
+    :param module: the module to which the unit belongs
     """
 
     # A backward pass that failed may have left the unit whole, with the values from
-    # before the last step. So it is gathered afresh.
+    # before the last step. So the unit is freed and gathered again.
     def gather(*_: Any) -> None:
         refuse_in_block(unit)
         unit.free()
@@ -61,14 +64,14 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
         unit.wait()
         unit.show()
 
-    # The saved tensors are views into `full`, which stage 3 empties right after, and
-    # into which the other stages go on writing. Without the copy the values in the
-    # dictionary would be gone, or change with the next step.
+    # The saved tensors are views into `full`. Stage 3 empties `full` right after, and
+    # the other stages write into it later. Without the copy the values in the
+    # dictionary would be lost, or change with the next step.
     def copy_and_free(
         _: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any
     ) -> None:
-        # A tied weight stands under several keys. One copy for all of them keeps it
-        # tied, and a file holds it once.
+        # A tied weight has several keys. All of them get one copy, so the weight stays
+        # tied and is written to a file once.
         copies: dict[tuple[Any, ...], Tensor] = {}
         for key, value in list(state_dict.items()):
             if isinstance(value, Tensor) and unit.owns(value):
@@ -82,8 +85,8 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
                 state_dict[key] = copies[place]
         unit.free()
 
-    # `load_state_dict` has copied the new values into the whole parameters. Each rank
-    # keeps its part of them.
+    # `load_state_dict` has copied the new values into the whole parameters, and each
+    # rank now keeps its part of them.
     def store_and_free(_: nn.Module, keys: Any) -> None:
         refuse_assigned(unit)
         with torch.no_grad():
@@ -100,26 +103,28 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
 
 
 def on_the_host(value: Tensor) -> Tensor:
-    """A copy of a whole parameter for a `state_dict`, in the host's memory.
+    """Copy a whole parameter into the host's memory, for a `state_dict`.
 
-    It holds the values when this function returns, so the unit may be freed.
+    The copy is complete when this function returns, so the unit may be freed.
     """
     return value.detach().to("cpu", copy=True)
 
 
 @contextmanager
 def rank0_only(model: nn.Module) -> Iterator[None]:
-    """In this block `model.state_dict()` holds parameters on rank 0 of the model's ranks only.
+    """In this block `model.state_dict()` holds parameters on rank 0 of the model's
+    ranks only.
 
-    All ranks call it. On the others it holds no sharded parameter, and takes no memory
-    beyond the unit that is gathered.
+    All ranks must still call it. On the other ranks the dictionary holds no sharded
+    parameter, and they need no memory beyond that of the gathered unit.
 
     :param model: a model that was sharded
     :raises ValueError: if the model is not sharded
     """
     conductor = conductor_of(model)
     rank, _ = world(conductor.order.group)
-    # A block inside of another ends nothing but itself.
+    # A block inside of another one must not end the outer one, so each removes only the
+    # units that it added.
     added = {unit for unit in conductor.drivers if rank > 0} - spared
     spared.update(added)
     try:
@@ -136,7 +141,7 @@ spared: set[Unit] = set()
 
 
 def refuse_in_block(unit: Unit) -> None:
-    """Refuse to save or load a unit that [a block](whole.py) keeps whole."""
+    """Raise an error if a unit to be saved or loaded is kept whole by [a block](whole.py)."""
     if unit.held:
         raise RuntimeError(
             f"{unit.name} is whole for a block; leave whole(model) before "
@@ -144,8 +149,8 @@ def refuse_in_block(unit: Unit) -> None:
         )
 
 
-# A part of the unit has no shard of its own, so it cannot gather by itself. Asked
-# directly, it would save slices.
+# A part of a unit has no shard of its own, so it cannot gather. If its `state_dict`
+# were called directly, it would save slices.
 def refuse_part(unit: Unit, part: nn.Module, *_: Any) -> None:
     refuse_in_block(unit)
     if unit.state is not State.WHOLE:
@@ -156,7 +161,7 @@ def refuse_part(unit: Unit, part: nn.Module, *_: Any) -> None:
 
 
 def refuse_assigned(unit: Unit) -> None:
-    """Refuse parameters that `load_state_dict` has put in the place of the whole ones."""
+    """Raise an error if `load_state_dict` has replaced parameters instead of copying into them."""
     for site in unit.sites:
         if (
             getattr(site.module, site.attribute)

@@ -52,6 +52,7 @@ that no rank has used in a step [keeps the gradient `None`](unused.py). [The
 layout](layout.py) adds padding so that $N_d$ divides $P_u$ and every parameter begins
 at an aligned address. Hence $P_u \ge \Psi_u$.
 
+:figure: unit_states
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
 :notation $P_u$: `padded`, the length of the flat vector with its padding

@@ -1,15 +1,16 @@
 r"""# Unused parameters
 
-> What no rank has used in a step keeps the gradient `None`, so that no optimizer moves it.
+> A parameter that no rank has used in a step keeps the gradient `None`, so that no optimizer changes it.
 
-A mixture of experts may send no token to an expert, or training with random depth may
+A mixture of experts may send no token to an expert. Training with random depth may
 leave out a layer. In an unsharded program the gradient of such a parameter stays
-`None`, and the optimizer passes it by. With the gradient zero it would not: AdamW lets
-weight decay shrink it, and momentum moves it on. So the difference matters.
+`None`, and the optimizer skips it. If the gradient were zero, the optimizer would not
+skip it: in AdamW weight decay would shrink it, and momentum would move it on. So the
+difference matters.
 
-A rank knows what it has used itself. If another rank has used a parameter, the mean is
-not zero, and every rank has to take the same step. So for each parameter there are
-three cases:
+A rank knows only which parameters it has used itself. If another rank has used a
+parameter, the mean is not zero, and every rank has to take the same step. So each
+parameter is in one of three cases:
 
 | this rank has used it | another rank has | gradient |
 |---|---|---|
@@ -17,20 +18,20 @@ three cases:
 | no | yes | the mean, to which this rank gave zeros |
 | no | no | stays as it was, often `None` |
 
-In the last two cases a rank needs the others' answer. The ranks send one number of 4
-bytes for each parameter *tensor* and take the largest. That is one small all-reduce at
-the end of the backward pass. A transformer block of 7 million values in 12 parameters
-costs 48 bytes then, beside 28 million. Nobody waits for it on the host who has used all
-parameters, which is the usual case. The exception is a step whose gradients [have
-waited](waiting.py).
+In the second and the third case a rank needs an answer from the others. The ranks send
+one number of 4 bytes for each parameter *tensor* and take the largest, which is one
+small all-reduce at the end of the backward pass. A transformer block of 7 million
+values in 12 parameters then costs 48 bytes beside 28 million. A rank that has used all
+of its parameters, as is usual, does not wait for the answer on the host. The exception
+is a step whose gradients [have waited](waiting.py) in earlier micro-batches.
 
 If [each unit steps by itself](step_in_backward.py), the answer is needed as soon as the
-unit's mean has arrived. Then each unit sends its own numbers along.
+unit's mean has arrived. Then each unit sends its own numbers.
 
-[Stage 0](replicate.py) sends the numbers first and reads them always. In stage 0
-nothing is gathered, so a rank may run units that another rank skips, in any order. The
-numbers say which units any rank has used. These are then exchanged in the order of the
-model, on every rank. So layers can be dropped at random, by each rank on its own.
+[Stage 0](replicate.py) sends the numbers before the gradients, and always reads the
+answer. In stage 0 nothing is gathered, so a rank may run units that another rank skips,
+in any order. The answer names the units that any rank has used. Every rank then
+exchanges these units in the order of the model. So each rank may drop layers at random.
 
 `shard(model, unused="zero")` gives unused parameters the gradient zero instead.
 """
@@ -60,10 +61,11 @@ NOT_DUE, DUE, USED = range(3)
 
 
 class Usage:
-    """Which parameters of some units any rank has used, as the ranks find out together.
+    """The parameters of some units that any rank has used, as the ranks find out
+    together.
 
-    :param units: the same ones on every rank, in the same order
-    :param conductor: [who conducts them](conductor.py#Conductor)
+    :param units: the same units on every rank, in the same order
+    :param conductor: [the conductor](conductor.py#Conductor) of these units
     """
 
     def __init__(self, units: Sequence[Unit], conductor: Any) -> None:
@@ -81,7 +83,8 @@ class Usage:
             for unit in units
             for flat in (unit.trainable if self.everything else unit.due)
         ]
-        # Where the numbers of each vector begin. In stage 0 two others come first.
+        # The index of the first number of each vector. In stage 0 two other numbers
+        # come before them.
         counts = [2 * self.everything, *(len(flat.parameters) for flat in flats)]
         self.starts = dict(zip(flats, accumulate(counts), strict=False))
         if flats:
@@ -89,10 +92,10 @@ class Usage:
 
     @classmethod
     def at_the_end(cls, conductor: Any) -> Usage:
-        """Compare the units of a backward pass that ends, but for those that have
-        compared by themselves.
+        """Compare the units of a backward pass at its end, except those that have
+        compared for themselves.
 
-        `late` are then the units that are still to be exchanged.
+        `late` are then the units whose gradients are still to be exchanged.
         """
         late = [
             unit
@@ -108,8 +111,10 @@ class Usage:
         return usage
 
     def send(self) -> None:
-        """Start the exchange: for each parameter a number that says whether this rank has
-        used it, or at least whether its vector is due.
+        """Start the exchange of one number for each parameter.
+
+        [The number](#number_of) says whether this rank has used the parameter, and, if
+        it has not, whether the parameter's vector is due for an exchange.
         """
         some = next(iter(self.starts))
         first = some.layout.slots[0].names[0]
@@ -123,21 +128,24 @@ class Usage:
         for flat in self.starts:
             flat.note_use()
             numbers += [number_of(flat, i) for i in range(len(flat.parameters))]
-        # With equal pieces every rank sends the same number of bytes.
+        # Zeros are added so that all pieces have the same size and every rank sends the
+        # same number of bytes.
         numbers += [0] * (-len(numbers) % (2 * world(self.order.group)[1]))
-        # One process alone, also if it plays the others, has the answer already.
+        # A single process has the answer already, even if it stands in for the other
+        # ranks.
         if self.order.meeting is None:
             self.answer = numbers
-        # The numbers go over the stream of the gathers. It has nothing to do with the
-        # gradients, so on a GPU the answer does not wait for them to be computed. And
-        # nobody else takes memory on it, so none is used again too early.
+        # The numbers are exchanged on the stream of the gathers, which does not wait
+        # for gradients. So on a GPU the answer arrives before the gradients are
+        # computed. And no other code allocates memory on this stream, so the numbers'
+        # memory is not used again too early.
         unit = self.units[0]
         with unit.device.stream(unit.gather_stream):
             self.numbers = torch.empty(
                 len(numbers), dtype=torch.int32, device=some.device
             )
-            # Equal neighbours are written by one kernel, and nothing is copied from the
-            # host, which would wait for the copy.
+            # Neighbours with the same number are filled by one kernel. A copy from the
+            # host would make the host wait.
             start = 0
             for number, equal in groupby(numbers):
                 stop = start + len(list(equal))
@@ -146,14 +154,14 @@ class Usage:
             self.pending = all_reduce_max(self.numbers, group=self.order.group)
 
     def arrive(self) -> None:
-        """Wait until the largest numbers are there; on a GPU only the stream waits."""
+        """Wait until the largest numbers have arrived; on a GPU only the stream waits."""
         self.order.watch(self.pending.works)
         unit = self.units[0]
         with unit.device.stream(unit.gather_stream):
             self.pending.wait()
 
     def read(self) -> list[int]:
-        """The largest number for each parameter. On a GPU the host waits for it."""
+        """The largest number of all ranks for each parameter; on a GPU the host waits for it."""
         if self.answer is None:
             self.arrive()
             unit = self.units[0]
@@ -169,7 +177,7 @@ class Usage:
         return self.read()[start : start + len(flat.parameters)]
 
     def used_by_any(self) -> list[Unit]:
-        """In stage 0: the units to exchange, in the order of the model.
+        """The units to exchange in stage 0, in the order of the model.
 
         :raises Disagreement: if the ranks' optimizers have not stepped equally often
         """
@@ -187,9 +195,9 @@ class Usage:
         return late
 
     def settle(self, units: Iterable[Unit] | None = None) -> None:
-        """Hand out the parts of the mean that have waited for the answer, or drop them.
+        """Store or drop the parts of the mean that have waited for the answer.
 
-        :param units: whose; all by default
+        :param units: the units to settle; all by default
         """
         chosen = self.units if units is None else units
         flats = [flat for unit in chosen for flat in unit.due if flat in self.starts]
@@ -197,28 +205,29 @@ class Usage:
             return
         if self.waited:
             self.refuse_changes()
-        # Without this line the memory of the numbers could be used again too early.
+        # Without this wait the memory of the numbers could be used again too early.
         self.arrive()
         for flat in flats:
             numbers = self.numbers_of(flat) if flat.unsure else ()
             flat.decide([i for i, each in enumerate(numbers) if each == USED])
             if self.zero:
                 flat.add_zero()
-        # A thread of the backend may hold on to the numbers for a moment.
+        # A thread of the backend may refer to the numbers a little longer, so their
+        # memory is freed here.
         if not any(flat.due for flat in self.starts):
             resize(self.numbers, 0)
 
     # sidelit: depth Gradients that were changed while they waited.
 
     def refuse_changes(self) -> None:
-        """Refuse [what was changed while it waited](waiting.py), on any rank."""
+        """Raise an error if any rank [changed gradients while they waited](waiting.py)."""
         for flat in self.starts:
             names = (slot.names[0] for slot in flat.layout.slots)
             refuse_changed(names, self.numbers_of(flat))
 
 
 def number_of(flat: FlatWithGradients, index: int) -> int:
-    """What this rank says of a parameter. The largest number of all ranks counts."""
+    """The number that this rank sends for a parameter; the largest of all ranks counts."""
     if index in flat.changed:
         return CHANGED
     if index in flat.used:
@@ -230,17 +239,20 @@ def number_of(flat: FlatWithGradients, index: int) -> int:
 
 
 def steps_taken(flats: Iterable[Flat]) -> int:
-    """A number that two ranks have in common if their optimizers have stepped equally
-    often on each of these vectors.
+    """A checksum of the steps, equal on two ranks if their optimizers have changed each
+    vector equally often.
     """
     return sum(n * flat.changes for n, flat in enumerate(flats, 1)) % 2**31
 
 
 def refuse_other_steps(flats: Iterable[Flat], order: Order) -> NoReturn:
-    """A rank that left out a step has other parameters than the rest, and in stage 0
-    nothing would make them equal again. Every rank comes here, and finds out which.
+    """Refuse to continue, because a rank has left out a step.
 
-    :raises Disagreement: always, on every rank the same
+    Its parameters differ from those of the other ranks, and in stage 0 nothing would
+    make them equal again. Every rank calls this function, and they find out which rank
+    it is.
+
+    :raises Disagreement: always, with the same message on every rank
     """
     names = [flat.layout.slots[0].names[0] for flat in flats]
     answers: list[Any] = [None] * world(order.group)[1]

@@ -1,11 +1,11 @@
 r"""# Views that outlive a unit
 
-> A module that keeps a view of its weights is refused, since the memory under the view is given back.
+> A module that keeps a view of its weights is refused, because the memory under the view is freed.
 
 `self.weight.t()` has no memory of its own. It is a *view*: another shape over the
-memory of the weight. In [stage 3](zero3.py) that memory is given back when the forward
-pass of the unit ends. What autograd has saved is safe, because [every read of it
-gathers](demand.py). A computation that begins later is not:
+memory of the weight. In [stage 3](zero3.py) that memory is freed when the forward pass
+of the unit ends. Tensors that autograd has saved are safe, because [every read of them
+gathers the unit](demand.py). A computation that begins later is not safe:
 
 ```python
 class Output(nn.Module):
@@ -14,14 +14,14 @@ class Output(nn.Module):
         return x @ self.turned
 ```
 
-PyTorch keeps the view alive and knows nothing of the memory that is gone. Some of its
-operations raise an error that names no cause, and others end the process. So this
-chapter looks for such views when a unit is freed: in the attributes of the unit's
-modules, in the arguments, and in the result. [A view in the result itself, in a
-container or in a dataclass leaves as a copy](hooks.py#Hooks.result) and needs no
-search.
+PyTorch keeps the view alive, but does not know that its memory is gone. Some operations
+on the view then raise an error that names no cause, and others end the process. So when
+a unit is freed, this chapter looks for such views in the attributes of the unit's
+modules, in the arguments, and in the result. [A view that is part of the
+result](hooks.py#Hooks.result), even inside of a container or a dataclass, leaves the
+module as a copy and needs no search.
 
-A view that only a closure, a global list or another object holds is not found.
+A view is not found if only a closure, a global list or another object holds it.
 """
 
 # sidelit: hide
@@ -47,15 +47,15 @@ __all__ = ["refuse_views"]
 def refuse_views(
     unit: Unit, module: nn.Module, units: Set[nn.Module], exchanged: Any
 ) -> None:
-    """Refuse views of a unit's weights that were left in its modules, its arguments or
-    its result.
+    """Refuse views of a unit's weights in its modules, its arguments and its result.
 
-    The values of all attributes are searched together, so that an object that many
-    modules name is searched once.
+    The values of all attributes are searched in one go, so that an object is searched
+    once even if many modules refer to it.
 
     :param unit: the unit, which has been freed
     :param module: its module
-    :param units: the modules of all units, whose insides belong to others
+    :param units: the modules of all units; their attributes are searched with their own
+        unit
     :param exchanged: the arguments and the result
     :raises RuntimeError: naming the unit and the attribute
     """
@@ -88,14 +88,14 @@ def parts(
                 yield from parts(child, units, first=False)
 
 
-# What every module has. What this library has put there is usual, too.
+# The attributes that every module has, and those that this library adds.
 _USUAL = {*vars(nn.Module()), "__reduce_ex__", "_shardbook_conductor"}
 
 # sidelit: depth The place of a view, as the message names it.
 
 
 def place(module: nn.Module, units: Set[nn.Module], whole: Set[int]) -> str:
-    """Where a view is kept, for a message."""
+    """The place where a view is kept, as words of a message."""
     for part in parts(module, units):
         everything = {**vars(part), **own_buffers(part), **own_parameters(part)}
         for name in sorted(everything.keys() - _USUAL):

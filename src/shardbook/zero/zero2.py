@@ -1,27 +1,28 @@
 r"""# Stage 2: the gradients are split
 
-> A gradient leaves as soon as it is complete, and only this rank's piece of the mean stays.
+> Each unit's gradients are exchanged as soon as they are complete, and a rank keeps its piece of the mean.
 
-[Stage 1](zero1.py) needs only its piece of the mean gradient, but it keeps all
-gradients until the end of the backward pass. The backward pass computes them one unit
-after the other. So each unit's gradients can be exchanged as soon as its own backward
-pass has ended, while the next unit computes:
+[Stage 1](zero1.py) needs only its piece of the mean gradient, but keeps all gradients
+until the end of the backward pass. That is not necessary, because the backward pass
+computes them one unit after the other. In stage 2 each unit's gradients are exchanged
+when its own backward pass has ended, while the next unit computes:
 
 | | parameters | gradients | AdamW |
 |---|---|---|---|
 | stage 1 | $4\,\Psi_u$ | $4\,\Psi_u$ | $8\,\Psi_u / N_d$ |
 | stage 2 | $4\,\Psi_u$ | $4\,\Psi_u / N_d$ | $8\,\Psi_u / N_d$ |
 
-The same bytes are sent, at another time. In a chain of units at most two have a whole
-vector of gradients at any moment: one whose gradients are being computed, and one whose
-gradients are on their way. A unit around the chain, which is used at both of its ends,
-keeps its vector during the whole backward pass. The exchange hides behind the
-computation of the next unit, if that takes as long.
+Stage 2 sends the same bytes as stage 1, at an earlier time. In a chain of units at most
+two hold a whole vector of gradients at any moment: one unit computes its gradients, and
+those of another are on their way. A unit around the chain, such as an embedding that is
+also the output layer, is used at both ends and keeps its vector during the whole
+backward pass. The exchange hides behind the computation of the next unit, if that
+computation takes at least as long.
 
 A program that adds up the gradients of several micro-batches has a choice. It can
-exchange those of each micro-batch, and store only its pieces of the sum. Or it can keep
-them whole under [`no_sync`](accumulate.py#no_sync) and exchange them once, and then
-this stage saves nothing.
+exchange the gradients of each micro-batch, and store only its pieces of the sum. Or it
+can keep whole gradients under [`no_sync`](accumulate.py#no_sync) and exchange them
+once, but then stage 2 saves no memory.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of parameters of a unit
@@ -41,8 +42,8 @@ __all__ = ["Zero2"]
 class Zero2(Zero1):
     """A unit of whose gradients each rank keeps a part.
 
-    All that changes is the moment. [The conductor](conductor.py#Conductor.reduce) reads
-    it here.
+    Stage 2 differs from stage 1 only in the moment of the exchange, which [the
+    conductor](conductor.py#Conductor.reduce) chooses by `reduces_early`.
 
     Source: [ZeRO](bib:rajbhandari2020zero), stage 2 ($P_{os+g}$).
     """

@@ -15,7 +15,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from sidelit.config import Chapter, Lesson
-from sidelit.site import frame, lesson_head, listing, page, views
+from sidelit.site import frame, lesson_head, listing, page, surroundings, views
 from sidelit.site.desk import Desk
 from sidelit.site.edition import Page
 from sidelit.site.press import Press
@@ -39,10 +39,10 @@ def view(press: Press, shown: Page) -> views.View:
         html_lang=page.html_language(shown.lang),
         root=desk.ways.root,
         site=frame.head(press, desk.edition, desk.ways),
-        page=desk.info(kind, sections, body, lesson),
+        page=surroundings.info(desk, kind, sections, body, lesson),
         foot=frame.foot(press, shown.text.item),
         sections=sections,
-        moved=tuple(desk.moved()),
+        moved=tuple(surroundings.moved(desk)),
         body=Markup(body),
         glossary=listing.terms(press.glossary, shown.lang) if kind == "glossary" else (),
         entries=listing.cited(press.works, desk.edition, desk.ways.to) if kind == "bibliography" else (),

@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from markdown_it.token import Token
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from sidelit.catalog import catalog
-from sidelit.config import Chapter
 from sidelit.errors import SidelitError
 from sidelit.interactive.words import Script, filled
 from sidelit.origin import fill
-from sidelit.site import drawn, forwarding, page, views, ways
+from sidelit.site import drawn, page, views, ways
 from sidelit.site.content import Piece, Text
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
@@ -47,7 +46,7 @@ class Desk:
         words = page.interface(shown.lang)
         self.labels = {key: words[key] for key in prose.LABELS if key in words}
         self._taken: Counter[str] = Counter()
-        self._figures: Counter[str] = Counter()
+        self.figures_shown: Counter[str] = Counter()
         self.needed: dict[str, None] = {}
 
     def html(
@@ -90,8 +89,8 @@ class Desk:
     def figure(self, name: str, path: str, line: int) -> Markup:
         """A figure by its name; `path` and `line` say where the page asks for it."""
         drawing = self.press.figures.draw(name, self.shown.lang, path, line)
-        self._figures[name] += 1
-        return drawn.html(drawing, self.shown.lang, self._figures[name], self._of_a_figure)
+        self.figures_shown[name] += 1
+        return drawn.html(drawing, self.shown.lang, self.figures_shown[name], self._of_a_figure)
 
     def said(self, script: Script, context: str, values: Mapping[str, object]) -> Markup:
         """A sentence of what a reader can move, in the language of this page, its blanks filled."""
@@ -156,77 +155,14 @@ class Desk:
             lines=tuple(views.code_line(number, html) for number, html in piece.lines),
             state=words.state,
             langs=tuple(other for other in self.ways.alternates(name or piece.id) if not other.current),
-            source_url=self._source_url(line),
+            source_url=self.source_url(line),
             report=fill(self.config.report_url, self.press.origin, self.item.source, line, piece.id),
             fold=fold,
         )
 
-    def info(
-        self,
-        kind: str,
-        sections: Sequence[views.SectionView],
-        body: str,
-        lesson: views.LessonHead | None = None,
-    ) -> views.PageInfo:
-        """The record of what stands around the text of the page."""
-        shown, part = self.shown, self.ways.part()
-        before, after = self.ways.neighbours()
-        crumbs = ((views.Link(part, None),) if part else ()) + (
-            views.Link(shown.label, None, lang=shown.label_lang),
-        )
-        title_html = self.inline(shown.title, "title") or escape(shown.label)
-        lede = self.inline(shown.lede, "lede")
-        folds = (each.fold.words for each in sections if each.fold)
-        parts = (part for each in sections for part in (each.title, each.doc))
-        above = (lesson.needs, *lesson.aims) if lesson else ()
-        written = (body, title_html, lede, *above, *folds, *parts)
-        figure = self._opening_figure()
-        return views.PageInfo(
-            kind=kind,
-            title=shown.label,
-            title_html=title_html,
-            title_state=shown.title_state,
-            lede=lede,
-            lede_text=prose.plain(shown.lede),
-            lede_state=shown.lede_state,
-            part=part,
-            crumbs=crumbs,
-            url=self.ways.here,
-            source_path=self.item.source,
-            source_url=self._source_url(1),
-            prev=before,
-            next=after,
-            alternates=tuple(self.ways.alternates()),
-            toc=tuple(ways.sections(sections) if sections else ways.headings(shown)),
-            run=self.item.run if isinstance(self.item, Chapter) else None,
-            has_math=any('class="katex' in html for html in written),
-            has_depth=any(each.fold for each in sections),
-            has_figures=bool(self._figures),
-            needs=tuple(self.needed),
-            figure=figure,
-            forward=self.forward() if kind == "forward" else None,
-            lesson=lesson,
-        )
-
-    def _opening_figure(self) -> Markup:
-        """The figure that the opening of a chapter names."""
-        text = self.shown.text
-        try:
-            return self.figure(text.figure, self.item.source, text.figure_line) if text.figure else Markup("")
-        except SidelitError as error:
-            self.press.report(error)
-            return Markup("")
-
-    def forward(self) -> views.Link:
-        """To the page that went from this address."""
-        lead = self.press.leads[self.item.output][""]
-        other = self.edition.pages[lead.output]
-        return views.Link(other.label, self.ways.to(lead.output), lang=other.label_lang)
-
-    def moved(self) -> Iterator[views.Moved]:
-        """To the sections that went from this address."""
-        for old, lead in forwarding.departed(self.press.leads, self.shown.text).items():
-            yield views.Moved(old, f"{self.ways.to(lead.output)}#{fragment(lead.id)}")
+    def source_url(self, line: int) -> str | None:
+        """The address of a line of the page's source, if the project is published."""
+        return fill(self.config.source_url, self.press.origin, self.item.source, line)
 
     def _context(
         self, section: str, *, place: str = "", heading_offset: int = 0, heading_ids: bool = False
@@ -259,9 +195,6 @@ class Desk:
             if self.press.lenient:
                 self.press.report(error)
             raise
-
-    def _source_url(self, line: int) -> str | None:
-        return fill(self.config.source_url, self.press.origin, self.item.source, line)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ class Link:
     minutes: int = 0
     lesson: str = ""
     """What the reader's progress is remembered under, if this leads to a lesson."""
+    part: str = ""
+    """The part that a way to a neighbour enters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,11 @@ class NavGroup:
     items: tuple[Link, ...]
     lang: str | None = None
 
+    @property
+    def current(self) -> bool:
+        """Whether the page that lists it is in it."""
+        return any(item.current for item in self.items)
+
 
 @dataclass(frozen=True, slots=True)
 class Alternate:
@@ -46,6 +53,8 @@ class Alternate:
 
     code: str
     name: str
+    short: str
+    """The name where there is little room."""
     html_lang: str
     url: str
     current: bool = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from markupsafe import Markup
@@ -62,23 +63,33 @@ class Ways:
         yield from self._group("", "", self.config.back, None)
 
     def neighbours(self) -> tuple[views.Link | None, views.Link | None]:
-        """To the page before and the page after, in reading order; an old address has none."""
+        """To the page before and the page after, in reading order; an old address has none.
+
+        The last lesson and the last chapter of a part lead on, and the way says into which part.
+        """
         order = self.config.order
         outputs = [item.output for item in order]
         if self.shown.text.item.output not in outputs:
             return None, None
         place = outputs.index(self.shown.text.item.output)
-        before = self._link(order[place - 1]) if place else None
-        return before, self._link(order[place + 1]) if place + 1 < len(order) else None
+        before = self._neighbour(order[place - 1]) if place else None
+        return before, self._neighbour(order[place + 1]) if place + 1 < len(order) else None
+
+    def _neighbour(self, item: Chapter | Prose) -> views.Link:
+        there = self._part_of(item)
+        return replace(self._link(item), part=there if there != self.part() else "")
 
     def part(self) -> str:
         """The part or course that the page is in, a part with its number; empty for other prose."""
-        if isinstance(self.shown.text.item, Lesson):
+        return self._part_of(self.shown.text.item)
+
+    def _part_of(self, item: Chapter | Prose) -> str:
+        if isinstance(item, Lesson):
             return self.edition.course[0]
         for part, (label, _) in zip(self.config.parts, self.edition.parts, strict=True):
-            if self.shown.text.item in part.chapters and label and part.number:
+            if item in part.chapters and label and part.number:
                 return page.word(self.shown.lang, "part", number=part.number, label=label)
-            if self.shown.text.item in part.chapters:
+            if item in part.chapters:
                 return label
         return ""
 
@@ -87,8 +98,9 @@ class Ways:
         anchor = f"#{fragment(section)}" if section else ""
         for lang in self.config.languages:
             url = page.relative(address(self.config, self.shown.text.item.output, lang), self.here)
-            name = page.word(lang, "language_name")
-            yield views.Alternate(lang, name, page.html_language(lang), url + anchor, lang == self.shown.lang)
+            name, short = page.word(lang, "language_name"), page.word(lang, "language_short")
+            html_lang, current = page.html_language(lang), lang == self.shown.lang
+            yield views.Alternate(lang, name, short, html_lang, url + anchor, current)
 
     def _group(
         self, number: str, label: str, items: Sequence[Chapter | Prose], lang: str | None

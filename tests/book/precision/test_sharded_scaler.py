@@ -443,7 +443,7 @@ def refusals() -> list[str]:
 
 def test_refusals_say_what_to_do() -> None:
     for rank, said in enumerate(ranks.run(2, refusals)):
-        other = f"this SGD trains on ranks [{rank}], and the scaler serves ranks [0, 1]"
+        other = f"this SGD has parameters on ranks [{rank}], and the scaler serves ranks [0, 1]"
         assert said == [
             "this SGD has no sharded parameter, so the scaler cannot know which ranks to ask; "
             "shard the model, or use GradScaler for this optimizer",

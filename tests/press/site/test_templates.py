@@ -18,7 +18,7 @@ else:
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
 ASSETS = TEMPLATES / "assets"
-PAGES = sorted(TEMPLATES.glob("*.html"))
+PAGES = sorted(TEMPLATES.rglob("*.html"))
 SHEETS = sorted(ASSETS.glob("*.css"))
 SCRIPTS = sorted(ASSETS.glob("*.js"))
 UI = {
@@ -137,6 +137,10 @@ PAIRS = [
     *((text, ground, AA_TEXT) for text in (*WORDS, *TOKENS) for ground in GROUNDS),
     *((text, "mark", AA_TEXT) for text in ("ink", "accent", *TOKENS)),
     *((state, "sheet", AA_GRAPHICS) for state in ("state-p", "state-g", "state-o")),
+    # The kinds of a drawing: what edges and hatches them, and the letters on the darkest two.
+    *(("rim", ground, AA_GRAPHICS) for ground in ("paper", "sheet")),
+    *((f"on-{kind}", f"kind-{kind}", AA_GRAPHICS) for kind in (2, 3, 4, 5)),
+    *(("paper", kind, AA_TEXT) for kind in ("kind-1", "kind-2")),
     # The marks before a badge and beside a target.
     *(("accent", ground, AA_GRAPHICS) for ground in ("paper", "glow")),
 ]

@@ -23,6 +23,7 @@ KINDS = {
         section.SECTION,
         figure.FIGURE,
         stepper.STEPPER,
+        stepper.MOMENT,
         words.QUESTION,
         words.TRY,
         words.LAB,

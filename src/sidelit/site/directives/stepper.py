@@ -52,6 +52,15 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class Still:
+    """What is stored at an event, alone."""
+
+    number: int
+    states: tuple[int, ...]
+    stacks: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Scene:
     """A few moments under one sentence; `excerpts` are those that no scene before it has shown."""
 
@@ -163,4 +172,36 @@ def _curve(run: Run, rank: int) -> list[str]:
     return paths
 
 
+def _check_moment(given: Directive, book: Book) -> None:
+    """The scene of a stepper that may stand on the same page: `::: moment NAME SCENE`."""
+    plain(given, argument=True, body=False)
+    name, _, scene = given.argument.partition(" ")
+    known = stepper.names(book.config)
+    if name not in known:
+        raise given.error(f"there is no stepper {name!r}", hint=nearest(name, known))
+    scenes = [known for known, _ in stepper.read(book.config, name).run.scenes]
+    if scene not in scenes:
+        raise given.error(f"the stepper {name!r} has no scene {scene!r}", hint=nearest(scene, scenes))
+
+
+def _moment_html(given: Directive, place: Place) -> Markup:
+    name, _, scene = given.argument.partition(" ")
+    made = stepper.read(place.book.config, name)
+    place.needs("stepper")
+    number = [known for known, _ in made.run.scenes].index(scene)
+    last = made.run.scene(number)[-1]
+    event = made.run.events[last]
+    return place.fragment(
+        "moment.html",
+        name=name,
+        words=place.said(made.script, f"scenes/{scene}", made.run.values),
+        moment=Still(last + 1, tuple(map(made.states.index, event.states)), event.nbytes),
+        units=[*made.run.units],
+        ranks=made.run.ranks,
+        most=made.run.most,
+        size=quantities.size,
+    )
+
+
 STEPPER = Kind("stepper", _check, _html, everywhere=True)
+MOMENT = Kind("moment", _check_moment, _moment_html, everywhere=True)

@@ -1,0 +1,1 @@
+"""Splitting the computation itself: tensor, pipeline and 3D parallelism beside ZeRO."""

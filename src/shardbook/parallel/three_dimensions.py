@@ -1,0 +1,98 @@
+r"""# Three dimensions of parallelism
+
+> ZeRO, tensor and pipeline parallelism in one job: each rank has a place on three axes.
+
+The three ways to split a model do not exclude each other. Number the ranks by three
+coordinates: which stage of the pipeline, which part of the data, which part of each
+matrix. On eight ranks with two of each, rank 5 has the coordinates $(1, 0, 1)$: the
+second half of the layers, the first half of the data, the second half of each matrix.
+
+A group of ranks with two equal coordinates works along the third. Rank 5 adds up its
+terms with rank 4, exchanges parameters and gradients by ZeRO with rank 7, and receives
+activations from rank 1. Each rank then stores $1/N$ of the model states, however $N$ is
+split.
+
+**Which dimension goes where?** The answer follows from what each of them sends, and from
+what waits for it:
+
+| dimension | what is sent | hides behind computation | wires |
+|---|---|---|---|
+| tensor | activations, four times a block | no | the fastest, inside of one machine |
+| data, by ZeRO-3 | parameters and gradients of each layer | yes, when gathered early | fast |
+| data, repeated | gradients once a step | yes | slower ones |
+| pipeline | activations, once a cut | yes, except in the bubble | the slowest, between machines |
+
+So neighbouring ranks share a matrix, and the stages of the pipeline lie furthest apart. A
+mesh whose *last* dimension is the tensor dimension has this order, because its
+neighbouring ranks differ in the last coordinate first, and `torchrun` numbers the ranks
+of one machine without a gap.
+
+ZeRO beside a pipeline has one catch. Each micro-batch of a stage is a forward and a
+backward pass, and stage 3 gathers the parameters for each of them: $2m$ gathers of every
+unit in a step. In stage 1 the gradients of the micro-batches [are added up
+first](accumulate.py), and a unit is gathered and averaged once a step. So a pipeline is
+usually combined with stage 1. This chapter takes the stage as an argument, and the model
+that comes out is the same.
+
+What a fourth dimension would split is the sequence, and a fifth one the experts of a
+mixture. Another cut of the tensor dimension, [Optimus](bib:xu2021optimus), lays the ranks
+of a group out as a square and cuts activations and matrices both ways, so that no rank
+has whole activations either.
+
+```sh
+torchrun --standalone --nproc-per-node 8 -m shardbook.parallel three
+```
+
+:notation $N$: `mesh.size()`, the number of all ranks
+:notation $m$: `pieces`, the number of micro-batches
+"""
+
+# sidelit: hide
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardbook.models import gpt
+from shardbook.parallel.pipeline_parallel import Stage, cut
+from shardbook.parallel.tensor_parallel import split_block
+from shardbook.training.accumulate import no_sync
+from shardbook.zero.model import shard
+
+__all__ = ["AXES", "stage_of"]
+# sidelit: show
+
+AXES = ("pipeline", "data", "tensor")
+
+
+def stage_of(
+    config: gpt.Config, mesh: DeviceMesh, *, sequences: int, stage: int = 1
+) -> Stage:
+    """This rank's part of a GPT, split along all three axes.
+
+    The order matters. First the chain is cut, so that nobody computes on layers of
+    others. Then each block is split, and what remains of it are this rank's own
+    parameters. ZeRO comes last and shards them over the ranks that hold the same ones.
+
+    :param config: the whole model's shape
+    :param mesh: three dimensions with the names of `AXES`
+    :param sequences: the number of sequences in one micro-batch
+    :param stage: ZeRO's stage along the data dimension
+    :returns: its layers are sharded, and its parameters are for an optimizer
+    """
+    layers = list(gpt.GPT(config))
+    group = mesh["tensor"].get_group()
+    mine = cut(layers, mesh["pipeline"].get_local_rank(), mesh["pipeline"].size())
+    for layer in mine:
+        if isinstance(layer, gpt.Block):
+            split_block(layer, group)
+    shard(mine, stage=stage, mesh=mesh["data"])
+    return Stage(
+        mine,
+        (sequences, config.context, config.width),
+        gpt.loss,
+        mesh["pipeline"].get_group(),
+        alone=partial(no_sync, mine) if stage < 3 else nullcontext,
+    )

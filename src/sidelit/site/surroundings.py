@@ -1,0 +1,88 @@
+"""# What stands around the text of a page
+
+> The title, the lede, the ways to other pages, and what else the frame of a page has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from markupsafe import Markup, escape
+
+from sidelit.config import Chapter
+from sidelit.errors import SidelitError
+from sidelit.site import forwarding, views, ways
+from sidelit.site.desk import Desk
+from sidelit.site.links import fragment
+from sidelit.text import prose
+
+
+def info(
+    desk: Desk,
+    kind: str,
+    sections: Sequence[views.SectionView],
+    body: str,
+    lesson: views.LessonHead | None = None,
+) -> views.PageInfo:
+    """The record of what stands around the text of the page."""
+    shown, part = desk.shown, desk.ways.part()
+    before, after = desk.ways.neighbours()
+    crumbs = ((views.Link(part, None),) if part else ()) + (
+        views.Link(shown.label, None, lang=shown.label_lang),
+    )
+    title_html = desk.inline(shown.title, "title") or escape(shown.label)
+    lede = desk.inline(shown.lede, "lede")
+    folds = (each.fold.words for each in sections if each.fold)
+    parts = (part for each in sections for part in (each.title, each.doc))
+    above = (lesson.needs, *lesson.aims) if lesson else ()
+    written = (body, title_html, lede, *above, *folds, *parts)
+    figure = _opening_figure(desk)
+    return views.PageInfo(
+        kind=kind,
+        title=shown.label,
+        title_html=title_html,
+        title_state=shown.title_state,
+        lede=lede,
+        lede_text=prose.plain(shown.lede),
+        lede_state=shown.lede_state,
+        part=part,
+        crumbs=crumbs,
+        url=desk.ways.here,
+        source_path=desk.item.source,
+        source_url=desk.source_url(1),
+        prev=before,
+        next=after,
+        alternates=tuple(desk.ways.alternates()),
+        toc=tuple(ways.sections(sections) if sections else ways.headings(shown)),
+        run=desk.item.run if isinstance(desk.item, Chapter) else None,
+        has_math=any('class="katex' in html for html in written),
+        has_depth=any(each.fold for each in sections),
+        has_figures=bool(desk.figures_shown),
+        needs=tuple(desk.needed),
+        figure=figure,
+        forward=forward(desk) if kind == "forward" else None,
+        lesson=lesson,
+    )
+
+
+def _opening_figure(desk: Desk) -> Markup:
+    """The figure that the opening of a chapter names."""
+    text = desk.shown.text
+    try:
+        return desk.figure(text.figure, desk.item.source, text.figure_line) if text.figure else Markup("")
+    except SidelitError as error:
+        desk.press.report(error)
+        return Markup("")
+
+
+def forward(desk: Desk) -> views.Link:
+    """To the page that went from this address."""
+    lead = desk.press.leads[desk.item.output][""]
+    other = desk.edition.pages[lead.output]
+    return views.Link(other.label, desk.ways.to(lead.output), lang=other.label_lang)
+
+
+def moved(desk: Desk) -> Iterator[views.Moved]:
+    """To the sections that went from this address."""
+    for old, lead in forwarding.departed(desk.press.leads, desk.shown.text).items():
+        yield views.Moved(old, f"{desk.ways.to(lead.output)}#{fragment(lead.id)}")
