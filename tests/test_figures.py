@@ -94,5 +94,5 @@ def test_a_figure_has_a_drawing_for_narrow_screens(name: str) -> None:
 def test_no_number_of_a_sentence_is_typed(name: str) -> None:
     words = figure(name).said
     for context in ("title", "description", "caption"):
-        prose = re.sub(r"`[^`]*`|\{\w+\}|FP\d+|BF\d+|ZeRO-\d", "", words[context][1].content)
+        prose = re.sub(r"`[^`]*`|\{\w+\}|FP\d+|BF\d+|ZeRO-\d|\d+ bits", "", words[context][1].content)
         assert not re.search(r"\d[.,]?\d", prose), f"{context}: fill it in from the recording"

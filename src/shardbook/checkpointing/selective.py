@@ -67,6 +67,7 @@ product's result for nothing. A policy that is a function can leave this product
 because it gets the arguments.
 
 :notation $T$: the number of positions in a sequence
+:figure: peak_against_work
 """
 
 # sidelit: hide
