@@ -55,7 +55,10 @@ def test_the_library_records_the_same_again(name: str) -> None:
 
 def test_a_step_without_a_wait_is_the_same_on_a_cpu_and_races_on_a_gpu() -> None:
     right, broken = committed("step")["data"], committed("step_no_wait")["data"]
-    plain = [{key: event[key] for key in event.keys() - {"removed", "races", "harmless"}} for event in broken["events"]]
+    plain = [
+        {key: event[key] for key in event.keys() - {"removed", "races", "harmless"}}
+        for event in broken["events"]
+    ]
     assert plain == right["events"]
     found = [event for event in broken["events"] if event.get("removed")]
     # The backward pass of the embedding reads none of its weights.

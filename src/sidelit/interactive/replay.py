@@ -7,7 +7,7 @@ A recording that can be replayed holds under `data`:
 | key | what it is |
 |---|---|
 | `kinds` | the names of what is stored, in the order in which it is stacked |
-| `units` | the names of what is cut into one piece a rank, each with its bytes |
+| `units` | what is cut into one piece a rank, in the order of an event's `states`: objects with a `name` |
 | `scenes` | objects with a `name` and the number of their `first` event |
 | `values` | numbers for the blanks of sentences; may be left out |
 | `events` | the moments |
@@ -66,7 +66,7 @@ class Run:
 
     recording: Recording
     kinds: tuple[str, ...]
-    units: Mapping[str, int]
+    units: tuple[str, ...]
     scenes: tuple[tuple[str, int], ...]
     values: Mapping[str, object]
     events: tuple[Event, ...]
@@ -97,7 +97,7 @@ def run(recording: Recording, path: str) -> Run:
         made = Run(
             recording,
             tuple(data["kinds"]),
-            data["units"],
+            tuple(str(unit["name"]) for unit in data["units"]),
             tuple((str(scene["name"]), int(scene["first"])) for scene in data["scenes"]),
             data.get("values", {}),
             tuple(_event(each) for each in data["events"]),
@@ -106,10 +106,14 @@ def run(recording: Recording, path: str) -> Run:
         shapes = {(len(kinds), len(event.states)) for event in made.events for kinds in event.nbytes}
         if not firsts or firsts[0] or firsts != sorted({*firsts}) or firsts[-1] >= len(made.events):
             raise ValueError("its scenes do not follow each other from the first event on")
+        if not {event.unit for event in made.events} <= {None, *made.units}:
+            raise ValueError("an event is about a unit that the run has not")
         if shapes != {(len(made.kinds), len(made.units))}:
             raise ValueError("an event has another number of kinds or units than the run")
     except (KeyError, TypeError, ValueError) as error:
-        what = f"`data` is no run that can be replayed: {error!r}" if isinstance(error, KeyError) else str(error)
+        what = (
+            f"`data` is no run that can be replayed: {error!r}" if isinstance(error, KeyError) else str(error)
+        )
         raise SidelitError(what, path=path, line=1, hint="record it again") from None
     return made
 

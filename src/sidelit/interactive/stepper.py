@@ -66,7 +66,9 @@ def read(config: Config, name: str) -> Stepper:
 
 def _run(config: Config, table: Table) -> replay.Run:
     file = table.take("data", str)
-    return replay.run(figure.recorded(config, table, file), config.shown(config.folder / figure.RECORDED / file))
+    return replay.run(
+        figure.recorded(config, table, file), config.shown(config.folder / figure.RECORDED / file)
+    )
 
 
 def _about(table: Table) -> Iterator[tuple[str, tuple[Token, ...]]]:

@@ -55,7 +55,10 @@ def filled(tokens: Sequence[Token], values: Mapping[str, object]) -> tuple[Token
     missing = sorted(set(BLANK.findall(inline.content)) - values.keys())
     if missing:
         path, line = markup.path_of(inline), markup.line_of(inline)
-        what, hint = f"nothing is put into the blank {{{missing[0]}}}", f"there is {', '.join(values) or 'none'}"
+        what, hint = (
+            f"nothing is put into the blank {{{missing[0]}}}",
+            f"there is {', '.join(values) or 'none'}",
+        )
         raise SidelitError(what, path=path, line=line, hint=hint)
     text = BLANK.sub(lambda blank: _written(values[blank[1]]), inline.content)
     return opening, markup.reinline(inline, text) if text != inline.content else inline, closing

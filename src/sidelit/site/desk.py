@@ -199,10 +199,10 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a directive is drawn; `said` prints the words in it."""
+    """Where a directive is drawn; `printed` prints the words in it."""
 
     desk: Desk
-    said: Callable[[Sequence[Token]], str]
+    printed: Callable[[Sequence[Token]], str]
 
     @property
     def book(self) -> Book:
@@ -210,7 +210,7 @@ class _Place:
         return Book(press.config, press.index, press.texts)
 
     def words(self, tokens: Sequence[Token]) -> Markup:
-        return Markup(self.said(tokens))
+        return Markup(self.printed(tokens))
 
     def section(self, text: Text, piece: Piece) -> views.SectionView:
         return self.desk.taken(text, piece)
