@@ -18,7 +18,7 @@ for (const root of document.querySelectorAll(".stepper")) {
   const track = make("div", { className: "track" });
   const range = make("input", { type: "range", min: 1, max: events.length, value: 1, ariaLabel: words.moment });
   const cursor = make("div", { className: "cursor" });
-  track.append(root.querySelector(".curves"), range, cursor);
+  track.append(root.querySelector(".curves").cloneNode(true), range, cursor);
   stage.append(memory, track);
   const pane = make("div", { className: "pane" });
   const walk = make("div", { className: "walk" });

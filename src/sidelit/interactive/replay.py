@@ -12,10 +12,10 @@ A recording that can be replayed holds under `data`:
 | `values` | numbers for the blanks of sentences; may be left out |
 | `events` | the moments |
 
-An event says `at` which definition (`package/file.py#Class.method`) and at which `line` of it, as that line is
-written; what is stored, as `bytes` of each kind for each rank; the `states` of all units; and perhaps the `unit`
-it is about, a `payload` (`bytes` sent by the rank `from`, or by `both`), whether its line was `removed`, and more,
-for which the file of words has a sentence under `notes`.
+An event says `at` which definition (`package/file.py#Class.method`) and at which `line` of it, as that line
+is written; what is stored, as `bytes` of each kind for each rank; the `states` of all units; and perhaps the
+`unit` it is about, a `payload` (`bytes` sent by the rank `from`, or by `both`), whether its line was
+`removed`, and more, for which the file of words has a sentence under `notes`.
 """
 
 from __future__ import annotations

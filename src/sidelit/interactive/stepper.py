@@ -2,10 +2,10 @@
 
 > A recorded run, the sentences that tell it, and the same run of a program with a line removed.
 
-`steppers/NAME.toml` names the recording and has a sentence for each scene, each kind of what is stored and each
-state of a unit, in this order: a rank has only its own piece, the others are on their way, the unit is whole.
-A *twin* is a second recording, of the same program without one line. It has the same events, and what it shows
-is where they differ.
+`steppers/NAME.toml` names the recording and has a sentence for each scene, each kind of what is stored and
+each state of a unit, in this order: a rank has only its own piece, the others are on their way, the unit is
+whole. A *twin* is a second recording, of the same program without one line. It has the same events, and what
+it shows is where they differ.
 """
 
 from __future__ import annotations

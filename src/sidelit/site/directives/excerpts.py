@@ -2,8 +2,8 @@
 
 > A recording names a line of a chapter by its definition and its text; here it is found as it is today.
 
-The number of a line changes with every comment above it, so a recording has none. A line that is not there any
-more, or is there twice, fails the build: then the run has to be recorded again.
+The number of a line changes with every comment above it, so a recording has none. A line that is not there
+any more, or is there twice, fails the build: then the run has to be recorded again.
 """
 
 from __future__ import annotations
