@@ -159,5 +159,6 @@ for (const root of document.querySelectorAll(".stepper")) {
   root.role = "group";
   root.ariaLabel = root.querySelector(".claim").textContent;
   turn("");
-  if (arrive()) root.scrollIntoView();
+  // The browser scrolls to the event by itself until all is loaded; the whole of the stepper is to be seen.
+  if (arrive()) addEventListener("load", () => root.scrollIntoView());
 }
