@@ -86,13 +86,13 @@ for (const root of document.querySelectorAll(".stepper")) {
     for (const one of events) one.toggleAttribute("aria-current", one === event);
     const gone = Boolean(words.version) && (event.dataset.removed ?? "").split(" ").includes(words.version);
     event.classList.toggle("gone", gone);
-    const view = views.get(event.dataset.excerpt).firstElementChild.cloneNode(true);
+    const view = views.get(event.dataset.excerpt).cloneNode(true);
     for (const number of all(".num", view)) {
       if (number.textContent !== event.dataset.line) continue;
       number.parentElement.classList.add("now");
       number.parentElement.classList.toggle("gone", gone);
     }
-    pane.replaceChildren(view);
+    pane.replaceChildren(...view.children);
     const totals = draw(event);
     range.value = at + 1;
     count.textContent = `${at + 1} / ${events.length}`;

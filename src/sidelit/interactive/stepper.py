@@ -20,7 +20,7 @@ from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.figures import figure
 from sidelit.interactive import replay
-from sidelit.interactive.words import Script, one, several
+from sidelit.interactive.words import Script, filled, one, several
 from sidelit.tables import Table, read_table
 
 FOLDER = "steppers"
@@ -92,9 +92,22 @@ def _check(made: Stepper, table: Table) -> None:
         for context in made.script.said:
             if context.startswith(f"{part}/") and context.partition("/")[2] not in keys:
                 raise table.error(f"the recording has no {context!r}", context.partition("/")[2])
+    for context, values in _values(made):
+        filled(made.script.said[context], values)
     for name, twin in made.twins.items():
         pairs = zip(made.run.events, twin.events, strict=False)
         number = next((n for n, (each, other) in enumerate(pairs) if each.moment != other.moment), None)
         if number is not None or len(twin.events) != len(made.run.events):
             what = f"the twin {name!r} goes another way from event {number or 0} on"
             raise SidelitError(what, path=table.shown, line=table.line(name), hint="record both again")
+
+
+def _values(made: Stepper) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Each sentence with what can be put into its blanks, wherever it will be said."""
+    for run in (made.run, *made.twins.values()):
+        for event in run.events:
+            yield from ((f"notes/{note}", values) for note, values in event.notes.items())
+    for context in made.script.said:
+        part, _, name = context.partition("/")
+        if part != "notes":
+            yield context, (made.twins[name.partition("/")[0]] if part == "twins" else made.run).values

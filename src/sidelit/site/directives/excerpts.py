@@ -25,9 +25,10 @@ AROUND = 12
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of a chapter: its number, its coloured code and what stands around it."""
+    """A line of a chapter: what it belongs to, its number, its coloured code and what stands around it."""
 
     text: Text
+    definition: str
     number: int
     code: CodeLine
     excerpt: tuple[CodeLine, ...]
@@ -46,7 +47,13 @@ class Excerpts:
         for event, _, _, at in found:
             seen.setdefault(_key(event), set()).add(at)
         self.places = tuple(
-            Place(text, lines[at].n, lines[at], lines[slice(*_window(len(lines), at, seen[_key(event)]))])
+            Place(
+                text,
+                event.definition,
+                lines[at].n,
+                lines[at],
+                lines[slice(*_window(len(lines), at, seen[_key(event)]))],
+            )
             for event, text, lines, at in found
         )
 

@@ -18,7 +18,7 @@ from sidelit.interactive.replay import Payload, Run
 from sidelit.interactive.stepper import Stepper
 from sidelit.site.directives.excerpts import Excerpts
 from sidelit.site.directives.kind import Book, Kind, Place, nearest, plain
-from sidelit.site.views import CodeLine
+from sidelit.site.views import CodeLine, Link
 from sidelit.text.directives import Directive
 
 HEIGHT = 100
@@ -61,13 +61,23 @@ class Still:
 
 
 @dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Lines of one definition, which `where` links to."""
+
+    number: int
+    page: str
+    where: Link
+    lines: tuple[CodeLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Scene:
     """A few moments under one sentence; `excerpts` are those that no scene before it has shown."""
 
     number: int
     words: Markup
     moments: tuple[Moment, ...]
-    excerpts: tuple[tuple[int, str, tuple[CodeLine, ...]], ...]
+    excerpts: tuple[Excerpt, ...]
 
 
 def _check(given: Directive, book: Book) -> Stepper:
@@ -121,10 +131,18 @@ def _scenes(given: Directive, made: Stepper, place: Place) -> Iterator[Scene]:
             excerpt = numbers.setdefault(at.excerpt, len(numbers))
             page = place.address(at.text.item.output, "")
             moments.append(_moment(made, place, number, f"{page}#line-{at.number}", at.code, excerpt))
-        pages = {at.excerpt: place.address(at.text.item.output, "") for at in excerpts.places}
-        new = tuple((number, pages[lines], lines) for lines, number in numbers.items() if number >= known)
+        new = tuple(
+            _excerpt(place, excerpts, lines, number) for lines, number in numbers.items() if number >= known
+        )
         words = place.said(made.script, f"scenes/{name}", made.run.values)
         yield Scene(scene + 1, words, tuple(moments), new)
+
+
+def _excerpt(place: Place, excerpts: Excerpts, lines: tuple[CodeLine, ...], number: int) -> Excerpt:
+    at = next(at for at in excerpts.places if at.excerpt == lines)
+    output = at.text.item.output
+    where = Link(at.definition, place.address(output, at.definition))
+    return Excerpt(number, place.address(output, ""), where, lines)
 
 
 def _moment(made: Stepper, place: Place, number: int, url: str, code: CodeLine, excerpt: int) -> Moment:
