@@ -109,6 +109,24 @@ selector => [...document.querySelectorAll(selector)].filter(element => {
 }).length
 """
 
+# The text of an element but for its buttons: only scripts make them, so their words are none of the page's.
+TEXT = """
+selector => {
+    const whole = document.querySelector(selector);
+    const buttons = [...whole.querySelectorAll("button")].map(button => [button, button.style.display]);
+    for (const [button] of buttons) button.style.display = "none";
+    const text = whole.innerText.trimEnd();
+    for (const [button, display] of buttons) button.style.display = display;
+    return text;
+}
+"""
+# For each drawing, how many of its two forms are seen.
+DRAWINGS = """
+() => [...document.querySelectorAll("main .drawing")].map(drawing =>
+    [...drawing.querySelectorAll("svg")].filter(form => form.getBoundingClientRect().height > 0).length
+)
+"""
+
 # Depth, as a reader has it who has unfolded all of it, and as one has it who comes to the page.
 UNFOLD = "document.querySelectorAll('details.depth').forEach(fold => { fold.open = true })"
 FOLD = UNFOLD.replace("true", "false")
@@ -240,8 +258,8 @@ def without_scripts(scriptless: Page, shared: Page) -> Iterator[str]:
     for page in (scriptless, shared):
         show(page, media="print" if parts else "screen").evaluate(UNFOLD)
     for selector in ("main", "footer"):
-        text = scriptless.locator(selector).inner_text()
-        if not text.strip() or text != shared.locator(selector).inner_text():
+        text = scriptless.evaluate(TEXT, selector)
+        if not text.strip() or text != shared.evaluate(TEXT, selector):
             yield f"{selector} has other text"
     for selector in ("main a", "main .katex"):
         if visible(scriptless, selector) != visible(shared, selector):
@@ -250,7 +268,8 @@ def without_scripts(scriptless: Page, shared: Page) -> Iterator[str]:
 
 def in_print(page: Page) -> Iterator[str]:
     """All of the text, folded or not, and no menu."""
-    text = "main section .doc > :not(.acts), main section .code"
+    # A drawing has code in it, too, and another form on paper than on a screen.
+    text = "main section .doc > :not(.acts), main section .code:not(svg *)"
     page.evaluate(UNFOLD)
     on_screen = visible(show(page), text)
     page.evaluate(FOLD)
@@ -261,3 +280,5 @@ def in_print(page: Page) -> Iterator[str]:
         yield "there is no single title"
     if visible(page, text) != on_screen:
         yield "there is not the text of the screen"
+    if any(seen != 1 for seen in page.evaluate(DRAWINGS)):
+        yield "a drawing is not there once"

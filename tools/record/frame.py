@@ -119,21 +119,22 @@ def text(value: Any, indent: int = 0, before: int = 0) -> str:
 
     :param before: the characters of a key that stand before the value
     """
-    # As `json` does, a number that is a key becomes a text; it has to be one before keys are sorted.
-    value = json.loads(json.dumps(value, allow_nan=False))
-    flat = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    if len(flat) + indent + before < WIDTH or not isinstance(value, dict | list):
+    # `json` makes a text of a key that is a number, and sorts keys before it does.
+    value = json.loads(json.dumps(value))
+    flat = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    if len(flat) + indent + before < WIDTH or not isinstance(value, dict | list | tuple):
         return flat
     inner, outer = "\n" + " " * (indent + 1), "\n" + " " * indent
     if isinstance(value, dict):
-        pairs = [(f"{json.dumps(key, ensure_ascii=False)}: ", one) for key, one in sorted(value.items())]
-        parts = [key + text(one, indent + 1, len(key)) for key, one in pairs]
+        pairs = sorted(value.items())
+        keys = [f"{json.dumps(key, ensure_ascii=False)}: " for key, _ in pairs]
+        parts = [key + text(one, indent + 1, len(key)) for key, (_, one) in zip(keys, pairs, strict=True)]
         return "{" + inner + f",{inner}".join(parts) + outer + "}"
-    if any(isinstance(one, dict | list) for one in value):
+    if any(isinstance(one, dict | list | tuple) for one in value):
         return "[" + inner + f",{inner}".join(text(one, indent + 1) for one in value) + outer + "]"
     rows = [""]
     for number, one in enumerate(value, 1):
-        word = json.dumps(one, ensure_ascii=False) + "," * (number < len(value))
+        word = json.dumps(one, ensure_ascii=False, allow_nan=False) + "," * (number < len(value))
         if rows[-1] and len(rows[-1]) + len(word) + indent + 2 > WIDTH:
             rows.append("")
         rows[-1] += f" {word}" if rows[-1] else word

@@ -60,6 +60,7 @@ def info(
         has_figures=bool(desk.figures_shown),
         needs=tuple(desk.needed),
         figure=figure,
+        arranged=kind == "home" and 'class="opening"' in body,
         forward=forward(desk) if kind == "forward" else None,
         lesson=lesson,
     )
