@@ -148,5 +148,6 @@ def test_make_lists_its_targets() -> None:
         "soak",
         "lint",
         "bench",
+        "record",
         "clean",
     ]

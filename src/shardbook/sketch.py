@@ -32,6 +32,9 @@ torchrun --standalone --nproc-per-node 2 -m shardbook.sketch
 It prints a loss of 5.578100 for the first step of both models, half the bytes for the
 sharded one, and 0.0 as the largest difference of a parameter.
 
+[The first lesson](fifty_lines.md) shows these sections with questions between them, and
+then what the sketch gets wrong: the rest of this book answers it.
+
 :notation $N_d$: `dist.get_world_size()`, the number of ranks
 """
 
@@ -40,6 +43,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -175,7 +179,8 @@ def main() -> None:
     ]
     torch.manual_seed(0)
     plain = GPT(Config(layers=4, width=64, heads=4, context=32))
-    sharded = nn.Sequential(*[Sharded(copy.deepcopy(layer)) for layer in plain])
+    parts = [Sharded(copy.deepcopy(layer)) for layer in plain]
+    sharded = nn.Sequential(*parts)
     usual = torch.optim.AdamW(plain.parameters(), lr=3e-3)
     split = torch.optim.AdamW(sharded.parameters(), lr=3e-3)
     for number in range(steps):
@@ -188,7 +193,7 @@ def main() -> None:
     whole, part = stored(plain, usual), stored(sharded, split)
     for kind in whole:
         say(f"{kind:<17}{whole[kind]:>12,}{part[kind]:>12,}")
-    say(f"\nlargest difference of a parameter: {largest_difference(plain, sharded)}")
+    say(f"\nlargest difference of a parameter: {largest_difference(plain, parts)}")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -212,7 +217,7 @@ def stored(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]
     return {**sizes, "together": sum(sizes.values())}
 
 
-def largest_difference(plain: nn.Sequential, sharded: nn.Sequential) -> float:
+def largest_difference(plain: nn.Sequential, parts: Sequence[Sharded]) -> float:
     """Gather each layer once more, and compare its parameters with the plain ones.
 
     On two ranks the largest difference is 0. Both programs divide and add the same
@@ -220,8 +225,7 @@ def largest_difference(plain: nn.Sequential, sharded: nn.Sequential) -> float:
     so the last bits differ.
     """
     differences = [0.0]
-    for layer, part in zip(plain, sharded, strict=True):
-        assert isinstance(part, Sharded)
+    for layer, part in zip(plain, parts, strict=True):
         full = part.shard.new_empty(len(part.shard) * dist.get_world_size())
         gather(part.shard, full)
         values = part.views(full)

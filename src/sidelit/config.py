@@ -55,6 +55,8 @@ class Part:
     number: str
     label: str
     chapters: tuple[Chapter, ...]
+    question: str = ""
+    """What a reader may ask that it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +163,15 @@ def _languages(top: Table) -> tuple[str, ...]:
 
 
 def _part(table: Table, root: str) -> Part:
-    number, label = table.take("number", str, ""), table.take("label", str)
+    number, label, question = (
+        table.take("number", str, ""),
+        table.take("label", str),
+        table.take("question", str, ""),
+    )
     folder, output = table.take("folder", str, root).strip("/"), table.take("output", str, "").strip("/")
     chapters = tuple(_chapter(entry, folder, output, root) for entry in table.tables("chapters"))
     table.finish()
-    return Part(number, label, chapters)
+    return Part(number, label, chapters, question)
 
 
 def _chapter(table: Table, folder: str, output: str, root: str) -> Chapter:

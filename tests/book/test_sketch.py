@@ -59,7 +59,8 @@ def train(optimizer: str, config: Config = CONFIG) -> tuple[float, float]:
     torch.manual_seed(0)
     parts, whole = GPT(config), GPT(config)
     whole.load_state_dict(parts.state_dict())
-    sharded = nn.Sequential(*[sketch.Sharded(copy.deepcopy(layer)) for layer in parts])
+    pieces = [sketch.Sharded(copy.deepcopy(layer)) for layer in parts]
+    sharded = nn.Sequential(*pieces)
     optimizers = [toys.optimizer_for(optimizer, model.parameters()) for model in (parts, whole, sharded)]
     for number in range(3):
         of_ranks = [toys.batch(rank, number) for rank in range(dist.get_world_size())]
@@ -67,7 +68,7 @@ def train(optimizer: str, config: Config = CONFIG) -> tuple[float, float]:
         sketch.step(parts, optimizers[0], of_ranks)
         sketch.step(whole, optimizers[1], [(one[0], one[1])])
         sketch.step(sharded, optimizers[2], [of_ranks[dist.get_rank()]])
-    return sketch.largest_difference(parts, sharded), sketch.largest_difference(whole, sharded)
+    return sketch.largest_difference(parts, pieces), sketch.largest_difference(whole, pieces)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

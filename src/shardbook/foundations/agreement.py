@@ -1,18 +1,18 @@
-r"""# Do the ranks agree?
+r"""# The ranks compare their models
 
-> Ranks compare what they are about to share before they share anything.
+> Before the ranks exchange any parameter, they compare the names, shapes and settings of their models.
 
-Every rank runs the same program, and each builds the model for itself. If one of them
-reads another configuration, its vectors have other lengths. A collective does not
-detect that. With equal total sizes the values of two parameters swap places, and no
-error is raised; with unequal sizes the process aborts, or all ranks wait until the time
-limit of their process group. After the exchange it is too late to say which parameter
-it was.
+Every rank runs the same program, and each builds the model for itself. Suppose one of
+them reads another configuration. Its vectors then have another layout, and a collective
+does not detect that. If the total sizes are equal, the values of two parameters swap
+places, and no error is raised. If the sizes differ, the process aborts, or all ranks
+wait until the time limit of their process group. After the exchange nothing can tell
+which parameter was wrong.
 
-So the ranks compare descriptions first. A description is small: about a hundred bytes a
-parameter, whatever its size. All ranks get all descriptions, and each draws the same
-conclusion. If one rank has to raise, every rank raises, with the same sentence, and
-none is left waiting.
+So the ranks compare descriptions before the first exchange. A description takes about a
+hundred bytes for each parameter, whatever the parameter's size. All ranks get all
+descriptions, so each comes to the same result. If one rank has to raise an error, every
+rank raises the same error, and no rank is left waiting.
 """
 
 # sidelit: hide
@@ -32,17 +32,19 @@ __all__ = ["Description", "Disagreement", "agree"]
 
 
 class Disagreement(ValueError):
-    """Ranks hold different modules, one holds a module that cannot be sharded, or [one
-    leaves the common order](exchange_order.py).
+    """An error that all ranks raise, because they differ.
+
+    They hold different modules, or one of them holds a module that cannot be sharded,
+    or [one leaves the common order](exchange_order.py) of exchanges.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What all ranks must have in common about one parameter or buffer.
+    """The properties of one parameter or buffer that must be equal on all ranks.
 
-    The device's number is not part of it, since each rank has a device of its own. Its
-    type is.
+    The device's type is one of them. Its index is not, since each rank has a device of
+    its own.
     """
 
     unit: str
@@ -58,7 +60,8 @@ def describe(parameters: Sequence[tuple[str, str, Tensor]]) -> list[Description]
     """The descriptions of parameters and buffers.
 
     A tied parameter is stored once. If it is tied on one rank only, names and shapes
-    still agree, but the vectors have different lengths.
+    still agree, but the vectors have different lengths. So a description says to which
+    name it is tied.
     """
     first: dict[int, str] = {}
     return [
@@ -68,7 +71,10 @@ def describe(parameters: Sequence[tuple[str, str, Tensor]]) -> list[Description]
 
 
 def description(unit: str, name: str, parameter: Tensor, first: str) -> Description:
-    """The description of one parameter, which was first met under the name `first`."""
+    """The description of one parameter.
+
+    :param first: the first name under which the parameter was found
+    """
     return Description(
         unit=unit,
         name=name,
@@ -87,26 +93,27 @@ def agree(
     settings: str = "",
     objection: str | None = None,
 ) -> None:
-    """Return if all ranks agree; raise the same error on all ranks if one does not.
+    """Return if all ranks agree, and raise the same error on all ranks if one does not.
 
     :param parameters: unit, name and parameter or buffer, in the order in which this
         rank will lay them out
     :param group: the ranks that must agree; `None` means all
-    :param settings: what else has to be the same on every rank, as text
-    :param objection: why this rank cannot go on, if it cannot; the other ranks then
-        learn it, too
+    :param settings: further settings that must be equal on every rank, as text
+    :param objection: the reason why this rank cannot continue, if there is one; every
+        rank then raises it
     :raises Disagreement: on every rank, naming the first rank that differs from rank 0,
-        the parameter, and how
+        the parameter, and the difference
     :raises RuntimeError: if there is no process group yet
     """
     _, world_size = world(group)
-    # A simulated group of one process, as the planner uses it, has nobody to ask.
+    # In a simulated group of one process, as the planner uses it, there are no other
+    # ranks.
     if dist.get_backend(group) == "fake":
         if objection is not None:
             raise Disagreement(objection)
         return
-    # A rank with an objection still takes part in this exchange. If it raised before,
-    # the others would wait here until their time limit.
+    # A rank with an objection still takes part in this exchange. If it raised an error
+    # before it, the other ranks would wait here until their time limit.
     mine = [] if objection else describe(parameters)
     answers: list[Any] = [None] * world_size
     dist.all_gather_object(answers, (objection, settings, mine), group=group)
@@ -166,9 +173,9 @@ def compare(
 def tied_otherwise(
     expected: Sequence[Description], found: Sequence[Description]
 ) -> str | None:
-    """The first parameter that is tied on only one of two ranks, or `None`."""
-    # A tie can move a parameter into another unit, and then the lists no longer match
-    # item by item. So ties are looked at first, by name.
+    """The first parameter that is tied on only one of two ranks, as a message, or `None`."""
+    # A tie can move a parameter into another unit, and then the two lists no longer
+    # match item by item. So ties are compared first, by name.
     ties = {theirs.name: theirs.tied_to for theirs in expected}
     for ours in found:
         wanted = ties.get(ours.name, ours.tied_to)

@@ -1,14 +1,16 @@
 r"""# Collectives
 
-> Four ways for ranks to exchange tensors, and what each of them costs in bytes.
+> Four operations with which ranks exchange tensors, and the bytes that each rank sends in them.
 
 Sharding saves memory and costs messages. A rank that keeps a quarter of the parameters
-fetches the other three quarters each time it computes with them. Whether that pays is a
-question of bytes, so this chapter counts bytes before the next ones save any.
+must fetch the other three quarters each time it computes with them. Whether that pays
+is a question of bytes, so this chapter counts the bytes before the next chapters save
+memory.
 
-A **collective** is an operation that every rank of a process group calls: the same
-calls, in the same order, with tensors of the same size. Four of them matter here. In
-the table, $N_d$ ranks work on a vector of $B$ bytes; a piece is $1/N_d$ of it.
+A **collective** is an operation that every rank of a process group calls. All ranks
+make the same calls, in the same order, with tensors of the same size. Four collectives
+matter in this book. In the table, $N_d$ ranks work on a vector of $B$ bytes, and a
+piece is $1/N_d$ of it.
 
 | collective | before | after | bytes sent by one rank |
 |---|---|---|---|
@@ -17,10 +19,10 @@ the table, $N_d$ ranks work on a vector of $B$ bytes; a piece is $1/N_d$ of it.
 | reduce-scatter | every rank holds its vector | rank $r$ holds piece $r$ of the sum | $\frac{N_d-1}{N_d}B$ |
 | all-reduce | every rank holds its vector | every rank holds the whole sum | $2\frac{N_d-1}{N_d}B$ |
 
-**The naive picture.** Four ranks each hold a gradient of 4 MB and all need the sum.
-Rank 0 could collect the gradients, add them and send the sum back. The others send 4 MB
-each, but rank 0 sends 12 MB, one copy to each of the three, and everyone waits for its
-link.
+**A sum through one rank.** Four ranks each hold a gradient of 4 MB, and all of them
+need the sum. Rank 0 could collect the gradients, add them and send the sum back. The
+other ranks send 4 MB each, but rank 0 sends 12 MB, one copy to each of the three.
+Everyone waits for the link of rank 0.
 
 **The ring.** Place the four ranks in a circle and cut each gradient into four pieces of
 1 MB. In every step each rank passes one piece to its right, and adds the piece that
@@ -34,12 +36,12 @@ itself, so there the figures are computed and not counted.
 
 **An all-reduce is a reduce-scatter and then an all-gather.** Ordinary data parallel
 training runs the two halves without a pause, and so does [stage 0](replicate.py) of
-this book. ZeRO pauses in the middle: each rank holds one finished piece of the
-gradient, updates that piece of the parameters, and only then do the ranks gather the
-result. The [ZeRO paper](bib:rajbhandari2020zero) counts, for $\Psi$ parameters and many
-ranks, about $2\Psi$ elements a step in both cases. When the parameters are sharded too,
-it counts $3\Psi$: one all-gather for the forward pass, one for the backward pass, one
-reduce-scatter for the gradients.
+this book. ZeRO computes between the two halves. After the first half each rank holds
+one finished piece of the gradient, and updates that piece of the parameters. Only then
+do the ranks gather the result. The [ZeRO paper](bib:rajbhandari2020zero) counts, for
+$\Psi$ parameters and many ranks, about $2\Psi$ elements a step in both cases. If the
+parameters are sharded, too, it counts $3\Psi$: one all-gather for the forward pass, one
+for the backward pass, and one reduce-scatter for the gradients.
 
 :figure: collectives_before_after
 :notation $N_d$: `world_size`, the number of ranks in the process group
@@ -88,9 +90,11 @@ __all__ = [
 def all_gather(
     full: Tensor, shard: Tensor, *, group: ProcessGroup | None = None
 ) -> PendingGather:
-    r"""All-gather: every rank contributes a piece, every rank receives the whole. The call returns at
-    once, so that the ranks compute while the pieces travel; `full` may be read after
-    `wait()`.
+    r"""Start an all-gather, in which every rank contributes a piece and receives the
+    whole vector.
+
+    The call returns at once, so the ranks compute while the pieces are sent. Read
+    `full` only after `wait()`.
 
     The example, like all in this chapter, runs on two ranks at once.
 
@@ -101,10 +105,10 @@ def all_gather(
     tensor([1., 2.])
 
     :param full: receives the pieces in rank order; 1-D, contiguous, $N_d$ times as long
-        as `shard`.
-    :param shard: this rank's piece, of the dtype of `full`; any dtype. Leave it
-        unchanged until `wait()`.
-    :param group: the process group; the default group when it is `None`.
+        as `shard`
+    :param shard: this rank's piece, of the dtype of `full`; any dtype. Do not change it
+        before `wait()`
+    :param group: the process group; `None` means the default group
     :returns: a handle. Each rank sends $\frac{N_d-1}{N_d}B$ bytes.
     :raises ValueError: if the sizes or dtypes do not fit
     """
@@ -113,8 +117,8 @@ def all_gather(
     _refuse_misfit(full, shard, world_size)
     piece = shard.reshape(-1)
     if world_size == 1:
-        # One rank has nobody to send to. So it issues no exchange, and the ledger has
-        # no line for it.
+        # A single rank has no partner. So it issues no exchange, and the ledger has no
+        # line for it.
         _put(full, piece)
         return PendingGather([])
     record("all-gather", world_size, full.nbytes, (world_size - 1) * shard.nbytes)
@@ -125,9 +129,9 @@ def all_gather(
         work = dist.all_gather_single(full, piece, group=group, async_op=True)
         return PendingGather(under_way(group, [work]))
     # On gloo the ranks take turns: rank $r$ broadcasts piece $r$, straight into its
-    # place in `full`. gloo's own all-gather first collects the pieces in a second
-    # vector of $B$ bytes and then copies them over. The bytes sent are the same,
-    # because each rank is the source exactly once.
+    # place in `full`. gloo's own all-gather would first collect the pieces in a second
+    # vector of $B$ bytes and then copy them. The bytes sent are the same, because each
+    # rank is the source exactly once.
     places = full.view(world_size, -1)
     _put(places[rank], piece)
     works = []
@@ -139,18 +143,22 @@ def all_gather(
 
 @dataclass(slots=True)
 class PendingGather:
-    """An all-gather under way. On gloo `wait` blocks the calling thread until the last piece has arrived.
-    On CUDA it blocks no thread: it makes the current *stream* wait, so that kernels
-    queued after it find `full` complete. Code that reads `full` on another stream needs
-    a wait of its own.
+    """An all-gather under way.
+
+    On gloo `wait` blocks the calling thread until the last piece has arrived. On CUDA
+    it blocks no thread. It makes the current *stream* wait, so that kernels that are
+    queued later find `full` complete. Code that reads `full` on another stream needs a
+    wait of its own.
     """
 
     works: list[Work]
 
     def wait(self) -> None:
-        """Wait before the first read. On CUDA, without this wait, the layer would compute with whatever the
-        buffer held before: wrong numbers, and no error. On gloo [the
-        order](exchange_order.py#Order.watch) has waited already, and this wait returns
+        """Wait for the pieces, before the first read of `full`.
+
+        On CUDA, without this wait, a layer would compute with the previous content of
+        `full`: wrong numbers, and no error. On gloo [the order
+        check](exchange_order.py#Order.watch) has waited already, so this wait returns
         at once.
         """
         for work in self.works:
@@ -161,9 +169,11 @@ class PendingGather:
 def reduce_scatter_mean(
     full: Tensor, *, group: ProcessGroup | None = None
 ) -> PendingReduce:
-    r"""Reduce-scatter: every rank contributes a whole gradient, each rank receives its piece of the mean.
-    The mean, not the sum: with the sum, SGD on 4 ranks would take steps four times too
-    long.
+    r"""Start a reduce-scatter, in which every rank contributes a whole gradient and
+    receives its piece of the mean.
+
+    It gives the mean, not the sum: with the sum, SGD on 4 ranks would take steps four
+    times too long.
 
     >>> rank, world_size = world()
     >>> gradient = torch.tensor([1.0, 10.0]) * (rank + 1)  # rank 0: [1, 10], rank 1: [2, 20]
@@ -172,8 +182,8 @@ def reduce_scatter_mean(
     True
 
     :param full: this rank's gradient of the whole vector; floating point, its number of
-        elements a multiple of $N_d$. Leave it unchanged until `wait()`.
-    :param group: the process group; the default group when it is `None`.
+        elements a multiple of $N_d$. Do not change it before `wait()`
+    :param group: the process group; `None` means the default group
     :returns: a handle whose `wait()` gives the piece: 1-D, $\Psi/N_d$ elements, the
         dtype of `full`. Each rank sends $\frac{N_d-1}{N_d}B$ bytes.
     :raises TypeError: if `full` is not floating point
@@ -187,16 +197,16 @@ def reduce_scatter_mean(
     sent = (world_size - 1) * flat.nbytes // world_size
     record("reduce-scatter", world_size, flat.nbytes, sent)
     # gloo's own reduce-scatter sends twice as many bytes as [an exchange of the
-    # pieces](exchange.py). That also moves 16-bit values as they are, and leaves the
-    # order of the sum to us.
+    # pieces](exchange.py). The exchange also sends 16-bit values as they are, and lets
+    # this rank choose the order of the sum.
     if _on_gloo(flat, group):
         works, rows = exchange(flat, group)
         return PendingReduce(works, rows, flat, world_size, dtype)
     take_turn(group)
-    # NCCL adds in the dtype it is given. In FP16, $40000 + 40000$ is infinite although
-    # the mean is not: the largest finite value is 65504. In BF16 each addition of a
-    # ring would round. To send FP32 instead would double the bytes. So 16-bit gradients
-    # are exchanged in pieces here, too, and added in FP32.
+    # NCCL adds in the dtype that it is given. In FP16, $40000 + 40000$ is infinite
+    # although the mean is not, since the largest finite value is 65504. In BF16 a ring
+    # would round after each addition. FP32 would avoid both, but it would double the
+    # bytes. So 16-bit gradients are exchanged in pieces here, too, and added in FP32.
     if dtype.itemsize < 4:
         works, rows = exchange(flat, group)
         under_way(group, works)
@@ -210,9 +220,11 @@ def reduce_scatter_mean(
 
 @dataclass(slots=True)
 class PendingReduce:
-    """A reduce-scatter under way. It keeps the gradient alive, because the sender still reads it: on CUDA
-    the allocator would otherwise hand the memory to the next layer. PyTorch's `Work`
-    keeps the tensor, too, but only until somebody waits for it.
+    """A reduce-scatter under way.
+
+    It keeps the gradient in memory while the exchange still reads it. Otherwise on CUDA
+    the allocator would give the gradient's memory to the next layer. PyTorch's `Work`
+    keeps the tensor, too, but only until `wait` is called.
     """
 
     works: list[Work]
@@ -222,13 +234,15 @@ class PendingReduce:
     dtype: torch.dtype
 
     def wait(self) -> Tensor:
-        """Add the rows in rank order, then divide. Floating-point addition is not associative, so the
-        order decides the last bits. On gloo, and for 16-bit values everywhere, it is
-        the same on every run, and a reference on one process can repeat it exactly.
-        Values of 32 bits and more are added by NCCL, which chooses its order itself: a
-        ring starts each piece's sum at another rank.
+        """Wait for the rows, add them in rank order, and divide by the number of ranks.
 
-        :returns: this rank's piece of the mean.
+        Floating-point addition is not associative, so the order decides the last bits.
+        On gloo, and for 16-bit values everywhere, the order is the same in every run,
+        and a reference on one process can repeat it exactly. Values of 32 bits and more
+        are added by NCCL, which chooses the order itself: a ring starts each piece's
+        sum at another rank.
+
+        :returns: this rank's piece of the mean
         :raises RuntimeError: if called a second time
         """
         if self.sent is None:
@@ -237,13 +251,14 @@ class PendingReduce:
         for work in self.works:
             work.wait()
         first, *others = self.rows
-        # The sum gets memory of its own: a view of the first row would keep all $N_d$
-        # rows alive.
+        # The sum gets memory of its own, because a view of the first row would keep all
+        # $N_d$ rows in memory.
         copy = bool(others) or shares_storage(first, self.sent)
         total: Tensor = first.to(_wide(self.dtype), copy=copy)
         for row in others:
             total += row
-        # The backend may still refer to the rows. Shrunk, they are free all the same.
+        # The backend may still refer to the rows. Shrinking their storage frees the
+        # memory all the same.
         for row in self.rows:
             if copy and not shares_storage(row, self.sent):
                 row.untyped_storage().resize_(0)
@@ -257,8 +272,9 @@ class PendingReduce:
 def broadcast(
     tensor: Tensor, *, source: int = 0, group: ProcessGroup | None = None
 ) -> None:
-    """Broadcast: one rank's values overwrite everyone's. Training starts with it, so that all ranks start
-    from the same parameters.
+    """Broadcast the values of one rank to all others.
+
+    Training starts with a broadcast, so that all ranks start from the same parameters.
 
     >>> rank, world_size = world()
     >>> seed = torch.tensor([7, 7]) if rank == 0 else torch.zeros(2, dtype=torch.int64)
@@ -266,9 +282,10 @@ def broadcast(
     >>> seed
     tensor([7, 7])
 
-    :param tensor: the values on `source`, overwritten in place elsewhere; contiguous,
-        any dtype.
-    :param source: the rank, numbered within `group`, whose values win.
+    :param tensor: the values on `source`, which overwrite those of the other ranks in
+        place; contiguous, any dtype
+    :param source: the rank whose values are sent, numbered within `group`
+    :param group: the process group; `None` means the default group
     :raises ValueError: if `source` is no rank of the group, or `tensor` is not
         contiguous
     """
@@ -288,12 +305,15 @@ def broadcast(
 
 
 def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
-    """All-reduce: every rank ends with the sum. The order of the sum is the backend's, not rank order, also
-    on gloo. So the stages train without it, and average [in another
-    way](groups.py#all_reduce_mean) that keeps rank order on gloo. It serves for single
-    numbers, such as a loss to print.
+    """Replace a tensor on every rank by the sum over all ranks.
 
-    :param tensor: replaced by the sum over all ranks; contiguous, of a numeric dtype.
+    The backend chooses the order of the sum, which is not rank order even on gloo. So
+    the stages do not train with this function. They average [in another
+    way](groups.py#all_reduce_mean), which keeps rank order on gloo. This one is for
+    single numbers, such as a loss to print.
+
+    :param tensor: replaced by the sum over all ranks; contiguous, of a numeric dtype
+    :param group: the process group; `None` means the default group
     """
     rank, world_size = world(group)
     unit = tensor.element_size() if _on_gloo(tensor, group) else None
@@ -308,8 +328,10 @@ def all_reduce(tensor: Tensor, *, group: ProcessGroup | None = None) -> None:
 def all_reduce_max(
     tensor: Tensor, *, group: ProcessGroup | None = None
 ) -> PendingGather:
-    """All-reduce of the largest values, started and not waited for. It serves for a few numbers on which all
-    ranks have to act alike, such as [whether anybody has used a parameter](unused.py).
+    """Start an all-reduce that keeps the largest value of any rank.
+
+    It serves for a few numbers on which all ranks must act alike, such as [whether any
+    rank has used a parameter](unused.py).
 
     >>> rank, world_size = world()
     >>> used = torch.tensor([rank, 0])
@@ -319,8 +341,8 @@ def all_reduce_max(
 
     :param tensor: replaced by the largest value of any rank, element by element, by the
         time that `wait()` returns; contiguous, without NaN, since some backends lose a
-        NaN here.
-    :returns: a handle. Each rank sends what it sends [in an all-reduce](#all_reduce).
+        NaN here
+    :returns: a handle. Each rank sends as much as [in an all-reduce](#all_reduce).
     """
     rank, world_size = world(group)
     if world_size == 1 or not tensor.numel():
@@ -333,10 +355,12 @@ def all_reduce_max(
 
 
 def world(group: ProcessGroup | None = None) -> tuple[int, int]:
-    """Ask before assuming. A process that nobody told about other ranks does not train alone in silence:
-    it stops here, before it allocates anything.
+    """This process's rank in a group, and the group's number of ranks.
 
-    :returns: this process's rank in the group, and the group's number of ranks.
+    Without a process group this function raises an error. A script that was started
+    without torchrun would otherwise train alone, and nothing would say so.
+
+    :returns: the rank and the number of ranks
     :raises RuntimeError: if there is no process group, or this process is not in it
     """
     if not dist.is_initialized():
@@ -356,10 +380,12 @@ def world(group: ProcessGroup | None = None) -> tuple[int, int]:
 
 
 def take_turn(group: ProcessGroup | None) -> None:
-    """Exchanges of two groups must not be under way at once on NCCL: their kernels occupy the device while
-    they wait for other ranks, and ranks that start them in different orders wait
-    forever. PyTorch therefore asks for a wait in between. Here the current stream
-    waits, and no thread. gloo needs no such care.
+    """Wait for other groups on NCCL before an exchange of this group starts.
+
+    On NCCL, exchanges of two groups must not be under way at once. Their kernels occupy
+    the device while they wait for other ranks, so ranks that start them in different
+    orders wait forever. PyTorch therefore asks programs to wait in between. Here the
+    current stream waits, and no thread does. gloo needs no such wait.
 
     :param group: the group whose exchange is about to start on the current stream
     """
@@ -370,9 +396,11 @@ def take_turn(group: ProcessGroup | None) -> None:
 
 
 def under_way(group: ProcessGroup | None, works: list[Work]) -> list[Work]:
-    """Remember the last exchange of a group for the next turn of another. A group carries out one after the
-    other. An exchange that was waited for is forgotten, since later streams come after
-    that wait.
+    """Record the last exchange of a group, for which other groups wait.
+
+    A group runs its exchanges one after the other, so the last one is enough. An
+    exchange that was waited for is dropped from the record, since later work comes
+    after that wait.
     """
     for work in works:
         _under_way[group] = weakref.ref(work)
@@ -385,8 +413,10 @@ _under_way: dict[Any, weakref.ref[Work]] = {}
 def _in_turn(
     start: Callable[..., Any], tensor: Tensor, group: ProcessGroup | None
 ) -> PendingGather:
-    """Start an exchange in the turn of its group. Small ones need it as much as large ones: two kernels that
-    wait for other ranks in different orders wait forever, whatever they send.
+    """Start an exchange after those of other groups.
+
+    Small exchanges need that as much as large ones: two kernels that wait for other
+    ranks in different orders wait forever, whatever they send.
     """
     if _on_gloo(tensor, group):
         return PendingGather([start(group=group, async_op=True)])
@@ -398,13 +428,17 @@ def _in_turn(
 
 
 def _on_gloo(tensor: Tensor, group: ProcessGroup | None) -> bool:
-    """A group may have one backend for each kind of device (`cpu:gloo,cuda:nccl`): the tensor decides."""
+    """Whether gloo exchanges a tensor.
+
+    A group may have one backend for each kind of device (`cpu:gloo,cuda:nccl`), so the
+    tensor's device decides.
+    """
     backends = dist.get_backend_config(group).split(",")
     return tensor.device.type == "cpu" and "cpu:gloo" in backends
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to add in: FP32 for the formats below it, which lose or overflow what the mean would keep."""
+    """The dtype of a sum: FP32 for narrower dtypes, in which the sum could overflow or lose digits."""
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
@@ -413,8 +447,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _refuse_misfit(full: Tensor, shard: Tensor, world_size: int) -> None:
     """Refuse pieces that do not fill the vector."""
-    # Sizes are compared before anything moves, and the error says what does not fit. A
-    # rank that stopped later would leave the others waiting for its piece.
+    # Sizes are compared before anything is sent, and the error says what does not fit.
+    # If a rank stopped later, the others would wait for its piece.
     fits = full.shape == (world_size * shard.numel(),) and full.dtype == shard.dtype
     if not (fits and full.is_contiguous()):
         raise ValueError(
@@ -440,7 +474,7 @@ def _put(place: Tensor, piece: Tensor) -> None:
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """Copying needs no arithmetic, so bytes travel: that serves the dtypes which a backend cannot add."""
-    # A single element counts as contiguous whatever its stride, but only a stride of 1
-    # can be seen as bytes.
+    """A tensor as bytes, so that a backend can send dtypes that it cannot add."""
+    # A single element counts as contiguous whatever its stride, but only with a stride
+    # of 1 can it be viewed as bytes.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -3,21 +3,22 @@ r"""# All-to-all instead of reduce-scatter
 > On gloo, and for 16-bit values everywhere, ranks send each other pieces, and each adds up its own.
 
 A [reduce-scatter](collectives.py#reduce_scatter_mean) leaves each rank its piece of the
-sum of all ranks' vectors. gloo offers one, but runs a whole all-reduce for it and
-throws most of the result away, so it sends $2\frac{N_d-1}{N_d}B$ bytes, twice as many
-as needed. An **all-to-all** sends what is needed: of its $N_d$ pieces each rank sends
-every other rank the one that rank owns. The sum is left to the receiver. That is
-welcome, since the receiver can add in rank order, and the result does not depend on
-chance.
+sum of all ranks' vectors. gloo has a reduce-scatter, but it runs a whole all-reduce and
+throws most of the result away. So it sends $2\frac{N_d-1}{N_d}B$ bytes, twice as many
+as needed. An **all-to-all** sends only what is needed. Each rank cuts its vector into
+$N_d$ pieces, one for each rank, and sends every other rank the piece that belongs to
+it. The receiver adds the pieces up. It can add them in rank order, so the result is the
+same in every run.
 
 The receiver can also choose the dtype of the sum. NCCL's reduce-scatter adds in the
-dtype that travels, so with 16-bit gradients it would either add in 16 bits or need
-twice the bytes to send FP32. After an all-to-all the values have travelled in 16 bits
-and are added in FP32. The price is memory: the rows that arrive take as many bytes as
-the vector, where a reduce-scatter needs only the result.
+dtype of the values that are sent. With 16-bit gradients it would add in 16 bits, or
+need twice the bytes to send FP32. In an all-to-all the values are sent in 16 bits and
+added in FP32. The price is memory: the rows that arrive take as many bytes as the
+vector, while a reduce-scatter needs only the result.
 
-One of the pieces has no way to go, because the rank owns it itself. An all-to-all would
-copy it into the memory for what arrives. With two ranks that is half of this memory.
+One of the $N_d$ pieces belongs to the rank itself and need not be sent. An all-to-all
+would copy it into the memory of the received rows. With two ranks, this copy would be
+half of these rows, so it is avoided where possible.
 
 :notation $N_d$: `world_size`, the number of ranks in the process group
 :notation $B$: `nbytes`, the size of a whole vector in bytes
@@ -39,18 +40,20 @@ __all__ = ["exchange"]
 def exchange(
     flat: Tensor, group: ProcessGroup | None
 ) -> tuple[list[Work], list[Tensor]]:
-    """Start to trade the pieces of a vector.
+    """Start to exchange the pieces of a vector.
 
-    :param flat: 1-D, $N_d$ equal pieces; leave it unchanged until the works are done
-    :returns: what to wait for, and every rank's version of this rank's piece, in rank
-        order; this rank's own is a view of `flat`, or a copy of it
+    :param flat: 1-D, $N_d$ equal pieces; do not change it before the exchange has ended
+    :param group: the process group; `None` means the default group
+    :returns: the exchange to wait for, and every rank's version of this rank's piece,
+        in rank order; this rank's own version is a view of `flat`, or a copy of it
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     size = flat.numel() // world_size
     sizes, going = [size] * world_size, flat
-    # What goes out has to be one stretch of memory. On the first and on the last rank
-    # the own piece stands at an end of the vector, and the rest is such a stretch. The
-    # ranks between would have to close a gap, and send the piece to themselves instead.
+    # The pieces that are sent must lie in one stretch of memory. On the first and the
+    # last rank the own piece is at one end of the vector, so the rest is such a
+    # stretch. On the other ranks the own piece lies in between, so they send it to
+    # themselves instead.
     apart = rank in (0, world_size - 1)
     if apart:
         sizes[rank] = 0

@@ -1,11 +1,12 @@
-r"""# Who shares with whom
+r"""# Ranks that share a model, and ranks that repeat it
 
-> A model can be shared by all ranks, or shared by some and repeated by others.
+> All ranks can share one copy of a model, or groups of ranks can each hold a copy.
 
-Eight ranks on one machine exchange vectors faster than eight machines do. In stage 3
-a unit is gathered twice in a step, so its ranks should be on one machine. A mesh
-of two dimensions says so: the ranks of one row share one copy of the model, and the
-ranks of one column hold the same part of different copies. Here each row is a machine:
+Eight ranks on one machine exchange vectors faster than eight machines do. In stage 3 a
+unit is gathered twice in a step, so the ranks that share it should be on one machine.
+For that you pass a mesh of two dimensions. The ranks of one row share one copy of the
+model, and the ranks of one column hold the same part of different copies, the
+*replicas*. In this example each row is a machine:
 
 | | shard 0 | shard 1 |
 |---|---|---|
@@ -13,24 +14,25 @@ ranks of one column hold the same part of different copies. Here each row is a m
 | **replica 1** | rank 2 | rank 3 |
 
 A gradient is averaged along the row first, which leaves each rank $1/N_d$ of it, and
-then along the column. Only that part travels between the machines. For a vector of $B$
-bytes and $R$ replicas a rank sends in a step
+then along the column. Only this part is sent between the machines. For a vector of $B$
+bytes and $R$ replicas a rank sends in each step
 
 $$2\,\frac{R-1}{R}\,\frac{B}{N_d}$$
 
-bytes to other machines. That is the price of the replicas; one copy over all ranks
-would instead send each gather over the slow links. The memory is a price, too: each
-machine stores a whole copy.
+bytes to other machines. One copy over all ranks would instead send every gather over
+the slow links between the machines. The replicas cost memory, too: each machine stores
+a whole copy.
 
 The mean takes three exchanges: a reduce-scatter along the row, then a reduce-scatter
-and an all-gather down the column. If a rank waited for each of them in turn, the last
-two would hide behind nothing. So [the conductor](conductor.py#Conductor.advance) starts
-each one when the next unit's gradients are ready, and the rank computes meanwhile.
+and an all-gather along the column. If a rank waited for each of them at once, no
+computation would hide the last two. So [the conductor](conductor.py#Conductor.advance)
+starts each one when the next unit's gradients are ready, and the rank computes
+meanwhile.
 
-While one group reduces, another may gather. On NCCL that is safe only if all ranks
-carry out the exchanges of both groups in one order. So [the order](exchange_order.py)
-covers all exchanges of a mesh and is the same on each of its ranks, and an exchange of
-one group [waits for that of the other](collectives.py#take_turn).
+One group may reduce while another gathers. On NCCL that is safe only if all ranks run
+the exchanges of both groups in one order. So [the order](exchange_order.py) covers all
+exchanges of a mesh and is the same on each of its ranks. And an exchange of one group
+[waits for that of the other](collectives.py#take_turn).
 
 :notation $N_d$: `world_size`, the number of ranks that share one copy
 :notation $R$: `copies`, the number of replicas
@@ -62,7 +64,7 @@ __all__ = ["Groups", "Mean", "all_reduce_mean", "groups_of"]
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The process groups that one rank of a sharded model belongs to.
+    """The process groups to which one rank of a sharded model belongs.
 
     As everywhere in `torch.distributed`, `None` is the group of all ranks.
 
@@ -78,16 +80,19 @@ class Groups:
 
     @property
     def copies(self) -> int:
-        """How many copies of the model there are."""
+        """The number of copies of the model."""
         return 1 if self.replicas is None else world(self.replicas)[1]
 
     def repeated(self) -> Groups:
-        """The same ranks with nothing shared: every rank holds a copy of its own."""
+        """The same ranks in groups that share nothing, so that every rank holds a copy of the model."""
         return Groups(shards=self.everyone, everyone=self.everyone)
 
     def partners(self) -> dict[str, Sequence[int]]:
-        """The ranks that meet this one in an exchange, by [what it is
-        called](exchange_order.py#Order.before), where these are not all.
+        """The ranks that take part in an exchange with this one, where these are not
+        all ranks.
+
+        :returns: the ranks, by [the action](exchange_order.py#Order.before) of the
+            exchange
         """
         if self.copies == 1:
             return {}
@@ -98,7 +103,7 @@ class Groups:
     def copy_from_first(self, tensor: Tensor) -> None:
         """Overwrite a tensor on every rank with the values of the first rank.
 
-        They travel down the first column and then along each row.
+        The values are sent down the first column and then along each row.
         """
         if self.replicas is not None:
             broadcast(tensor, source=0, group=self.replicas)
@@ -114,21 +119,23 @@ class Groups:
         return Mean(self.exchanges(vector), later)
 
     def exchanges(self, vector: Tensor) -> Generator[list[Work], None, Tensor]:
-        """The exchanges of a mean, one after the other. Each is started, and its end is
-        waited for only when the generator goes on.
+        """The exchanges of a mean, one after the other.
+
+        Each one is started before the generator yields. The generator waits for its end
+        only when it is resumed.
         """
         row = reduce_scatter_mean(vector, group=self.shards)
         yield row.works
         return (yield from self.mean_over_replicas(row.wait()))
 
     def mean_over_replicas(self, piece: Tensor) -> Generator[list[Work], None, Tensor]:
-        """The exchanges for the mean of a rank's part over all copies of the model."""
+        """The exchanges that average a rank's part over all copies of the model."""
         if self.copies > 1:
             yield from all_reduce_mean(piece, group=self.replicas)
         return piece
 
 
-# What the exchanges of a mesh are called.
+# The actions of a mesh's exchanges, as they are named in the common order.
 IN_ROWS = ("gather", "reduce")
 BETWEEN_COPIES = ("average the copies of", "gather the average of")
 
@@ -136,8 +143,8 @@ BETWEEN_COPIES = ("average the copies of", "gather the average of")
 class Mean:
     """A mean under way.
 
-    :param exchanges: the exchanges that it takes; the first one is started at once
-    :param later: what the others are called [in the common
+    :param exchanges: its exchanges; the first one is started at once
+    :param later: the actions of the others [in the common
         order](exchange_order.py#Order.before)
     """
 
@@ -149,13 +156,13 @@ class Mean:
 
     @property
     def following(self) -> str | None:
-        """What the next exchange is called; `None` if the one under way is the last."""
+        """The action of the next exchange; `None` if the one under way is the last."""
         return self.later[0] if self.later else None
 
     def advance(self) -> Tensor | None:
         """Wait for the exchange under way, and start the next.
 
-        :returns: the mean, once there is no next one
+        :returns: the mean after the last exchange, else `None`
         """
         del self.later[:1]
         try:
@@ -175,11 +182,11 @@ class Mean:
 
 
 def groups_of(mesh: Any) -> Groups:
-    """The groups that a process group or a mesh stands for.
+    """The groups of a process group or of a mesh.
 
     :param mesh: `None`, a process group, or a `DeviceMesh`. Of two dimensions the first
         repeats the model and the second shards it, as in PyTorch's `fully_shard`.
-    :raises ValueError: if the mesh has more than two dimensions, or its ranks stand in
+    :raises ValueError: if the mesh has more than two dimensions, or its ranks are in
         another order than PyTorch numbers them
     :raises TypeError: if it is neither a mesh nor a group
     """
@@ -188,8 +195,8 @@ def groups_of(mesh: Any) -> Groups:
         return Groups(shards=mesh, everyone=mesh)
     if mesh.ndim == 1:
         return Groups(shards=mesh.get_group(), everyone=mesh.get_group())
-    # A mesh of all ranks needs no new group for them. For a part of them only its own
-    # ranks can be asked to form one, because nobody else calls this function.
+    # If the mesh holds all ranks, the default group serves for them. If it holds only
+    # some, these ranks alone form a group, because no other rank calls this function.
     everyone = None
     if mesh.size() < dist.get_world_size():
         everyone = dist.new_group(
@@ -203,13 +210,17 @@ def groups_of(mesh: Any) -> Groups:
 def all_reduce_mean(
     vector: Tensor, *, group: Any = None
 ) -> Generator[list[Work], None, None]:
-    r"""The two exchanges that replace a vector by its mean over the ranks, on every rank.
+    r"""The two exchanges that replace a vector by its mean over the ranks, on every
+    rank.
 
-    A reduce-scatter averages it piece by piece, and an all-gather puts the pieces
-    together, straight into the vector that was sent. On gloo the sum then runs in rank
-    order, as it does in [`reduce_scatter_mean`](collectives.py#reduce_scatter_mean).
+    A reduce-scatter averages the vector piece by piece. An all-gather then puts the
+    pieces together, straight into the vector that was sent. On gloo the values are
+    added in rank order, as in
+    [`reduce_scatter_mean`](collectives.py#reduce_scatter_mean).
 
-    :param vector: 1-D, floating point, its number of elements a multiple of the ranks
+    :param vector: 1-D, floating point, its number of elements a multiple of the number
+        of ranks
+    :param group: the process group; `None` means the default group
     """
     reducing = reduce_scatter_mean(vector, group=group)
     yield reducing.works
@@ -222,7 +233,7 @@ def all_reduce_mean(
 
 
 def refuse_unfit_mesh(mesh: Any) -> None:
-    """Refuse what stands for no groups of ranks."""
+    """Refuse a mesh that names no groups of ranks."""
     if not isinstance(mesh, DeviceMesh | dist.ProcessGroup | None):
         raise TypeError(
             f"mesh={mesh!r} is neither a DeviceMesh nor a process group; "
@@ -236,7 +247,7 @@ def refuse_unfit_mesh(mesh: Any) -> None:
             "pass the two of them that replicate and shard the model"
         )
     # PyTorch sorts the ranks of each group. In a mesh that is not sorted, the ranks of
-    # one column would hold different parts and average them with each other.
+    # one column would hold different parts, and would average these with each other.
     ranks = mesh.mesh
     if any((ranks.diff(dim=dim) < 0).any() for dim in (0, 1)):
         raise ValueError(

@@ -160,7 +160,8 @@ def prose(item: Prose, path: Path) -> Text:
 
 def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...]:
     """Everything of a site that is to be translated: its pages, and the words that are on none of them."""
-    parts = (config.course.label, *(part.label for part in config.parts))
+    asked = (part.question for part in config.parts)
+    parts = (config.course.label, *(part.label for part in config.parts), *asked)
     labels = tuple(label for label in parts if label)
     about = tuple(text for text in (config.tagline, config.licence_note) if text)
     own = (("nav", labels), ("site", about))

@@ -83,6 +83,15 @@ class Desk:
         again = f":{self._taken[name]}" if self._taken[name] > 1 else ""
         return Desk(self.press, there, self.shown).section(piece, words, None, name + again)
 
+    def editions(self, text: Text, piece: Piece) -> Iterator[views.Edition]:
+        """A section of another page in every language, each with links that start from this page."""
+        for language in self.ways.alternates():
+            there = self.press.editions[language.code].pages[text.item.output]
+            desk = Desk(self.press, there, self.shown)
+            (words,) = (said for each, said in zip(text.pieces, there.words, strict=True) if each is piece)
+            name = f"{text.item.output.removesuffix('.html')}/{piece.id}:{language.code}"
+            yield views.Edition(language, desk.section(piece, words, None, name))
+
     def figure(self, name: str, path: str, line: int) -> Markup:
         """A figure by its name; `path` and `line` say where the page asks for it."""
         drawing = self.press.figures.draw(name, self.shown.lang, path, line)
@@ -201,6 +210,12 @@ class _Place:
 
     def section(self, text: Text, piece: Piece) -> views.SectionView:
         return self.desk.taken(text, piece)
+
+    def editions(self, text: Text, piece: Piece) -> Sequence[views.Edition]:
+        return tuple(self.desk.editions(text, piece))
+
+    def nav(self) -> Sequence[views.NavGroup]:
+        return tuple(self.desk.ways.nav())
 
     def address(self, output: str, anchor: str) -> str:
         return self.desk.ways.to(output) + (f"#{fragment(anchor)}" if anchor else "")

@@ -80,12 +80,15 @@ class Edition:
     licence_note: str
     course: tuple[str, str | None] = ("", None)
     """The same of the course."""
+    questions: tuple[tuple[str, str | None], ...] = ()
+    """The same of the question of each part."""
 
 
 def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: str) -> Edition:
     """Put every page of the site into one language."""
     book = shelf.catalog(SITE, lang)
     parts = tuple(_label(part.label, book, "nav", lang) for part in config.parts)
+    questions = tuple(_label(part.question, book, "nav", lang) for part in config.parts)
     tagline, _ = _label(config.tagline, book, "site", lang)
     licence_note, _ = _label(config.licence_note, book, "site", lang)
     # English is what the texts are written in: nothing is looked up for it.
@@ -94,7 +97,7 @@ def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: s
     }
     pages = {text.item.output: page(text, books[text.item.output], lang) for text in texts}
     course = _label(config.course.label, book, "nav", lang)
-    return Edition(lang, pages, parts, tagline, licence_note, course)
+    return Edition(lang, pages, parts, tagline, licence_note, course, questions)
 
 
 def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:

@@ -59,6 +59,7 @@ def info(
         has_depth=any(each.fold for each in sections),
         has_figures=bool(desk.figures_shown),
         figure=figure,
+        arranged=kind == "home" and 'class="opening"' in body,
         forward=forward(desk) if kind == "forward" else None,
         lesson=lesson,
     )

@@ -40,6 +40,8 @@ class NavGroup:
     number: str
     items: tuple[Link, ...]
     lang: str | None = None
+    question: str = ""
+    question_lang: str | None = None
 
     @property
     def current(self) -> bool:
@@ -114,6 +116,14 @@ class SectionView:
 
 
 @dataclass(frozen=True, slots=True)
+class Edition:
+    """One section in one language."""
+
+    lang: Alternate
+    section: SectionView
+
+
+@dataclass(frozen=True, slots=True)
 class Moved:
     """A section that stood here once: its id here, and its address now."""
 
@@ -158,6 +168,8 @@ class PageInfo:
     has_figures: bool = False
     figure: Markup | str = ""
     """The figure beside the opening of a chapter."""
+    arranged: bool = False
+    """Whether a home page says itself what stands where, and lists what it wants listed."""
     forward: Link | None = None
     """Where the page went whose old address this is."""
     lesson: LessonHead | None = None

@@ -58,8 +58,11 @@ class Ways:
         yield from self._group("", "", front, None)
         label, lang = self.edition.course
         yield from self._group("", label, self.config.course.lessons, lang)
-        for part, (label, lang) in zip(self.config.parts, self.edition.parts, strict=True):
-            yield from self._group(part.number, label, part.chapters, lang)
+        questions = self.edition.questions or [("", None)] * len(self.config.parts)
+        said = zip(self.config.parts, self.edition.parts, questions, strict=True)
+        for part, (label, lang), (question, question_lang) in said:
+            for group in self._group(part.number, label, part.chapters, lang):
+                yield replace(group, question=question, question_lang=question_lang)
         yield from self._group("", "", self.config.back, None)
 
     def neighbours(self) -> tuple[views.Link | None, views.Link | None]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -163,6 +167,32 @@ def piped(schedule: Schedule, pieces: int) -> tuple[bool, float, float, int]:
         for a, b in zip(mine.parameters(), wanted, strict=True)
     )
     return equal, found, total, stage.most_kept
+
+
+def waited_for() -> tuple[int, int]:
+    """How many messages a rank starts in a step, and how many of them it has waited for at the end."""
+    rank, stages = world()
+    waited: list[int] = []
+    isend = dist.isend
+
+    def start(*args: Any, **kwargs: Any) -> SimpleNamespace:
+        work, number = isend(*args, **kwargs), next(numbers)
+        assert work is not None
+        return SimpleNamespace(wait=lambda: (work.wait(), waited.append(number)))
+
+    numbers = itertools.count()
+    _, inputs, targets = model_and_batch()
+    stage = Stage(cut(list(model_and_batch()[0]), rank, stages), (1, CONFIG.context, CONFIG.width), gpt.loss)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "isend", start)
+        stage.step(inputs.chunk(4), targets.chunk(4))
+    assert waited == sorted({*waited})
+    return next(numbers), len(waited)
+
+
+def test_a_step_ends_when_each_message_has_gone() -> None:
+    for started, waited in ranks.run(3, waited_for):
+        assert waited == started >= 4
 
 
 @pytest.mark.parametrize("schedule", [all_forward_first, one_by_one])

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from sidelit.config import Config
 from sidelit.site.content import Piece, Text
 from sidelit.site.links import Index
-from sidelit.site.views import SectionView
+from sidelit.site.views import Edition, NavGroup, SectionView
 from sidelit.text.directives import Directive
 
 
@@ -44,6 +44,12 @@ class Place(Protocol):
 
     def section(self, text: Text, piece: Piece) -> SectionView:
         """A section of a chapter with its words in the language of this page, and an id of its own here."""
+
+    def editions(self, text: Text, piece: Piece) -> Sequence[Edition]:
+        """The same section in every language."""
+
+    def nav(self) -> Sequence[NavGroup]:
+        """The contents of the site."""
 
     def address(self, output: str, anchor: str) -> str:
         """From this page to an id of another one."""

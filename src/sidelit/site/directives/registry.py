@@ -12,7 +12,7 @@ from markupsafe import Markup
 from sidelit.config import Lesson
 from sidelit.errors import SidelitError
 from sidelit.site.content import Text
-from sidelit.site.directives import figure, section, words
+from sidelit.site.directives import contents, editions, figure, front, section, words
 from sidelit.site.directives.kind import Book, Kind, Place, nearest
 from sidelit.text import directives
 from sidelit.text.directives import Directive
@@ -25,6 +25,13 @@ KINDS = {
         words.QUESTION,
         words.TRY,
         words.LAB,
+        front.OPENING,
+        front.DOORS,
+        front.COLUMNS,
+        front.NUMBERS,
+        editions.EDITIONS,
+        contents.LESSONS,
+        contents.PARTS,
     )
 }
 

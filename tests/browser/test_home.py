@@ -1,0 +1,68 @@
+"""The home page: what a stranger meets first, by hand and by keyboard, wide and narrow."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page
+
+from built import CONFIG, FRAMES, LANGUAGES, NARROW, Open, path_of
+
+HOMES = [path_of(CONFIG.home, language) for language in LANGUAGES]
+TOPS = "all => all.map(one => one.getBoundingClientRect().top)"
+
+
+def told(page: Page) -> str:
+    """The language of the words that the section shows."""
+    (language,) = page.locator(".editions .doc:visible").evaluate_all("all => all.map(one => one.lang)")
+    return str(language)
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_reader_chooses_the_language_of_a_section(walk: Open, scripts: bool) -> None:
+    page = walk(CONFIG.home, scripts=scripts)
+    assert told(page) == LANGUAGES[0]
+    page.locator(".editions label").nth(1).click()
+    assert told(page) == LANGUAGES[1]
+    page.keyboard.press("ArrowRight")
+    assert told(page) != LANGUAGES[1]
+    assert page.locator(".editions pre.code").count() == 1
+
+
+@pytest.mark.parametrize("path", HOMES)
+def test_each_home_page_shows_the_section_in_its_own_language_first(walk: Open, path: str) -> None:
+    page = walk(path)
+    assert told(page) == page.locator("html").get_attribute("lang")
+    assert page.locator(".lessons li").count() == len(CONFIG.course.lessons)
+    assert page.locator(".parts .part").count() == len(CONFIG.parts)
+    assert page.locator(".parts li").count() == len(CONFIG.chapters)
+
+
+def test_on_a_phone_the_explanation_comes_before_any_list(visit: Open) -> None:
+    page = visit(CONFIG.home, width=NARROW)
+    (explained, *_) = page.locator(".front > p").evaluate_all(TOPS)
+    for lists in (".lessons", ".parts", ".columns"):
+        assert explained < page.locator(lists).first.evaluate_all(TOPS)[0]
+    assert page.locator(".parts li:visible").count() == 0
+
+
+def test_a_door_is_a_link_as_a_whole(visit: Open) -> None:
+    page = visit(CONFIG.home)
+    door = page.locator(".doors li").last.bounding_box()
+    assert door
+    page.mouse.click(door["x"] + door["width"] - 6, door["y"] + door["height"] - 6)
+    page.wait_for_url("**/api.html")
+
+
+def test_the_bars_keep_their_colours_where_the_system_chooses_all_others(visit: Open) -> None:
+    page = visit(CONFIG.home)
+    colours = """
+        () => ["p", "g", "o"].map(kind => [
+            getComputedStyle(document.querySelector(`.memory rect.${kind}`)).fill,
+            getComputedStyle(document.querySelector(`.legend .${kind}`), "::before").backgroundColor,
+        ])
+    """
+    page.emulate_media(forced_colors="active")
+    page.evaluate(FRAMES)
+    pairs = page.evaluate(colours)
+    assert all(bar == legend for bar, legend in pairs)
+    assert len({bar for bar, _ in pairs}) == 3

@@ -1,0 +1,67 @@
+"""What a home page is arranged of, in a small project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from press.project import edit, sidelit
+from press.site.test_lessons import COURSE, FIRST, ROW, SECOND, WINDOW
+
+HOME = """# Sample
+> It keeps the last items.
+
+::: opening
+Words beside nothing.
+
+::: doors
+- [Learn](#what-there-is)
+- [Use](notes/reading.md) it.
+:::
+:::
+
+## What there is
+
+::: editions src:sample/ring.py#Ring.put
+:::
+
+::: numbers
+- [**0.5**](notes/reading.md) of the time
+---
+Not measured: space.
+:::
+
+::: columns
+One side.
+---
+The other side.
+:::
+
+::: lessons
+:::
+
+::: parts
+:::
+"""
+
+
+@pytest.fixture
+def front(sample: Path) -> Path:
+    """The sample project with two lessons, a question, and a home page that is arranged."""
+    (sample / "site/lessons").mkdir()
+    (sample / ROW).write_text(FIRST, encoding="utf-8")
+    (sample / WINDOW).write_text(SECOND, encoding="utf-8")
+    edit(sample / "site/sidelit.toml", "[[parts]]\nnumber", COURSE)
+    edit(sample / "site/sidelit.toml", "[[parts]]\n", '[[parts]]\nquestion = "What does a ring forget?"\n')
+    (sample / "site/pages/index.md").write_text(HOME, encoding="utf-8")
+    return sample
+
+
+def html(folder: Path, name: str = "index.html") -> str:
+    return (folder / "build/site" / name).read_text(encoding="utf-8")
+
+
+def built(folder: Path) -> str:
+    sidelit("build", cwd=folder)
+    return html(folder)
