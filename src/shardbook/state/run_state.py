@@ -11,7 +11,7 @@ all of these were saved:
 | state | on which rank | stored as |
 |---|---|---|
 | parameters, optimizer state | each rank has a part | tensors of the plain model, [in boxes](sharded.py) |
-| buffers (a running mean) | one for each rank | [rank 0's under the usual name](rank_state.py), others by rank |
+| buffers | one for each rank | [rank 0's by its usual name](rank_state.py), others by rank |
 | random number generators | one for each rank | bytes, by rank |
 | learning rate, loss scale, position in the data | the same on all ranks | [JSON](plain_data.py) |
 
