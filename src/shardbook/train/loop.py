@@ -251,8 +251,8 @@ def watched_step(
     :returns: the finished step, and all its figures [by name](tracking.py)
     """
     number = run.number
-    # The last step runs under the meter. The meter makes the step slower, so its time is
-    # left out.
+    # The last step runs under the meter. It takes longer than the others, and its time
+    # is left out.
     meter = make_meter(options, run) if number + 1 == options.steps else None
     with traced(options.profile, number, steps), ledger() as book:
         started = time.perf_counter()
