@@ -376,6 +376,7 @@ class Writes:
     raises an error for such a write. So this class does so, too, even if the copy came
     first.
     """
+
     def __init__(self, tensor: Tensor) -> None:
         self.shape = tensor.shape
         self.version = writes_to(tensor)
