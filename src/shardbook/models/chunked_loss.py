@@ -138,7 +138,7 @@ def chunked_loss(
         x_NC = x_BTC.flatten(0, -2).to(weight_VC.dtype)
         # Without gradients, the loss is all that is wanted.
         wanted = torch.is_grad_enabled()
-        loss: Tensor = _Chunked.apply(  # type: ignore[no-untyped-call]
+        loss: Tensor = _Chunked.apply(
             x_NC, weight_VC, targets_BT.flatten(), chunks, wanted
         )
     return loss

@@ -270,9 +270,7 @@ class Call:
         if self.streamer.dtype is not None and x.is_floating_point():
             x = x.to(self.streamer.dtype)
         for name, copy in zip(self.slice.parameters, brought, strict=True):
-            tensors[name] = Brought.apply(  # type: ignore[no-untyped-call]
-                self.token, copy, self, name
-            )
+            tensors[name] = Brought.apply(self.token, copy, self, name)
         versions = {name: writes_to(tensors[name]) for name in self.slice.parameters}
         y = self.slice.call(tensors, x)
         self.slice.refuse_writes({name: tensors[name] for name in versions}, versions)
