@@ -1,9 +1,9 @@
 """When each rank computes, waits and exchanges in a step of stage 3, with 0, 1 and 2 units gathered ahead.
 
 Two ranks run on two network namespaces with a wire of limited speed between them (`benchmarks/nodes.py`), so
-an exchange takes as long as on a real network. Times differ from step to step, since other programs take their
-share of the processors. They can only make a step longer. So of the timed steps the one in which the slower rank
-was fastest is kept, and the times of all of them beside it.
+an exchange takes as long as on a real network. Times differ from step to step, since other programs take
+their share of the processors. They can only make a step longer. So of the timed steps the one in which the
+slower rank was fastest is kept, and the times of all of them beside it.
 """
 
 from __future__ import annotations
