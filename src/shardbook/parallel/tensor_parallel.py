@@ -127,7 +127,7 @@ class ColumnLinear(nn.Module):
         self.bias = nn.Parameter(whole.bias.detach()[rows].clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        entered = Enter.apply(x, self.group)  # type: ignore[no-untyped-call]
+        entered = Enter.apply(x, self.group)
         return F.linear(entered, self.weight, self.bias)
 
 
@@ -147,7 +147,7 @@ class RowLinear(nn.Module):
 
     def forward(self, part: Tensor) -> Tensor:
         term = F.linear(part, self.weight)
-        total: Tensor = Leave.apply(term, self.group)  # type: ignore[no-untyped-call]
+        total: Tensor = Leave.apply(term, self.group)
         # The bias comes after the sum, and so it counts once. Every rank has all of it,
         # and computes the same gradient for it.
         return total + self.bias
