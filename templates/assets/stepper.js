@@ -2,46 +2,39 @@
 // for paper; all controls are made here, since without scripts they would be dead.
 "use strict";
 
-for (const root of document.querySelectorAll(".stepper")) {
+for (const root of all(".stepper")) {
   const words = root.dataset;
-  const one = (selector, within = root) => within.querySelector(selector);
-  const all = (selector, within = root) => [...within.querySelectorAll(selector)];
-  const make = (className, parts = [], tag = "div", more = {}) => {
-    const made = Object.assign(document.createElement(tag), { className, ...more });
-    made.append(...parts);
-    return made;
-  };
-  const button = (text, onclick) => make("", [text], "button", { type: "button", onclick });
+  const inside = (selector) => all(selector, root);
   const size = (bytes) => `${+(bytes / 1000).toPrecision(3)} kB`;
   const mark = (element, name, on) => element.classList.toggle(name, on);
-  const events = all(".event");
-  const scenes = all(".scene");
-  const twins = all(".twin");
+  const events = inside(".event");
+  const scenes = inside(".scene");
+  const twins = inside(".twin");
   let at = 0;
   let version = "";
 
   // ---- What is added: the stage, the lines, the buttons, and a switch between versions of the program.
-  const memory = one(".memory").cloneNode(true);
-  const range = make("", [], "input", { type: "range", min: 1, max: events.length, ariaLabel: words.moment });
-  const cursor = make("cursor");
-  const track = make("track", [one(".curves").cloneNode(true), range, cursor]);
-  const pane = make("pane");
-  const count = make("", [], "output");
-  const [back, forward] = [button(words.back, () => go(at - 1)), button(words.forward, () => go(at + 1))];
-  const amounts = all(".kinds li").map((kind) => kind.appendChild(make("", [], "b")));
+  const memory = one(".memory", root).cloneNode(true);
+  const range = make("input", "", [], { type: "range", min: 1, max: events.length, ariaLabel: words.moment });
+  const cursor = make("div", "cursor");
+  const track = make("div", "track", [one(".curves", root).cloneNode(true), range, cursor]);
+  const pane = make("div", "pane");
+  const count = make("output", "");
+  const [back, forward] = [button("", [words.back], () => go(at - 1)), button("", [words.forward], () => go(at + 1))];
+  const amounts = inside(".kinds li").map((kind) => kind.appendChild(make("b", "")));
   const choices = ["", ...twins.map((twin) => twin.dataset.twin)];
-  const versions = make("versions", choices.map((name, number) => {
+  const versions = make("div", "versions", choices.map((name, number) => {
     const label = number ? one("b", twins[number - 1]).textContent.slice(0, -1) : words.right;
-    return button(label, () => turn(name));
-  }), "div", { role: "group", ariaLabel: words.versions });
-  if (twins[0]) one(".claim").after(versions);
-  one(".legend").before(pane, make("stage", [memory, track]), make("walk", [back, count, forward]));
-  one(".legend").after(make("keys", [words.keys], "p"));
+    return button("", [label], () => turn(name));
+  }), { role: "group", ariaLabel: words.versions });
+  if (twins[0]) one(".claim", root).after(versions);
+  one(".legend", root).before(pane, make("div", "stage", [memory, track]), make("div", "walk", [back, count, forward]));
+  one(".legend", root).after(make("p", "keys", [words.keys]));
   const turn = (name) => {
     version = name;
-    for (const part of all("[data-twin]")) part.hidden = part.dataset.twin !== name;
+    for (const part of inside("[data-twin]")) part.hidden = part.dataset.twin !== name;
     // What a twin says of an event stands in the place of what is said of it otherwise.
-    for (const note of all(".known")) note.hidden = Boolean(name && one(`[data-twin="${name}"]`, note.parentElement));
+    for (const note of inside(".known")) note.hidden = Boolean(name && one(`[data-twin="${name}"]`, note.parentElement));
     choices.forEach((choice, number) => { versions.children[number].ariaPressed = choice === name; });
     show();
   };
@@ -54,7 +47,7 @@ for (const root of document.querySelectorAll(".stepper")) {
     for (const part of [...scenes, ...events]) mark(part, "on", part === scene || part === event);
     const gone = Boolean(version) && removed.split(" ").includes(version);
     mark(event, "gone", gone);
-    const view = one(`[data-excerpt="${excerpt}"].excerpt`).cloneNode(true);
+    const view = one(`[data-excerpt="${excerpt}"].excerpt`, root).cloneNode(true);
     for (const number of all(".num", view)) {
       if (number.textContent !== line) continue;
       mark(number.parentElement, "now", true);
@@ -145,7 +138,7 @@ for (const root of document.querySelectorAll(".stepper")) {
   addEventListener("hashchange", () => arrive() && root.scrollIntoView());
   addEventListener("resize", show);
   mark(root, "live", true);
-  Object.assign(root, { tabIndex: 0, role: "group", ariaLabel: one(".claim").textContent });
+  Object.assign(root, { tabIndex: 0, role: "group", ariaLabel: one(".claim", root).textContent });
   // The browser scrolls to the event by itself until all is loaded; the whole of the stepper is to be seen.
   if (arrive()) addEventListener("load", () => root.scrollIntoView());
 }
