@@ -81,7 +81,9 @@
       if (!menu.open) return;
       follow();
       // Wide, each list scrolls by itself; narrow, the panel does, and the section is what one looks for there.
-      for (const list of all(".book, .toc", panel)) {
+      for (const name of [".book", ".toc"]) {
+        const list = one(name, panel);
+        if (!list) continue;
         const mark = one("[aria-current]", list);
         const box = list.scrollHeight > list.clientHeight ? list : panel;
         const [outer, inner] = [box, mark ?? box].map((each) => each.getBoundingClientRect());
