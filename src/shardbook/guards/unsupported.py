@@ -73,7 +73,7 @@ def refuse_transforms(unit: str) -> None:
             "model.state_dict()"
         )
     # `torch.export` and `make_fx` record each operation through this mode.
-    if get_proxy_mode() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+    if get_proxy_mode() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined]
         raise RuntimeError(
             f"{unit} is sharded, and an exported or traced program would contain this "
             "rank's exchanges; export a plain model that has loaded model.state_dict()"
