@@ -4,6 +4,8 @@ r"""# What a run prints
 
 Only rank 0 prints. The ranks exchange what they have counted after the ledger is
 closed, so that the report adds nothing to the bytes it reports.
+
+:figure: forecast_and_count
 """
 
 # sidelit: hide
