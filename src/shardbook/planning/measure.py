@@ -49,7 +49,7 @@ class Meter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.peak = 0
         # Keyed by the storage's address in C++. An entry goes when its storage does:
         # torch keeps a storage's Python object for as long as the storage is in use,
@@ -67,7 +67,7 @@ class Meter(TorchDispatchMode):
             if issubclass(type(thing), Tensor):
                 self.see(thing)
         self.peak = self.now()
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __torch_dispatch__(

@@ -163,6 +163,7 @@ def files(config: Config) -> dict[str, bytes]:
         origin=origin.origin(config),
         glossary=terms,
         figures=gallery.gallery(config, figure.read_all(config), books),
+        shelf=books,
         works=works,
         proved=proved.lines(config, gathered.add),
         report=gathered.add,

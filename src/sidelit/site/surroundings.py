@@ -58,6 +58,7 @@ def info(
         has_math=any('class="katex' in html for html in written),
         has_depth=any(each.fold for each in sections),
         has_figures=bool(desk.figures_shown),
+        needs=tuple(desk.needed),
         figure=figure,
         arranged=kind == "home" and 'class="opening"' in body,
         forward=forward(desk) if kind == "forward" else None,
