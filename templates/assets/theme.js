@@ -1,10 +1,33 @@
 // Runs before the first paint, so that a chosen theme never flashes the other one. The switch itself is in sidelit.js.
-(() => {
-  let chosen = null;
+"use strict";
+
+// ---- What all scripts share.
+const one = (selector, within = document) => within.querySelector(selector);
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+const make = (tag, className, parts = [], more = {}) => {
+  const made = Object.assign(document.createElement(tag), { className, ...more });
+  made.append(...parts);
+  return made;
+};
+const button = (className, parts, onclick) => make("button", className, parts, { type: "button", onclick });
+// Storage may be forbidden; a choice then lasts as long as the page.
+const stored = (key, value) => {
   try {
-    chosen = localStorage.getItem("sidelit-theme");
+    if (value === "") localStorage.removeItem(key);
+    else if (value) localStorage.setItem(key, value);
+    return localStorage.getItem(key);
   } catch {
-    // Storage may be forbidden; then the system's wish stands.
+    return null;
   }
-  if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
-})();
+};
+// What an address names. One that somebody cut in the middle of a `%` code is no reason to stop.
+const named = (hash) => {
+  try {
+    return document.getElementById(decodeURIComponent(hash.slice(1)));
+  } catch {
+    return null;
+  }
+};
+
+const chosen = stored("sidelit-theme");
+if (["light", "dark"].includes(chosen)) document.documentElement.dataset.theme = chosen;
