@@ -164,6 +164,8 @@ class PageInfo:
     toc: tuple[TocEntry, ...]
     run: str | None
     has_math: bool
+    math_faces: tuple[str, ...] = ()
+    """The files of the faces that most of its formulas are set in."""
     has_depth: bool = False
     has_figures: bool = False
     figure: Markup | str = ""
