@@ -113,6 +113,8 @@ class SectionView:
     source_url: str | None
     report: str | None
     fold: Fold | None = None
+    above: bool = False
+    """Whether the words stand above the code and not beside it."""
 
 
 @dataclass(frozen=True, slots=True)
