@@ -21,6 +21,7 @@ ORDER = {
         *(
             "errors",
             "tables",
+            "scripts",
             "assets",
             "page_names",
             "proofs",
@@ -30,7 +31,7 @@ ORDER = {
             "origin",
             "template_errors",
         ),
-        *("source", "ids", "text", "catalog", "lint", "figures", "site"),
+        *("source", "ids", "text", "catalog", "lint", "figures", "interactive", "site"),
         *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],
 }

@@ -86,7 +86,7 @@ class Sharded(nn.Module):
         the moment at which PyTorch calls a hook on the output.
         """
         full = self.shard.new_empty(len(self.shard) * dist.get_world_size())
-        whole = Gather.apply(self.shard, full)  # type: ignore[no-untyped-call]
+        whole = Gather.apply(self.shard, full)
         values = self.views(whole)
         y: Tensor = functional_call(self.layer[0], values, (x,))
         free(full)

@@ -30,13 +30,13 @@ from sidelit.errors import SidelitError
 from sidelit.site import site
 
 
-class SidelitOptions(Options):  # type: ignore[no-untyped-call]
+class SidelitOptions(Options):
     """The plugin's part of `mkdocs.yml`."""
 
     config = config_options.Type(str, default="site/sidelit.toml")
 
 
-class SidelitPlugin(BasePlugin[SidelitOptions]):  # type: ignore[no-untyped-call]
+class SidelitPlugin(BasePlugin[SidelitOptions]):
     """Lets mkdocs build a site of the press."""
 
     def __init__(self) -> None:

@@ -167,7 +167,7 @@ class Prefetching(sketch.Sharded):
 
     def forward(self, x: Tensor) -> Tensor:
         full = self.taken()
-        values = self.views(Gathered.apply(self.shard, full))  # type: ignore[no-untyped-call]
+        values = self.views(Gathered.apply(self.shard, full))
         y: Tensor = functional_call(self.layer[0], values, (x,))
         if self.following is not None:
             self.following.prefetch()

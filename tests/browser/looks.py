@@ -110,6 +110,24 @@ selector => [...document.querySelectorAll(selector)].filter(element => {
 }).length
 """
 
+# The text of an element but for its buttons: only scripts make them, so their words are none of the page's.
+TEXT = """
+selector => {
+    const whole = document.querySelector(selector);
+    const buttons = [...whole.querySelectorAll("button")].map(button => [button, button.style.display]);
+    for (const [button] of buttons) button.style.display = "none";
+    const text = whole.innerText.trimEnd();
+    for (const [button, display] of buttons) button.style.display = display;
+    return text;
+}
+"""
+# For each drawing, how many of its two forms are seen.
+DRAWINGS = """
+() => [...document.querySelectorAll("main .drawing")].map(drawing =>
+    [...drawing.querySelectorAll("svg")].filter(form => form.getBoundingClientRect().height > 0).length
+)
+"""
+
 # Depth, as a reader has it who has unfolded all of it, and as one has it who comes to the page.
 UNFOLD = "document.querySelectorAll('details.depth').forEach(fold => { fold.open = true })"
 FOLD = UNFOLD.replace("true", "false")
@@ -237,24 +255,31 @@ def theme(seen: Look) -> Iterator[str]:
 
 
 def without_scripts(scriptless: Page, shared: Page) -> Iterator[str]:
-    """The same text, links and formulas; and no control that would need a script to do something."""
+    """The same text, links and formulas; and no control that would need a script to do something.
+
+    Where a script shows one part of a page at a time, both are looked at as they are printed: whole.
+    """
+    parts = shared.locator(".live").count() > 0
+    # A choice between radio buttons shows by the stylesheet alone.
+    if visible(
+        show(scriptless), "button, input:not([type=radio]), select, textarea, [role=button], [onclick]"
+    ):
+        yield "there are controls"
     for page in (scriptless, shared):
-        page.evaluate(UNFOLD)
+        show(page, media="print" if parts else "screen").evaluate(UNFOLD)
     for selector in ("main", "footer"):
-        text = scriptless.locator(selector).inner_text()
-        if not text.strip() or text != shared.locator(selector).inner_text():
+        text = scriptless.evaluate(TEXT, selector)
+        if not text.strip() or text != shared.evaluate(TEXT, selector):
             yield f"{selector} has other text"
     for selector in ("main a", "main .katex"):
         if visible(scriptless, selector) != visible(shared, selector):
             yield f"{selector} is not seen as often"
-    # A choice between radio buttons shows by the stylesheet alone.
-    if visible(scriptless, "button, input:not([type=radio]), select, textarea, [role=button], [onclick]"):
-        yield "there are controls"
 
 
 def in_print(page: Page) -> Iterator[str]:
     """All of the text, folded or not, and no menu."""
-    text = "main section .doc > :not(.acts), main section .code"
+    # A drawing has code in it, too, and another form on paper than on a screen.
+    text = "main section .doc > :not(.acts), main section .code:not(svg *)"
     page.evaluate(UNFOLD)
     on_screen = visible(show(page), text)
     page.evaluate(FOLD)
@@ -265,3 +290,5 @@ def in_print(page: Page) -> Iterator[str]:
         yield "there is no single title"
     if visible(page, text) != on_screen:
         yield "there is not the text of the screen"
+    if any(seen != 1 for seen in page.evaluate(DRAWINGS)):
+        yield "a drawing is not there once"

@@ -59,7 +59,7 @@ def in_print_only(text: str) -> str:
 TEXTS = [
     "main h1",
     "main p:not(.acts)",
-    "main td",
+    "main td:not(.drawing td)",
     "main p:not(.acts) a",
     "main .katex-html .mord:not(:has(*), .mtight)",
     "h2 code",
@@ -67,7 +67,7 @@ TEXTS = [
     "pre .num",
     ".neighbours b",
     "footer code",
-    ".brand",
+    ".menu .now",
 ]
 MISTAKES: list[tuple[Check, tuple[int, Any], str]] = [
     (sideways, WIDELY, style("footer", "width", "1290px")),
@@ -87,6 +87,7 @@ IN_PRINT = [
     in_print_only("html main .acts { display: block !important }"),
     in_print_only("main p { display: none }"),
     in_print_only("h1 { display: none }"),
+    in_print_only(".drawing svg { display: block !important }"),
 ]
 SCRIPTLESS = [
     add("<button>Copy</button>"),

@@ -212,7 +212,7 @@ class Squares(Unit):
         self.weight = nn.Parameter(torch.randn(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = super().forward(Square.apply(x, self.weight))  # type: ignore[no-untyped-call]
+        y: Tensor = super().forward(Square.apply(x, self.weight))
         return y
 
 

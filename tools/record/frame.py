@@ -119,13 +119,14 @@ def text(value: Any, indent: int = 0, before: int = 0) -> str:
 
     :param before: the characters of a key that stand before the value
     """
+    # `json` makes a text of a key that is a number, and sorts keys before it does.
+    value = json.loads(json.dumps(value))
     flat = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
     if len(flat) + indent + before < WIDTH or not isinstance(value, dict | list | tuple):
         return flat
     inner, outer = "\n" + " " * (indent + 1), "\n" + " " * indent
     if isinstance(value, dict):
-        # As `json` does, a number that is a key becomes a text.
-        pairs = sorted(json.loads(json.dumps(value)).items())
+        pairs = sorted(value.items())
         keys = [f"{json.dumps(key, ensure_ascii=False)}: " for key, _ in pairs]
         parts = [key + text(one, indent + 1, len(key)) for key, (_, one) in zip(keys, pairs, strict=True)]
         return "{" + inner + f",{inner}".join(parts) + outer + "}"

@@ -121,7 +121,7 @@ def on_a_rank(spoil: Callable[[], None] | None = None) -> Any:
             taken = step(run)
     return {
         "model": {**asdict(parse(ARGUMENTS.split()).config), "batch": 1},
-        "units": {unit.name: unit.nbytes for unit in followed.meter.units},
+        "units": [{"name": unit.name, "bytes": unit.nbytes} for unit in followed.meter.units],
         "events": lines.events,
         "sent": book.sent,
         "loss": rounded(taken.loss),

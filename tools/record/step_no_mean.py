@@ -28,10 +28,11 @@ def record() -> Any:
         if event["line"] == LINE:
             event["removed"] = True
     moved = {
-        optimizer: [ranks(2, first_step, optimizer, spoil)[0] for spoil in (None, without_the_mean)]
+        f"{optimizer}_{kind}": ranks(2, first_step, optimizer, spoil)[0]
         for optimizer in ("adamw", "sgd")
+        for kind, spoil in (("mean", None), ("sum", without_the_mean))
     }
-    return {"removed": {"at": WHERE, "line": LINE}, **found, "first_step_moves": moved}
+    return {"removed": {"at": WHERE, "line": LINE}, "values": moved, **found}
 
 
 def without_the_mean() -> None:

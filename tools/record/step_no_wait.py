@@ -30,8 +30,10 @@ def record() -> Any:
     places = [event for event in found["events"] if event["line"] == LINE]
     for event, raced in zip(places, ranks(2, raced_without)[0], strict=True):
         event["removed"] = True
-        event["races"] = raced
-    return {"removed": {"at": WHERE, "line": LINE}, **found}
+        event["races" if raced["count"] else "harmless"] = raced
+    racing = sum("races" in event for event in places)
+    values = {"places": len(places), "racing": racing}
+    return {"removed": {"at": WHERE, "line": LINE}, "values": values, **found}
 
 
 def without_the_wait() -> None:

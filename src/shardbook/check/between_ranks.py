@@ -1,15 +1,17 @@
-r"""# What the ranks tell each other
+r"""# Comparing notes between ranks
 
-> The ranks of a watched run compare notes through the store, beside the exchanges that are being watched.
+> Some faults show only when ranks compare what they have done, so they exchange notes
+> through the store.
 
-Some faults are seen by no rank alone: the same batch on every rank, or one rank that
-leaves out a step. So the ranks compare. They do not use exchanges for that, since the
-order of the exchanges is one of the things that are checked. They write short texts into
-the *store*, the small table by which the ranks [found each other](store_rounds.py), and
-each rank reads what the others have written under the same key.
+Suppose every rank trains on the same batch. No rank can detect this fault alone, because
+each sees a normal batch. So the ranks of a checked run compare notes. They do not use
+collectives for this, because the order of the collectives is itself checked. Instead
+each rank writes a short text into the *store*, the small table through which the ranks
+[found each other](store_rounds.py). Then it reads the texts of the others under the
+same key.
 
-A rank that has gone another way may never come to a comparison. Nobody waits for it
-longer than a limit, and for a rank that has ended nobody waits at all.
+A rank whose program took another branch may never write its note. The other ranks wait
+for it up to a limit. For a rank that has ended they do not wait at all.
 """
 
 # sidelit: hide
@@ -30,14 +32,13 @@ __all__ = ["BetweenRanks"]
 
 
 class BetweenRanks:
-    """The notes of all ranks of one watched run.
+    """Exchanges notes between the ranks of one checked run.
 
-    It is made once the script has joined its process group.
-
+    The object is made after the script has joined its process group.
     """
 
-    # The seconds that a rank waits for the note of another, and how many runs this
-    # process has watched.
+    # `limit` is the time in seconds that a rank waits for the notes of others. `runs`
+    # counts the checked runs of this process.
     limit = 10.0
     runs = 0
 
@@ -47,17 +48,16 @@ class BetweenRanks:
         # Each run has keys of its own.
         BetweenRanks.runs += 1
         self.store = PrefixStore(f"shardbook.check/{BetweenRanks.runs}", store)
-        # The ranks that did not answer in time. Their answers are taken if they are
-        # there, and not waited for.
+        # The ranks that did not answer in time. Later notes of these ranks are read if
+        # they exist already, without waiting.
         self.silent: set[int] = set()
 
     def compare(self, key: str, note: Any) -> list[Any]:
         """Write this rank's note, and read those of all ranks.
 
-        :param key: a name that no other comparison has
+        :param key: a name that is used for this comparison only
         :param note: plain data
-        :returns: the notes in rank order, `None` for a rank that has written none in
-            time
+        :returns: the notes in rank order, `None` for a rank that wrote none in time
         """
         self.store.set(f"{key}/{self.rank}", json.dumps(note))
         end = time.monotonic() + self.limit
@@ -67,26 +67,26 @@ class BetweenRanks:
         ]
 
     def wait_for(self, key: str, rank: int, end: float) -> Any:
-        """The note of another rank; `None` if it does not come.
+        """Wait for the note of another rank; `None` if the note does not come.
 
-        :param end: the moment from which on nobody waits, by the monotonic clock
+        :param end: the time at which to stop waiting, by the monotonic clock
         """
         while not self.store.check([key]):
             over = self.store.check([f"{ENDED}/{rank}"]) and not self.store.check([key])
             if over or rank in self.silent or time.monotonic() >= end:
                 self.silent.add(rank)
                 return None
-            # The store's own wait would write a warning for each wait in vain.
+            # The store's own `wait` would print a warning for each timeout.
             time.sleep(0.005)
         return json.loads(self.store.get(key))
 
     def ended(self, note: Any) -> list[Any]:
-        """The last comparison. From here on nobody waits for this rank.
+        """Make the last comparison. After this call no rank waits for this rank.
 
-        :returns: the notes of all ranks on rank 0, and on the others this rank's alone
+        :returns: on rank 0 the notes of all ranks, on the others only this rank's note
         """
         if self.rank:
-            # If rank 0 keeps the store and has ended, nobody is there to read.
+            # If rank 0 runs the store and has ended already, writing fails.
             with suppress(RuntimeError):
                 self.store.set(f"{ENDED}/{self.rank}", json.dumps(note))
             return [note]

@@ -1,23 +1,27 @@
 r"""# Checking a script
 
-> `python -m shardbook.check script.py` runs a few steps of a script, and says what nobody would have noticed.
+> `python -m shardbook.check script.py` runs a few steps of a script, and reports faults
+> that raise no error.
 
 ```sh
 python -m shardbook.check --steps 3 train.py --lr 1e-3
 torchrun --nproc-per-node 4 -m shardbook.check train.py --lr 1e-3
 ```
 
-Some mistakes in a sharded program raise no error, and the loss still falls: a norm that
-is that of a slice, the same batch on every rank, a loss that is not divided. The check
-runs the script [with everything watched](checked_run.py) and prints one page: a verdict, the findings,
-each with the line of the program and what to write instead, and the bytes that each
-unit has sent beside what the formula says.
+Some mistakes in a sharded program raise no error, and the loss still falls. For
+example, the program computes the norm of a slice instead of the whole gradient, or
+every rank trains on the same batch. The check [runs the script under
+watch](checked_run.py) and prints one page: a summary, the findings, and the bytes that
+each unit has sent, next to those of the formula. Each finding names the line of the
+program and what to write instead.
 
-Started alone, the command starts the ranks itself, with PyTorch's own launcher. Under
-`torchrun` each rank runs the script in its place. The exit code is 0 if nothing makes
-training wrong, 1 if something does, and 2 if the command was called in a wrong way. With
-its own launcher the command knows the code from a file that rank 0 writes, because the launcher
-prints a long report about each rank that ends with another code than 0.
+Without `torchrun` the command starts the ranks itself, with PyTorch's launcher. Under
+`torchrun` each rank runs the script. The exit code is 0 if no finding is an error, 1 if
+one is, and 2 if the options of the command are wrong.
+
+PyTorch's launcher prints a long report about each rank that ends with another exit code
+than 0. So ranks that the command has started always end with 0, and rank 0 writes the
+real code into a file, which the command reads.
 """
 
 # sidelit: hide
@@ -44,7 +48,7 @@ PROGRAM = "python -m shardbook.check"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check a script, or name the mistake in the options.
+    """Run the command, or report a mistake in its options.
 
     :returns: the exit code
     """
@@ -59,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the options. What follows the script belongs to the script."""
+    """Parse the options. The arguments after the script's name belong to the script."""
     parser = Parser(
         prog=PROGRAM,
         description="Run a few steps of a script that shards a model, and say what is wrong with them.",
@@ -101,7 +105,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def on_this_rank(options: argparse.Namespace) -> int:
-    """Run the script on a rank that is there, and let rank 0 print the page."""
+    """Run the script on this rank. Rank 0 prints the page."""
     made = check(
         options.script, options.arguments, steps=options.steps, races=options.races
     )
@@ -117,7 +121,8 @@ def on_new_ranks(options: argparse.Namespace) -> int:
     """Start ranks on this machine, each with this command, and wait for them."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "code")
-        # PyTorch's launcher would set one thread for each rank, and print that it does.
+        # Otherwise PyTorch's launcher would set one thread for each rank, and print a
+        # message about it.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ[_ANSWER] = str(answer)
         own = ["--steps", str(options.steps), *(["--races"] if options.races else [])]
@@ -127,17 +132,17 @@ def on_new_ranks(options: argparse.Namespace) -> int:
         try:
             torchrun([*launch, *own, str(options.script), *options.arguments])
         except ChildFailedError:
-            # A rank was killed, or has ended the process by itself.
+            # A rank was killed, or the script ended the process.
             return 1
         return int(answer.read_text()) if answer.exists() else 1
 
 
-# In this variable the command tells its ranks where rank 0 writes the exit code.
+# This environment variable names the file into which rank 0 writes the exit code.
 _ANSWER = "SHARDBOOK_CHECK_ANSWER"
 
 
 def hand_over(code: int) -> int:
-    """On a rank that this command has started, write the code down and end with 0."""
+    """On a rank that this command has started, write the exit code into the file and return 0."""
     answer = os.environ.get(_ANSWER)
     if answer is None or "RANK" not in os.environ:
         return code
@@ -150,7 +155,7 @@ def hand_over(code: int) -> int:
 
 
 def refuse_senseless(options: argparse.Namespace) -> None:
-    """Refuse what could not be run, before any rank is started.
+    """Refuse wrong options before any rank is started.
 
     :raises Mistake: naming the option
     """

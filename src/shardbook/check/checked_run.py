@@ -1,25 +1,25 @@
-r"""# A script under watch
+r"""# Running a script under watch
 
-> The script runs as it is, and is ended after a few steps; what was found so far is told in any case.
+> The script runs unchanged and is ended after a few steps, and the findings are printed
+> even if the script fails.
 
 ```sh
 python -m shardbook.check --ranks 2 --steps 3 train.py --lr 1e-3
 ```
 
-`train.py` is not changed and imports nothing for this. It runs as Python would run it: as
-`__main__`, with its own arguments and its own folder first on the path. Around it stand
-[the watches](watches.py). Whatever ends the script ends the watching, too:
+You do not change `train.py`. The script runs as Python would run it: as `__main__`, with
+its own arguments, and with its folder first on the path. While it runs, [the
+watches](watches.py) check what it does. The page depends on how the script ends:
 
 | the script | the page |
 |---|---|
 | takes its steps | is complete |
-| ends by itself | is complete, with fewer steps |
-| raises an error | follows the traceback, which begins at the script, and has what was found until then |
+| ends earlier | is complete, with fewer steps |
+| raises an error | is printed after the traceback, with the findings until then |
 | leaves [the common order](exchange_order.py) | names the line at which the ranks disagreed |
-| never calls `shard` | is a sentence: there is nothing to look at |
+| never calls `shard` | is one sentence, because there was nothing to check |
 
-An error of the script's own is a finding as well, the heaviest: without it the run would
-not have ended there.
+An error of the script is itself a finding, and it is listed with the errors.
 """
 
 # sidelit: hide
@@ -60,15 +60,15 @@ def check(
     steps: int = 3,
     races: bool = False,
 ) -> Diagnosis | None:
-    """Run a script on this rank, and find out what is wrong with its steps.
+    """Run a script on this rank, and check its steps.
 
-    Collective: all ranks call it with the same arguments.
+    Collective: all ranks call this function with the same arguments.
 
     :param script: a Python file that calls `shard` and trains
-    :param arguments: those of the script
-    :param steps: after how many steps of the optimizer the script is ended
-    :param races: look for [races between streams](watch_races.py) as well
-    :returns: what was found on all ranks, on rank 0; `None` on the others
+    :param arguments: the arguments of the script
+    :param steps: after how many optimizer steps to end the script
+    :param races: whether to look for [races between streams](watch_races.py), too
+    :returns: on rank 0 the findings of all ranks, on the others `None`
     :raises Mistake: if the script has ended without an error and never sharded a model
     """
     run = Run(steps)
@@ -81,7 +81,8 @@ def check(
         Gradients(run),
         Slices(run),
     ]
-    # A script is ended by the last watch, when all others have seen the moment.
+    # `Steps` comes last, because it ends the script. All other watches have then seen
+    # the last step.
     watches = [*watches, *([Races(run)] if races else []), Steps(run)]
     failed = False
     try:
@@ -114,7 +115,7 @@ def check(
 
 
 def diagnose(run: Run, watches: Sequence[Watch], notes: list[Any]) -> Diagnosis:
-    """Put together on rank 0 what all ranks have found."""
+    """Join the findings of all ranks on rank 0."""
     for rank, note in enumerate(notes):
         if note is None:
             run.found.add(
@@ -136,7 +137,7 @@ def diagnose(run: Run, watches: Sequence[Watch], notes: list[Any]) -> Diagnosis:
 
 
 def run_script(script: Path, arguments: Sequence[str]) -> None:
-    """What `python script.py ARGUMENTS` does."""
+    """Run a script as `python script.py ARGUMENTS` would."""
     argv, path = sys.argv, [*sys.path]
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
@@ -150,9 +151,9 @@ def run_script(script: Path, arguments: Sequence[str]) -> None:
 
 
 def note_error(run: Run, error: BaseException) -> None:
-    """Print the traceback of an error from the script on, and make a finding of it.
+    """Print the traceback of an error, beginning at the script, and add a finding.
 
-    What all ranks raise alike is printed by rank 0 only.
+    An error that all ranks raise is printed by rank 0 only.
     """
     trace = error.__traceback__
     while trace is not None and not is_users(trace.tb_frame.f_code.co_filename):
@@ -174,7 +175,7 @@ def note_error(run: Run, error: BaseException) -> None:
 
 
 def last_line(trace: TracebackType | None) -> Place | None:
-    """The innermost line of the user's program in a traceback."""
+    """The innermost line of the user's program in a traceback, or `None`."""
     lines = [
         Place(frame.f_code.co_filename, number)
         for frame, number in traceback.walk_tb(trace)
@@ -184,7 +185,7 @@ def last_line(trace: TracebackType | None) -> Place | None:
 
 
 def alone(run: Run, failed: bool) -> Diagnosis | None:
-    """The ranks have nothing to compare, since no model was sharded.
+    """Make the page of a script that never sharded a model, so that ranks had nothing to compare.
 
     :raises Mistake: if the script itself has not failed
     """

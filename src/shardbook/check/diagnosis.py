@@ -1,6 +1,7 @@
-r"""# The page of diagnosis
+r"""# The page of findings
 
-> One line says how the run went; below it stands each finding, the heaviest first, and then the bytes.
+> The page begins with a summary, lists the findings from errors to notes, and ends with
+> the bytes.
 
 ```
 3 steps on 2 ranks: 1 error, 1 warning, 0 notes
@@ -17,7 +18,7 @@ bytes sent by rank 0 in 2 steps         counted    by formula
 blocks.0  gather                         50,688        50,688
 ```
 
-The same page is data for programs: `--json FILE` writes it as one object.
+With `--json FILE` the page is also written as one JSON object, for other programs.
 """
 
 # sidelit: hide
@@ -36,13 +37,13 @@ __all__ = ["Diagnosis"]
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What rank 0 prints.
+    """The content of the page that rank 0 prints.
 
-    :param steps: how many steps the script has taken
-    :param ranks: on how many ranks
-    :param findings: each with the ranks that made it, the heaviest first
+    :param steps: the number of steps that the script has taken
+    :param ranks: the number of ranks
+    :param findings: the findings, errors first, each with the ranks that made it
     :param sent: the bytes that rank 0 has sent
-    :param stored: those that it stores after the last step
+    :param stored: the bytes that rank 0 stores after the last step
     """
 
     steps: int
@@ -53,12 +54,12 @@ class Diagnosis:
 
     @property
     def count(self) -> Counter[str]:
-        """How many findings there are of each weight."""
+        """The number of findings of each weight."""
         return Counter(finding.weight for finding, _ in self.findings)
 
     @property
     def code(self) -> int:
-        """The exit code: 1 if something makes training wrong."""
+        """The exit code: 1 if a finding is an error."""
         return int(self.count["error"] > 0)
 
     def page(self) -> str:
@@ -105,9 +106,9 @@ class Diagnosis:
         }
 
 
-# A page has about so many rows of bytes.
+# The largest number of rows in a table of bytes.
 MOST = 24
-# These are found by a comparison, which rank 0 makes for all.
+# Findings of these kinds come from a comparison, which rank 0 makes for all ranks.
 OF_ALL = {
     *("alone", "buffers", "first-values", "foreign-optimizer", "no-gradients", "race"),
     *("same-data", "same-masks", "untrained", "unused", "zero-gradients"),
@@ -115,7 +116,7 @@ OF_ALL = {
 
 
 def table(head: str, rows: list[Row]) -> list[str]:
-    """Some bytes, with the units that differ from the formula first if there are too many."""
+    """Format bytes as a table. If there are too many units, those that differ from the formula are kept."""
     if not rows:
         return []
     by_weight = sorted(rows, key=lambda row: row.planned in (None, row.counted))
@@ -133,7 +134,7 @@ def table(head: str, rows: list[Row]) -> list[str]:
 
 
 def line(row: Row, width: int) -> str:
-    """One row of the table of bytes."""
+    """Format one row of a table of bytes."""
     plan = "" if row.planned is None else f"{row.planned:,}"
     return f"{f'{row.unit}  {row.kind}':<{width}}{row.counted:>14,}{plan:>14}"
 

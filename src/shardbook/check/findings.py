@@ -1,14 +1,20 @@
 r"""# Findings
 
-> What a check has found: how bad it is, what it is, where in the program, and what to do.
+> A finding has a weight, a description, a line of the program, and an advice what to
+> write instead.
 
-A finding has one of three weights. An *error* makes training wrong: the model that
-comes out is another one than the program means. A *warning* is code that seldom means
-what it does, such as `p.numel()` of a slice. A *note* is true of this run and good to
-know, such as two names of one parameter. Only errors make the command end with exit code 1.
+A finding has one of three weights:
 
-A program meets most faults in every step, and on every rank. A finding is therefore one
-finding however often it is made: what is equal in weight, text and place counts once.
+| weight | meaning | example |
+|---|---|---|
+| error | the trained model is not the intended one | all ranks train on the same batches |
+| warning | the code is rarely correct | `p.numel()` of a slice |
+| note | a fact about this run that is good to know | two names for one parameter |
+
+Only errors make the command end with exit code 1.
+
+Most faults occur in every step and on every rank. So findings with equal weight, text
+and line count as one finding.
 """
 
 # sidelit: hide
@@ -28,13 +34,13 @@ WEIGHTS = ("error", "warning", "note")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found.
+    """One finding.
 
     :param weight: one of `WEIGHTS`
     :param kind: one word for programs that read the page, such as `unused`
-    :param what: what is so
+    :param what: the description
     :param todo: what to write instead
-    :param where: the line of the program, or `None` if no single line does it
+    :param where: the line of the program, or `None` if no single line is the cause
     """
 
     weight: str
@@ -45,26 +51,26 @@ class Finding:
 
     @classmethod
     def read(cls, written: dict[str, Any]) -> Finding:
-        """The finding that another rank has written down by [`write`](#Finding.write)."""
+        """Read a finding that another rank has converted by [`write`](#Finding.write)."""
         place = written["where"]
         return cls(**{**written, "where": None if place is None else Place(**place)})
 
     def write(self) -> dict[str, Any]:
-        """The finding as plain data."""
+        """Convert the finding to plain data."""
         return asdict(self)
 
 
 class Findings:
-    """What the checks of one rank have found, in the order of its discovery."""
+    """The findings of one rank, in the order in which they were made."""
 
     def __init__(self) -> None:
-        # A dictionary, because its order is kept.
+        # A dictionary is used as an ordered set.
         self.made: dict[Finding, None] = {}
 
     def add(
         self, weight: str, kind: str, what: str, todo: str, where: Place | None = None
     ) -> None:
-        """Note a finding, unless it is known.
+        """Add a finding, unless it was added before.
 
         >>> found = Findings()
         >>> for _ in range(3):
@@ -82,10 +88,10 @@ class Findings:
 def joined(
     of_each_rank: Iterable[Iterable[Finding]],
 ) -> list[tuple[Finding, list[int]]]:
-    """The findings of all ranks, the heaviest first, each with the ranks that made it.
+    """Join the findings of all ranks, errors first, each with the ranks that made it.
 
-    One line may be found for another parameter on each rank, since each has other
-    slices. Then the words of the first rank count.
+    Ranks have different slices, so one line may give a finding about another parameter
+    on each rank. Then only the first rank's description is kept.
     """
     made: dict[Finding, list[int]] = {}
     nowhere = Place("", 0)
@@ -98,5 +104,5 @@ def joined(
             ranks = made.setdefault(same, [])
             if rank not in ranks:
                 ranks.append(rank)
-    # `sorted` keeps the order of equals, which is that of discovery.
+    # `sorted` is stable, so findings of one weight stay in their order.
     return sorted(made.items(), key=lambda item: WEIGHTS.index(item[0].weight))

@@ -1,10 +1,12 @@
 r"""# The line of the program
 
-> A finding names the line that the user wrote, and not the line of a library that ran into it.
+> A finding names a line of your own program, and not a line of the libraries that it
+> calls.
 
-When a check finds something, the stack of calls is deep. The innermost frames belong to
-this library or to PyTorch, the outermost to the command that runs the script. The
-frames between are the user's program, and the innermost of them is the line to look at.
+When a check makes a finding, the stack of calls is deep. The innermost frames belong to
+this library or to PyTorch, and the outermost frames to the command that runs the script.
+Between them are the frames of your program. The innermost of these is the line to
+name.
 
 ```
 train.py:31    loss.backward()          <- the line that is named
@@ -13,12 +15,14 @@ torch/autograd/__init__.py:…  backward
 shardbook/zero/hooks.py:…  before_backward
 ```
 
-The user's program is every file that is neither in Python's own folder, nor in a folder of
-installed packages, nor in this library. So the modules beside the script belong to it.
-A model of an installed library does not: the line that is named is the one that calls it.
+A file belongs to your program if it is not in Python's own folder, not in a folder of
+installed packages, and not in this library. So the modules in the script's folder
+belong to your program. If your model comes from an installed library, the finding names
+your line that calls the model.
 
-On a GPU, a backward pass runs in a thread of PyTorch's, whose stack does not lead to the
-program. There the line of the last [`backward`](watch_gradients.py) is the best answer.
+On a GPU, PyTorch runs a backward pass in a thread of its own. The stack of this thread
+does not contain your program. So for such a finding the line of the last
+[`backward`](watch_gradients.py) is named.
 """
 
 # sidelit: hide
@@ -60,10 +64,10 @@ def place() -> Place | None:
 
 
 def called_by_user() -> Place | None:
-    """The line of the user's program that has itself made the call which a check watches.
+    """The line of the user's program that directly made the watched call, or `None`.
 
-    If a library stands between, such as PyTorch's `zero_grad`, the user has not made
-    that call, and there is no line.
+    If a library made the call, such as PyTorch's `zero_grad`, the user did not write
+    it, so there is no line.
     """
     for each in frames():
         file = each.f_code.co_filename
@@ -93,7 +97,7 @@ def is_users(file: str) -> bool:
 
 
 def both_ways(path: str) -> set[str]:
-    """A folder as it is written, and as it is once links are followed."""
+    """The path of a folder as written, and with symbolic links resolved."""
     return {str(Path(path)) + "/", str(Path(path).resolve()) + "/"}
 
 
@@ -104,7 +108,7 @@ _OURS = tuple(
     for each in (Path(str(torch.__file__)).parent, Path(__file__).parents[1])
     for folder in both_ways(str(each))
 )
-# The folders of Python and of what is installed.
+# The folders of Python and of installed packages.
 _LIBRARIES = (
     *_OURS,
     *(

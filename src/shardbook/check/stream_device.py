@@ -1,21 +1,24 @@
-r"""# A device that is not there
+r"""# A modelled device with streams
 
-> Streams and events that carry out nothing, and write down what they are told.
+> The streams and events of this chapter execute nothing, and record each call.
 
-`torch.get_device_module(device)` gives the streams of a device, and on a CPU they do
-nothing. While [a recorder](stream_recorder.py) is at work it gives this chapter's instead.
-They start empty and are ordered by nothing but `wait_stream` and events.
+`torch.get_device_module(device)` returns the module with a device's streams, such as
+`torch.cuda`. A CPU has no streams. While [a recorder](stream_recorder.py) is active,
+the function returns this chapter's module instead. Its streams start empty, and only
+`wait_stream` and events order them.
 
-**Several devices.** The device of the model is never the current one, except inside of a
-block `with module.stream(...)` for one of its streams. So a stream for which nobody names
-the device belongs to the other device. What is recorded or waited for there orders nothing
-here, and a block with such a stream does not change where the model's tensors are
-computed.
+**Several devices.** In this model, the model's device is not the current device, except
+inside a block `with module.stream(...)` for one of its streams. So if the library makes
+a stream without naming a device, the stream belongs to the other device. Its records
+and waits order nothing on the model's device, and a block with such a stream does not
+change where the model's tensors are computed. In this way a missing device becomes
+visible as a race.
 
-**NCCL.** An asynchronous collective is a kernel on a stream that belongs to the process
-group. That stream waits for the stream from which the collective was called. `Work.wait`
-lets the current stream wait for the collective. Until then the process group keeps the
-tensors, so that nobody can free them; to shrink their storage is possible all the same.
+**NCCL.** An asynchronous collective is a kernel on a stream of the process group. This
+stream first waits for the stream from which the collective was called. `Work.wait`
+makes the current stream wait for the collective. Until then the process group holds
+references to the tensors, so they cannot be freed. Their storage can still be resized to
+0.
 """
 
 # sidelit: hide
@@ -31,23 +34,23 @@ from shardbook.check.stream_events import AWAY, COMPUTE, HOST, lines_of_the_book
 __all__ = ["Event", "Stream", "Work", "at_work", "device", "recording"]
 # sidelit: show
 
-# The recorder whose block is open, if there is one.
+# The active recorder, if there is one.
 at_work: list[Any] = []
 
 
 def recording() -> Any:
-    """The recorder whose block is open."""
+    """The active recorder."""
     return at_work[-1]
 
 
 class Work:
-    """What an asynchronous collective of NCCL returns."""
+    """The handle that an asynchronous collective returns."""
 
     def __init__(self, event: int) -> None:
         self.event = event
 
     def wait(self) -> bool:
-        """Make the current stream wait; the host goes on at once."""
+        """Make the current stream wait for the collective. The host does not wait."""
         recorder = recording()
         recorder.wait(recorder.current, self.event, lines_of_the_book())
         recorder.kept.pop(self.event, None)
@@ -66,7 +69,7 @@ class Stream:
 
     @staticmethod
     def of(number: int) -> Stream:
-        """The stream of a number."""
+        """The stream with a number."""
         stream = object.__new__(Stream)
         stream.number, stream.at_home = number, number != AWAY
         return stream
@@ -78,16 +81,16 @@ class Stream:
         return hash(self.number)
 
     def wait_stream(self, other: Stream) -> None:
-        """What comes next on this stream comes after all that is queued on the other."""
+        """Make this stream wait for everything that is queued on the other stream."""
         recorder = recording()
         recorder.wait(self.number, recorder.record(other.number), lines_of_the_book())
 
     def wait_event(self, event: Event) -> None:
-        """What comes next on this stream comes after the event."""
+        """Make this stream wait for an event."""
         recording().wait(self.number, event.number, lines_of_the_book())
 
     def record_event(self, event: Event | None = None) -> Event:
-        """An event behind all that is queued on this stream."""
+        """Record an event after everything that is queued on this stream."""
         event = event or Event()
         event.record(self)
         return event
@@ -99,22 +102,22 @@ class Event:
     number: int
 
     def record(self, stream: Stream | None = None) -> None:
-        """Stand behind all that is queued on a stream."""
+        """Record the event after everything that is queued on a stream."""
         self.number = recording().record((stream or current_stream()).number)
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Let a stream wait."""
+        """Make a stream wait for the event."""
         recording().wait(
             (stream or current_stream()).number, self.number, lines_of_the_book()
         )
 
     def synchronize(self) -> None:
-        """Let the thread wait."""
+        """Make the host wait for the event."""
         recording().wait(HOST, self.number, lines_of_the_book())
 
 
 def current_stream(device: Any = None) -> Stream:
-    """The current stream of a device; of the current one if none is named."""
+    """The current stream of a device, by default of the current device."""
     recorder = recording()
     return Stream.of(
         AWAY if device is None and not recorder.at_home else recorder.current
@@ -123,7 +126,7 @@ def current_stream(device: Any = None) -> Stream:
 
 @contextmanager
 def on_stream(stream: Stream) -> Iterator[None]:
-    """In this block a stream is current, and so is its device."""
+    """A block in which a stream and its device are current."""
     recorder = recording()
     before = recorder.current, recorder.at_home
     if stream.at_home:
@@ -135,7 +138,7 @@ def on_stream(stream: Stream) -> Iterator[None]:
 
 
 def set_stream(stream: Stream) -> None:
-    """From now on a stream is current."""
+    """Make a stream current."""
     recording().current = stream.number
 
 

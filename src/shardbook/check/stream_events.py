@@ -1,22 +1,24 @@
 r"""# A recording of streams
 
-> What a program asks of a device, as a list of events that can be judged without one.
+> A recording lists the kernels, events, waits and allocations of a program, so races
+> can be found without a GPU.
 
-A GPU runs what is queued on one stream in order, and what is queued on two streams in
-any order. Whether a program waits enough cannot be seen from its results: most runs of
-a race end well. It can be seen from what the program *asked for*. This chapter defines a
-recording of that: kernels, events, waits, and memory that is taken and given back.
-[The recorder](stream_recorder.py) makes one from a real run on a CPU, [the
-replay](stream_replay.py) judges it.
+A GPU executes the kernels of one stream in order, and the kernels of two streams in any
+order. If a wait between two streams is missing, most runs still give the right result,
+because the kernels happen to run in a good order. So the results do not show whether a
+program waits enough. The program's *calls* show it. This chapter defines a recording of
+these calls: kernels, events, waits, and memory that is allocated and freed. [The
+recorder](stream_recorder.py) makes a recording from a real run on a CPU, and [the
+replay](stream_replay.py) searches it for races.
 
-Streams, events and blocks of memory are numbers. Take a copy on stream 2 of what stream
-0 has computed into block 7:
+Streams, events and blocks of memory are numbers. Suppose stream 0 computes into block
+7, and stream 2 copies the block:
 
 ```
 Allocate(7, 0)   Launch(0, {}, {7})   Record(1, 0)   Wait(1, 2)   Launch(2, {7}, {8})
 ```
 
-Without the wait nothing orders the two kernels, and the copy may read too early.
+Without the `Wait` the two kernels have no order, and the copy may read too early.
 """
 
 # sidelit: hide
@@ -38,11 +40,11 @@ __all__ = [
 ]
 # sidelit: show
 
-# The stream that is current when nobody chose another.
+# The default stream, on which modules compute.
 COMPUTE = 0
-# The thread itself.
+# The host, as if it were a stream.
 HOST = -1
-# The current stream of the current device, which is not the model's.
+# The current stream of another device than the model's.
 AWAY = -2
 # The first stream of a process group.
 NCCL = 1000
@@ -50,7 +52,7 @@ NCCL = 1000
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel is queued."""
+    """A kernel is queued on a stream."""
 
     stream: int
     reads: frozenset[int]
@@ -61,7 +63,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Record:
-    """An event remembers what is queued on a stream so far."""
+    """An event is recorded after everything that is queued on a stream so far."""
 
     event: int
     stream: int
@@ -69,10 +71,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Wait:
-    """What is queued on the stream from now on comes after the event.
+    """Kernels that are queued on the stream from now on run after the event.
 
-    `lines` are the lines of the book that asked for it: the innermost one, the one that called it, and so on.
-    What NCCL asks for by itself has none.
+    `lines` are the lines of the book that made the stream wait: the innermost one, its caller, and so on.
+    A wait by NCCL itself has no lines.
     """
 
     event: int
@@ -82,7 +84,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Allocate:
-    """A block is taken from the memory of a stream."""
+    """A block is allocated from the memory of a stream."""
 
     block: int
     stream: int
@@ -90,7 +92,7 @@ class Allocate:
 
 @dataclass(frozen=True)
 class Free:
-    """A block goes back to where it came from; `record_stream` named these streams."""
+    """A block is freed into the memory of its stream; `record_stream` has named these other streams."""
 
     block: int
     streams: frozenset[int]
@@ -100,8 +102,8 @@ Trace = list[Launch | Record | Wait | Allocate | Free]
 
 
 def lines_of_the_book() -> Iterator[str]:
-    """The lines of this library that are being carried out, the innermost first, such as
-    `unit.py:99`. Those of the checks themselves are left out.
+    """The lines of this library in the present stack, the innermost first, such as
+    `unit.py:99`. Lines of the checks themselves are left out.
     """
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -113,7 +115,7 @@ def lines_of_the_book() -> Iterator[str]:
 
 @cache
 def chapter(file: str) -> str | None:
-    """The name of a file of the library."""
+    """The name of a file of this library, or `None` for any other file."""
     path = Path(file)
     ours = path.is_relative_to(BOOK) and not path.is_relative_to(BOOK / "check")
     return path.name if ours else None

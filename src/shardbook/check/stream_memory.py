@@ -1,21 +1,22 @@
 r"""# Memory and the host in a recording
 
-> Which memory a kernel touches, who owned it before, and what the thread itself has waited for.
+> The recording knows which blocks of memory each kernel reads and writes, when they are
+> freed, and when the host waits.
 
 A kernel is recorded with the blocks of memory that it reads and writes. A *block* is the
-memory of one storage from the moment at which it is taken to the moment at which it is
-given back. A storage that is shrunk to nothing and grown again has a new block then.
+memory of one storage, from its allocation until it is freed. If a storage is resized to
+0 and later resized again, it gets a new block.
 
-**The caching allocator.** Memory belongs to the stream that was current when it was
-taken. `record_stream` makes the allocator wait for what is queued on the named stream.
-When a storage dies is seen only afterwards, so before each event all known storages are
-looked at.
+**The caching allocator.** A block belongs to the stream that was current at its
+allocation. After `record_stream(s)` the allocator does not reuse the block until stream
+`s` has finished what is queued on it. PyTorch does not report when a storage is freed.
+So before each event, all known storages are checked.
 
-**The host.** There the thread itself computes, in the order of the program, as if on a
-stream of its own. A kernel comes after all that the thread did or waited for before it
-queued the kernel. The thread comes after a kernel only where it waits, for an event or
-for a copy that does not return before it is done. Pinned memory that is dropped is not
-handed out again before the copies from it are done.
+**The host.** The host executes operations on CPU tensors in the order of the program, as
+if on a stream of its own. A kernel runs after everything that the host did before it
+queued the kernel. In the other direction there is an order only if the host waits: for
+an event, or for a blocking copy. Pinned memory that is freed is not reused until the
+copies from it have finished.
 """
 
 # sidelit: hide
@@ -47,7 +48,7 @@ __all__ = ["Recording"]
 
 
 class Recording:
-    """The events so far, and what has to be known to write down the next one."""
+    """The recorded events, and the state that is needed to record the next one."""
 
     def __init__(self) -> None:
         self.trace: Trace = []
@@ -57,14 +58,16 @@ class Recording:
         self.events = 0
         self.blocks = 0
         self.storages: dict[int, Stored] = {}
-        # The storages on the host, and up to where each stream comes after the host.
+        # `host` holds the storages on the host. `told` holds for each stream the position
+        # in the recording up to which it is ordered after the host.
         self.host: set[int] = set()
         self.told: dict[int, int] = {}
 
     def launch(self, stream: int, reads: set[int], writes: set[int], name: str) -> None:
-        """Queue a kernel, unless it touches nothing."""
+        """Record a kernel, unless it reads and writes nothing."""
         if reads or writes:
-            # What the thread has done, it has done before it queues anything else.
+            # A kernel runs after everything that the host did before. So the stream
+            # waits for the host, if the host has done something since the last wait.
             if stream != HOST and self.told.get(HOST, 0) > self.told.get(stream, 0):
                 self.told[stream] = self.told[HOST]
                 self.wait(stream, self.record(HOST), lines=())
@@ -81,26 +84,27 @@ class Recording:
             )
 
     def record(self, stream: int) -> int:
-        """A new event that remembers what is queued on the stream."""
+        """Record a new event on a stream, and return its number."""
         self.sweep()
         self.events += 1
         self.trace.append(Record(self.events, stream))
         return self.events
 
     def wait(self, stream: int, event: int, lines: Iterable[str]) -> None:
-        """Let the stream wait for the event."""
+        """Record that a stream waits for an event."""
         self.sweep()
         self.trace.append(Wait(event, stream, tuple(lines)))
         if stream == HOST:
             self.told[HOST] = len(self.trace)
 
     def blocks_of(self, tensor: Tensor) -> set[int]:
-        """The memory under a tensor; none under a tensor without elements."""
+        """The block of a tensor's storage, or none for a tensor without elements."""
         storage = tensor.untyped_storage()
         if not tensor.numel() or not storage.nbytes():
             return set()
         if storage_id(storage) not in self.storages:
-            # It is older than the recording, or it came from Python. Either way nobody is using its memory.
+            # The storage is older than the recording, or came from Python. In both cases no kernel of the
+            # recording uses its memory yet.
             self.blocks += 1
             self.storages[storage_id(storage)] = Stored(
                 StorageWeakRef(storage), self.blocks
@@ -108,7 +112,7 @@ class Recording:
         return {self.storages[storage_id(storage)].block}
 
     def allocated(self, storage: torch.UntypedStorage) -> None:
-        """A storage has taken memory of the current stream, or of the host."""
+        """Record that a storage was allocated, on the current stream or on the host."""
         self.blocks += 1
         self.storages[storage_id(storage)] = Stored(
             StorageWeakRef(storage), self.blocks
@@ -117,19 +121,20 @@ class Recording:
         self.trace.append(Allocate(self.blocks, home))
 
     def freed(self, storage: int) -> None:
-        """A storage has given its memory back."""
+        """Record that a storage was freed."""
         known = self.storages.pop(storage)
         if storage in self.host:
             self.host.remove(storage)
-            # The allocator of pinned memory asks every stream.
+            # The allocator of pinned memory waits for every stream that used the memory. The recording
+            # assumes that all of them did.
             known.streams.update(
                 event.stream for event in self.trace if isinstance(event, Launch)
             )
         self.trace.append(Free(known.block, frozenset(known.streams)))
 
     def sweep(self) -> None:
-        """Note which storages have died since the last event."""
-        # What `StorageWeakRef.expired` asks, and it is called millions of times.
+        """Record which storages were freed since the last event."""
+        # This is what `StorageWeakRef.expired` calls. The direct call is faster, and there are millions.
         for storage in [
             number
             for number, known in self.storages.items()
@@ -138,7 +143,7 @@ class Recording:
             self.freed(storage)
 
     def keep_on_host(self, tensors: Iterable[Tensor]) -> None:
-        """These count as memory on the host. It is older than all that the recording holds."""
+        """Count existing tensors as memory on the host."""
         for tensor in tensors:
             self.host.add(storage_id(tensor.untyped_storage()))
             self.blocks_of(tensor)
@@ -146,7 +151,7 @@ class Recording:
 
 @dataclass
 class Stored:
-    """A storage that holds memory now. The reference keeps its address from being used again."""
+    """A storage that has memory now. The weak reference prevents that its address is used again."""
 
     reference: StorageWeakRef
     block: int

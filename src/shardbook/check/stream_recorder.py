@@ -1,24 +1,24 @@
-r"""# The recorder
+r"""# Recording a run as if on a GPU
 
-> A run on a CPU, written down as if a GPU with its streams and its allocator carried it out.
+> The recorder runs a program on a CPU, and records the streams and allocations that a
+> GPU would use.
 
-The run is real, on CPU tensors, and its results are right. What a GPU would do with it is
-a model, written down as [a list of events](stream_events.py). Modelled are
+The program really runs, on CPU tensors, and its results are right. In addition the
+recorder writes [a list of events](stream_events.py) that a GPU would see. It models
 
-- **kernels**: each operation of PyTorch is one kernel on the current stream. What it reads
-  and writes is taken from the operation's schema, and kept by storage: two parts of one
-  storage count as one place. A backward pass runs on the stream of its forward pass,
-  which in this library is the compute stream.
-- **streams, events and NCCL**: [the device](stream_device.py) writes them down. A
+- **kernels**: each operation of PyTorch is one kernel on the current stream. The
+  operation's schema says which tensors it reads and writes. They are recorded by
+  storage, so two parts of one storage count as the same memory. A backward pass runs on
+  the stream of its forward pass, which in this library is the compute stream.
+- **streams, events and NCCL**: [the modelled device](stream_device.py) records them. A
   synchronous collective runs on the current stream.
-- **memory and the host**: [the next chapter](stream_memory.py) keeps track of both. Memory
-  that `host_memory` gives is on the host, and so is whatever PyTorch computes from it.
-  Every other tensor is on the device: `is_cpu` says so, and so is new memory for which a
-  device is named.
+- **memory and the host**: [the next chapter](stream_memory.py) records both. Memory from
+  `host_memory` is on the host, and so are tensors that PyTorch computes from it. All
+  other tensors count as tensors of the device, and their `is_cpu` is false.
 
-Other waits of the host are not modelled. `item()` makes the host wait for the stream, but a program
-that is in order only because of that is out of order on the day the `item()` goes, so it
-counts as a read and nothing more.
+Other waits of the host are not modelled. For example, `item()` makes the host wait for
+the stream. But a program whose order depends on an `item()` has a race as soon as the
+`item()` is removed. So an `item()` counts only as a read.
 """
 
 # sidelit: hide
@@ -53,20 +53,20 @@ from shardbook.zero import unused
 __all__ = ["Recorder"]
 # sidelit: show
 
-# These operations ask a tensor for its shape, not for its values.
+# These operations use the shape of a tensor, but not its values.
 FACTORY = re.compile("^new_|_like$")
 
 
 class Recorder(Recording, TorchDispatchMode):
-    """Inside the block, everything that asks for a device gets one that writes down what it is told."""
+    """A block in which the program runs on the modelled device and is recorded."""
 
     def __init__(self) -> None:
         Recording.__init__(self)
         TorchDispatchMode.__init__(self)
-        # Whether what runs now is the model's own business.
+        # Whether the present operations are left out of the recording.
         self.quiet = False
-        # The stream of each process group, and what NCCL keeps until somebody waits for
-        # an event.
+        # The stream of each process group, and the tensors that NCCL holds until a stream
+        # waits for the collective's event.
         self.nccl: dict[Any, int] = {}
         self.kept: dict[int, list[Tensor]] = {}
         self.patches = ExitStack()
@@ -77,7 +77,8 @@ class Recorder(Recording, TorchDispatchMode):
         streams.users.clear()
         change = self.patches.enter_context
         change(patch.object(torch, "get_device_module", lambda _=None: device))
-        # A group may have gloo for CPU tensors. These stand for tensors of a GPU.
+        # The process group uses gloo for CPU tensors, but here they stand for GPU tensors. So the group
+        # claims to use NCCL.
         change(patch.object(dist, "get_backend_config", lambda group=None: "cpu:nccl"))
         change(patch.object(torch.UntypedStorage, "resize_", resize))
         change(patch.object(Tensor, "record_stream", record_stream))
@@ -92,7 +93,7 @@ class Recorder(Recording, TorchDispatchMode):
             "broadcast",
         ):
             change(patch.object(dist, name, self.collective(getattr(dist, name))))
-        # The garbage collector would free memory at moments of its own.
+        # The garbage collector would free memory at unpredictable moments.
         gc.disable()
         TorchDispatchMode.__enter__(self)
         return self
@@ -102,7 +103,7 @@ class Recorder(Recording, TorchDispatchMode):
         gc.enable()
         self.patches.close()
         at_work.remove(self)
-        # The book keeps its streams. These belong to a device that is gone.
+        # The library caches its streams. Those of the modelled device must not be used later.
         for kept in (streams.streams, host.road):
             kept.cache_clear()
         streams.users.clear()
@@ -114,7 +115,7 @@ class Recorder(Recording, TorchDispatchMode):
         args: Any = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """An operation is a kernel, on the current stream or on the host."""
+        """Run an operation, and record it as a kernel on the current stream or on the host."""
         kwargs = kwargs or {}
         if self.quiet:
             return func(*args, **kwargs)
@@ -136,8 +137,8 @@ class Recorder(Recording, TorchDispatchMode):
         ]
         result = func(*args, **kwargs)
         outputs = tensors_in(result)
-        # A copy may have one end on the host. Any other operation has all of its tensors there or none.
-        # But new memory may be like a tensor of the host, and for the device.
+        # A copy may go between the host and the device. Any other operation has all of its tensors on one
+        # of them. An exception is new memory for the device with the shape of a tensor on the host.
         moves = FACTORY.search(name) is not None and kwargs.get("device") is not None
         here = (
             HOST
@@ -152,8 +153,8 @@ class Recorder(Recording, TorchDispatchMode):
                 self.allocated(storage)
                 if "empty" not in name:
                     writes |= self.blocks_of(tensor)
-        # What returns tensors but writes nothing is a view, or memory with nothing in it, and no kernel runs.
-        # What returns no tensor reads a value for the host.
+        # An operation that returns tensors but writes nothing makes a view or uninitialized memory, so no
+        # kernel runs. An operation that returns no tensor reads a value for the host.
         if writes or not outputs:
             self.launch(here, reads, writes, name)
         crosses = any(given) and here != HOST and not moves
@@ -162,7 +163,7 @@ class Recorder(Recording, TorchDispatchMode):
         return result
 
     def on_host(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The call of the same name, whose result counts as memory on the host."""
+        """Wrap a function so that its result counts as memory on the host."""
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Tensor:
@@ -178,7 +179,7 @@ class Recorder(Recording, TorchDispatchMode):
         return call
 
     def collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The call of the same name, as NCCL would carry it out."""
+        """Wrap a collective so that it is recorded as NCCL would execute it."""
         signature = inspect.signature(original)
 
         @functools.wraps(original)
@@ -194,8 +195,8 @@ class Recorder(Recording, TorchDispatchMode):
                 value for name, value in given.items() if not name.startswith("input")
             ]
             asynchronous = bound.arguments.pop("async_op")
-            # gloo's threads keep tensors a moment longer, and chance would decide when memory is free. So
-            # they get copies.
+            # gloo's threads hold references to tensors a moment longer, so memory would be freed at
+            # unpredictable moments. Therefore gloo gets copies.
             with self.paused():
                 copies = {name: value.detach().clone() for name, value in given.items()}
                 original(**{**bound.arguments, **copies})
@@ -218,7 +219,7 @@ class Recorder(Recording, TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs in the block is no part of the recording."""
+        """A block that is left out of the recording."""
         self.quiet, before = True, self.quiet
         try:
             yield
@@ -227,8 +228,8 @@ class Recorder(Recording, TorchDispatchMode):
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors that have memory; those on the meta device have none. An operation takes and returns
-    tensors, lists and tuples of them, and its options stand in a dictionary.
+    """All tensors with memory in a value, so none on the meta device. The value is a tensor, a list or
+    tuple of values, or a dictionary of an operation's options.
     """
     if isinstance(value, Tensor):
         return [] if value.is_meta else [value]
@@ -240,7 +241,9 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def is_cpu(tensor: Tensor) -> bool:
-    """Whether a tensor is on the host. The tensors of the device are on the CPU, too, and must not say so."""
+    """Whether a tensor is on the host. Tensors of the modelled device are really CPU tensors, and this
+    property hides it.
+    """
     return storage_id(tensor.untyped_storage()) in recording().host
 
 
@@ -248,7 +251,7 @@ resize_storage = torch.UntypedStorage.resize_
 
 
 def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-    """Resize, and note that the memory went or came."""
+    """Resize a storage, and record that its memory was freed or allocated."""
     recorder = recording()
     if recorder.quiet or size == storage.nbytes():
         resize_storage(storage, size)
@@ -263,7 +266,7 @@ def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
 
 
 def record_stream(tensor: Tensor, stream: Stream) -> None:
-    """The allocator is told that another stream uses this memory, too."""
+    """Record that another stream uses this memory, too."""
     recorder = recording()
     if recorder.blocks_of(tensor):
         recorder.storages[storage_id(tensor.untyped_storage())].streams.add(

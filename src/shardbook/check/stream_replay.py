@@ -1,11 +1,13 @@
-r"""# The judge of a recording
+r"""# Finding races in a recording
 
-> Of any two accesses to the same memory, one of them a write, something must order the two.
+> Two accesses to the same memory, at least one of them a write, are a race unless a
+> wait or a stream orders them.
 
-PyTorch has a checker for CUDA that watches a real device: for each kernel it knows which
-others are sure to have ended before. This chapter gives that checker [a
-recording](stream_events.py) instead of a device. So one recording can be judged again and again, also
-with one wait left out: a wait without which there is still no race is not needed.
+PyTorch has a checker for races on a CUDA device. For each kernel it knows which other
+kernels have surely finished before. This chapter gives the checker [a
+recording](stream_events.py) instead of a device. So one recording can be checked again
+and again, even with one wait left out. If there is no race without a wait, the wait is
+not needed. In this way the tests show that each wait of the library is necessary.
 
 ```python
 with Recorder() as recorder:
@@ -14,15 +16,14 @@ assert races(recorder.trace) == []   # what CUDA would have to keep in order, an
 assert races(recorder.trace, without=["unit.py:99"])  # this line makes a stream wait, and must
 ```
 
-A wait that is left out is left out alone: what the program did afterwards, it did as
-recorded.
+Leaving out a wait changes nothing else: the other events stay as recorded.
 
-**Memory** belongs to the stream that was current when it was taken. When a tensor dies,
-its memory goes back to that stream at the moment at which the *host* says so, whatever
-the device is doing, and the next one to take memory there may get it. Which one gets what
-depends on sizes and on chance. So the replay takes the worst of every case: who first
-writes to new memory must come after all uses of all memory that was ever given back to
-the same stream.
+**Memory** belongs to the stream that was current at its allocation. When the host frees
+a tensor, its memory returns to that stream at once, even if the device is still using
+it. The next allocation on that stream may get the same memory. Which memory an
+allocation gets depends on sizes and on chance, so the replay assumes the worst case.
+The first write to a new block has to come after all uses of all blocks that were ever
+freed on the same stream.
 """
 
 # sidelit: hide
@@ -55,9 +56,11 @@ __all__ = ["Race", "races"]
 
 @dataclass(frozen=True)
 class Race:
-    """Two accesses to the same memory that nothing orders; the first came later.
+    """Two accesses to the same memory without an order between them.
 
-    :param place: the line of the program that made the later one
+    :param later: the access that was queued later
+    :param earlier: the access that was queued earlier
+    :param place: the line of the program that made the later access
     """
 
     later: str
@@ -69,19 +72,19 @@ class Race:
 
 
 def races(trace: Trace, without: Collection[str] = ()) -> list[Race]:
-    """What the checker finds in a recording, each pair of accesses once.
+    """Find the races in a recording, each pair of accesses once.
 
-    :param without: lines such as `unit.py:99`; what they asked to wait for is not
-        waited for
+    :param trace: the recording
+    :param without: lines such as `unit.py:99` whose waits are left out
     """
-    # The checker notes the stack of each launch. Here that is the stack of this
-    # function, and says nothing.
+    # The checker would record the stack of each launch. During a replay this is always
+    # the stack of this function.
     with patch.object(traceback.StackSummary, "extract", lambda *_, **__: []):
         return list(dict.fromkeys(errors(trace, {*without})))
 
 
 def errors(trace: Trace, without: set[str]) -> Iterator[Race]:
-    """Hand the events to the checker, one after the other."""
+    """Pass the events to the checker, one after the other."""
     checker, memory = cuda_sanitizer.EventHandler(), Memory()
     for event in trace:
         match event:
@@ -108,12 +111,12 @@ def errors(trace: Trace, without: set[str]) -> Iterator[Race]:
 
 
 class Memory:
-    """The memory of each stream, as far as the checker must know it: who last used what was given back.
+    """The last uses of the freed blocks of each stream.
 
-    The checker forgets a block that is freed. Here its last uses stay with the stream it
-    came from, and the next block of that stream starts with them, as reads that its first
-    write must come after. A stream runs in order, so of the uses on one stream the last
-    stands for all.
+    The checker forgets a block when it is freed. This class keeps the block's last uses
+    with its stream. The next block of that stream starts with these uses as reads, and
+    its first write has to come after them. A stream runs in order, so of several uses
+    on one stream only the last is kept.
     """
 
     def __init__(self) -> None:
@@ -121,13 +124,13 @@ class Memory:
         self.used: dict[int, dict[int, Any]] = defaultdict(dict)
 
     def hand_out(self, checker: Any, block: int, stream: int) -> None:
-        """A stream takes a block."""
+        """Allocate a block on a stream."""
         self.home[block] = stream
         for access in self.used[stream].values():
             checker.tensors_accessed.add_read(block, access)
 
     def take_back(self, checker: Any, block: int, recorded: frozenset[int]) -> None:
-        """A block goes back, and the allocator waits for these streams."""
+        """Free a block. The allocator waits for the streams in `recorded`."""
         checker.tensors_accessed.ensure_tensor_exists(block)
         uses = [
             *checker.tensors_accessed.get_reads(block),
@@ -145,7 +148,7 @@ class Memory:
 
 
 def told(access: Any) -> str:
-    """An access in words."""
+    """Describe an access."""
     kind = "read" if access.type is cuda_sanitizer.AccessType.READ else "write"
     names = {COMPUTE: "the compute stream", HOST: "the host"}
     stream = access.stream

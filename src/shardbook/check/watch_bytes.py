@@ -1,30 +1,33 @@
-r"""# The bytes of a watched run
+r"""# Checking the sent bytes
 
-> What each unit has sent, beside what the formula says.
+> The check counts the bytes that each unit sends, and compares them with the formula.
 
-[The ledger](ledger.py) counts each call, and does not know what it was for. [The
-labels](labels.py) know which unit gathers or reduces at the moment. Together they give
-the bytes by unit and kind. What is sent under no label is small: the numbers of [the used
-parameters](unused.py), and the norms of [clipping](clip.py).
+[The ledger](ledger.py) counts the bytes of each collective, but not for which unit it
+was. [The labels](labels.py) say which unit is gathering or reducing. Together they give
+the bytes by unit and kind. Few bytes are sent outside of all labels: the flags of [the
+used parameters](unused.py), and the norms of [clipping](clip.py).
 
-The formula is that of [the plan](policy_bytes.py). One vector of a unit with $P_u$ elements
-sends, for each time,
+The formula is that of [the plan](policy_bytes.py). A flat vector with $P_u$ elements
+sends for each gather and each reduction
 
 $$\text{gather} = b\,(P_u - S_u) \qquad \text{reduce} = s\,(P_u - S_u)$$
 
-and in stage 0 the exchange of gradients goes both ways and counts twice. In stage 3 a
-unit is gathered once for each forward pass and once for each backward pass; in stages 1
-and 2 once for each forward pass that follows a step. A unit that was gathered more often
-than that shows here: most often a checkpoint lies around several units.
+For example, on 2 ranks a vector of 25,344 FP32 numbers sends $4 \cdot 12{,}672 =
+50{,}688$ bytes for a gather. In stage 0 a reduction counts twice, because an all-reduce
+consists of a reduce-scatter and an all-gather.
 
-The first step differs from the others, because the ranks agree on their order and an
-optimizer makes its state. So counting begins after it, and with `--steps 1` there is
-nothing to compare.
+In stage 3 a unit is gathered once for each forward pass and once for each backward
+pass. In stages 1 and 2 it is gathered once for each forward pass after an optimizer
+step. If a unit was gathered more often, this table shows it. The usual cause is a
+checkpoint around several units.
+
+The first step is not counted, because the ranks then agree on their order and an
+optimizer creates its state. So with `--steps 1` there is nothing to compare.
 
 :notation $P_u$: `padded`, the elements of one flat vector of unit $u$ with its padding
-:notation $S_u$: `shard_numel`, a rank's part of them
+:notation $S_u$: `shard_numel`, the elements of a rank's part
 :notation $b$: `computed`, the bytes of a number as modules compute with it
-:notation $s$: `sent`, the bytes of a number as it travels in the exchange of gradients
+:notation $s$: `sent`, the bytes of a number in the exchange of gradients
 """
 
 # sidelit: hide
@@ -57,7 +60,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The bytes that this rank has sent for one unit; `planned` is `None` where no formula holds."""
+    """The bytes that this rank has sent for one unit; `planned` is `None` if no formula applies."""
 
     unit: str
     kind: str
@@ -66,36 +69,37 @@ class Row:
 
 
 class Bytes(Watch):
-    """Counts what is sent, from the end of the first step to the end of the last."""
+    """Counts the sent bytes from the end of the first step to the end of the last step."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.counting = ExitStack()
         self.book = self.counting.enter_context(ledger())
-        # How many calls of the ledger have been assigned, and the acts under way.
+        # How many of the ledger's calls were assigned to a unit, and the units that act
+        # now.
         self.seen = 0
         self.under_way: list[tuple[str, str]] = []
-        # Bytes by unit and kind, and how often each model was called, was called while
-        # gradients waited, began a backward pass, and exchanged gradients.
+        # `sent` holds the bytes by unit and kind. `times` counts forward passes, forward
+        # passes with waiting gradients, backward passes, and exchanges of gradients.
         self.sent: Counter[tuple[str, str]] = Counter()
         self.times: Counter[str] = Counter()
         self.start: tuple[Counter[Any], Counter[str]] | None = None
         self.end: tuple[Counter[Any], Counter[str]] | None = None
 
     def begins(self, act: str, unit: str) -> None:
-        """What was sent so far belongs to the act around this one."""
+        """Assign the bytes so far to the surrounding act, and begin a new one."""
         self.assign()
         self.under_way.append((act, unit))
 
     def ends(self, act: str, unit: str) -> None:
-        """What was sent since belongs to this act."""
+        """Assign the bytes since the beginning to this act, and end it."""
         self.assign()
         if (act, unit) in self.under_way:
             while self.under_way.pop() != (act, unit):
                 pass
 
     def assign(self) -> None:
-        """Add the calls that are new in the ledger to the innermost unit that sends."""
+        """Add the new calls in the ledger to the innermost unit that sends."""
         kind, unit = next(
             (
                 (KINDS[act], name)
@@ -109,7 +113,7 @@ class Bytes(Watch):
         self.seen = len(self.book.calls)
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """A pass in which units are gathered; in stages 1 and 2 they are not while gradients wait."""
+        """Count a forward pass. In stages 1 and 2 units are not gathered while gradients wait."""
         units = conductor_of(model).drivers
         self.times["forward"] += 1
         self.times["waiting"] += any(
@@ -117,14 +121,14 @@ class Bytes(Watch):
         )
 
     def backward(self, losses: Sequence[Tensor]) -> None:
-        """A pass in which units are gathered again, and gradients exchanged."""
+        """Count a backward pass, and whether gradients are exchanged in it."""
         self.times["backward"] += 1
         self.times["exchanges"] += all(
             conductor_of(model).syncing for model in self.run.models
         )
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """The first step begins the count, each later one may end it."""
+        """Begin counting after the first step. Each later step may be the last one."""
         self.assign()
         now = self.sent.copy(), self.times.copy()
         if self.start is None:
@@ -133,12 +137,13 @@ class Bytes(Watch):
             self.end = now
 
     def rows(self) -> list[Row]:
-        """The table: a row for each unit and kind, and at the end what belongs to no unit."""
+        """The table: a row for each unit and kind, and at the end the bytes of no unit."""
         self.counting.close()
         if self.start is None or self.end is None:
             return []
         sent, times = self.end[0] - self.start[0], self.end[1] - self.start[1]
-        # With several models, or several optimizers, passes belong to some of the units.
+        # With several models or optimizers, a forward pass may gather only some of the
+        # units. Then no formula applies.
         known = len(self.run.models) == 1 and len(self.run.taken) == 1
         rows = []
         for unit in self.run.units():
@@ -156,7 +161,7 @@ class Bytes(Watch):
 
 
 def planned(unit: Unit, times: Counter[str]) -> dict[str, int]:
-    """What a unit sends by the formula, for so many passes."""
+    """The bytes that a unit sends by the formula, for so many forward and backward passes."""
     forwards, backwards = times["forward"], times["backward"]
     gathers = {0: 0, 3: forwards + backwards}.get(
         unit.stage, forwards - times["waiting"]

@@ -1,18 +1,20 @@
-r"""# The data and the random numbers
+r"""# Checking batches, modes and random numbers
 
-> Whether the ranks train on different batches, in training mode, with masks of their own.
+> The check compares the batches of all ranks, and detects a model in `eval()` mode and
+> equal dropout masks.
 
-A loader without a `DistributedSampler` gives every rank the same batches. All ranks then
-compute the same gradient, and its mean is what one rank alone would have had. The loss
-falls as usual, and the other ranks have worked for nothing. So the ranks compare what
-they call the model with. If the tensors were equal in every forward pass of the run,
-that is an error. A single pass with equal tensors is none: a batch may repeat at the
-end of [`join`](uneven.py).
+A data loader without a `DistributedSampler` gives every rank the same batches. With 8
+ranks, all of them compute the same gradient, and the mean is the gradient of one rank
+alone. The loss falls as usual, but seven ranks have done nothing useful. So the ranks
+compare the tensors with which they call the model. If all ranks had equal tensors in
+every forward pass of the run, the check reports an error. Equal tensors in a single
+forward pass are allowed, because a batch may repeat at the end of
+[`join`](uneven.py).
 
-Two more things are visible at the beginning of a forward pass. A model that was left in
-`eval()` mode trains without dropout and does not move the statistics of its norms. And
-ranks with equal seeds draw equal dropout masks, which is a note: the masks repeat, and
-nothing else is wrong.
+Two more faults are visible at the beginning of a forward pass. A model that was left in
+`eval()` mode trains without dropout and does not update the statistics of its norms.
+And ranks with equal seeds draw equal dropout masks. The second is only a note: the
+masks repeat, but the gradients are correct.
 """
 
 # sidelit: hide
@@ -38,12 +40,13 @@ KEEPS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 class Data(Watch):
-    """Looks at what a model is called with, and in which mode."""
+    """Checks the arguments of each forward pass, and the mode of the model."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        # Of the forward passes that autograd records: the line, and whether all ranks
-        # had equal tensors, and equal states of their generators where these count.
+        # For the forward passes that autograd records: the line of the last one, and for
+        # each whether all ranks had equal tensors, and equal states of their generators
+        # if the model has dropout.
         self.line: Place | None = None
         self.same: list[bool] = []
         self.same_masks: list[bool] = []
@@ -51,7 +54,7 @@ class Data(Watch):
         self.evaluating: Place | None = None
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """Compare the inputs of this pass on all ranks."""
+        """Compare the inputs of this forward pass on all ranks."""
         if not self.run.records:
             return
         self.line = place()
@@ -68,7 +71,7 @@ class Data(Watch):
         self.same_masks.append(equal([note and note[1] for note in notes]))
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """A pass in `eval()` mode was trained with."""
+        """Warn if the optimizer steps after a forward pass in `eval()` mode."""
         if self.evaluating is not None:
             self.found.add(
                 "warning",
@@ -79,7 +82,7 @@ class Data(Watch):
             )
 
     def judge(self, facts: list[Any]) -> None:
-        """All ranks have compared the same notes, so rank 0 knows."""
+        """Report equal data or equal masks. All ranks have compared the same notes, so rank 0 reports."""
         if self.same and all(self.same):
             self.found.add(
                 "error",
@@ -99,12 +102,12 @@ class Data(Watch):
 
 
 def equal(notes: list[Any]) -> bool:
-    """Whether several ranks have written the same. A rank that wrote nothing counts as another."""
+    """Whether several ranks wrote equal notes. A rank without a note counts as different."""
     return len(notes) > 1 and None not in notes and len({*notes}) == 1
 
 
 def state() -> str:
-    """The state of the generators that dropout draws from."""
+    """A digest of the generators that dropout draws from."""
     states = [torch.get_rng_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state())
@@ -112,12 +115,12 @@ def state() -> str:
 
 
 def drops(model: nn.Module) -> bool:
-    """Whether some dropout of the model draws masks now."""
+    """Whether the model has an active dropout."""
     return any(isinstance(m, DROPS) and m.training and m.p > 0 for m in model.modules())
 
 
 def ignores_training(model: nn.Module) -> bool:
-    """Whether a model is in `eval()` mode, and some of its modules would do something else in `train()`."""
+    """Whether a model is in `eval()` mode, and has modules that act differently in `train()` mode."""
     if model.training or any(module.training for module in model.modules()):
         return False
     return any(

@@ -1,21 +1,24 @@
-r"""# The gradients
+r"""# Checking the gradients
 
-> What an optimizer steps with, and which parameters it leaves out.
+> The check detects missing, zero, infinite and undivided gradients, and parameters that
+> no optimizer trains.
 
-An optimizer never complains. It passes by a parameter without a gradient, takes a step
-of nothing where all gradients are zero, and fills the model with NaN where one of them is
-NaN. Four questions are asked after each step:
+An optimizer raises no error for bad gradients. It skips a parameter without a gradient,
+does nothing if all gradients are zero, and writes NaN into the model if a gradient is
+NaN. After each step the check answers four questions:
 
-- **Was there a gradient at all?** After `zero_grad()` in the wrong place there is none, and
-  none after `backward(inputs=...)` with the parameters of a model in stage 0.
-- **Is it finite?** The first parameter with another gradient is named. A scaler that skips
-  a step calls no optimizer, so a step that is taken should have finite gradients.
-- **Which parameters had none?** A parameter that no rank has used in any of the steps
-  keeps [the gradient `None`](unused.py). It is named, and so is one that has gradients
-  which no optimizer takes.
-- **Are several means added up?** With micro-batches each loss should be divided by their
-  number. A loss that comes straight from a mean was not. It is a warning: the same line
-  may mean the sum, or the gradients may be divided later.
+- **Was there a gradient at all?** If `zero_grad()` comes between `backward()` and
+  `step()`, there is none. The same happens with `backward(inputs=...)` and the
+  parameters of a model in stage 0.
+- **Is each gradient finite?** The first parameter with NaN or infinity is named. A
+  scaler that skips a step does not call the optimizer, so every step should have finite
+  gradients.
+- **Which parameters had no gradient?** A parameter that no rank used in any step keeps
+  [the gradient `None`](unused.py), and it is named. A parameter that has gradients, but
+  is in no optimizer, is named, too.
+- **Were several means added up?** With 4 micro-batches each loss should be divided by 4.
+  If `backward` begins at a mean itself, the loss was not divided. This is a warning,
+  because the program may want the sum, or divide the gradients later.
 """
 
 # sidelit: hide
@@ -38,24 +41,24 @@ __all__ = ["Gradients", "listed"]
 
 
 class Gradients(Watch):
-    """Looks at the gradients of each step of an optimizer that trains a sharded model."""
+    """Checks the gradients at each step of an optimizer that trains a sharded model."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        # Of each optimizer the line of its last step, whether it ever had a gradient,
-        # and whether one was ever other than zero on this rank.
+        # For each optimizer: the line of its last step, whether any parameter ever had a
+        # gradient, and whether a gradient was ever nonzero on this rank.
         self.steps: dict[Optimizer, list[Any]] = {}
-        # The names of the parameters that had a gradient, and of those that were in an
-        # optimizer that has stepped.
+        # `used` holds the names of parameters that had a gradient. `held` holds the ids
+        # of parameters in an optimizer that has stepped.
         self.used: set[str] = set()
         self.held: set[int] = set()
-        # Where each backward pass since the last step began, and whether its loss was a
-        # mean. The line of a loss that was not finite.
+        # `passes` holds the line of each backward pass since the last step, and whether
+        # its loss was a mean. `lost` is the line of the first loss that was not finite.
         self.passes: list[tuple[Place | None, bool]] = []
         self.lost: Place | None = None
 
     def backward(self, losses: Sequence[Tensor]) -> None:
-        """Note the line, and what kind of loss it is."""
+        """Record the line of a backward pass, and whether its loss is a mean."""
         here = place()
         means = [
             takes_mean(loss.grad_fn) for loss in losses if loss.grad_fn is not None
@@ -65,7 +68,7 @@ class Gradients(Watch):
             self.lost = self.lost or here
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Look at the gradients that the step was taken with. They are still there."""
+        """Check the gradients of a step. After the step they still exist."""
         if optimizer not in self.run.taken or skips(optimizer):
             return
         here = place()
@@ -88,7 +91,7 @@ class Gradients(Watch):
     def refuse_not_finite(
         self, name: str, gradient: Tensor, here: Place | None
     ) -> None:
-        """Note the first gradient that is infinite or NaN. After the step all are."""
+        """Report the first gradient that is infinite or NaN. In later steps all gradients will be."""
         if self.found.has("not-finite") or bool(gradient.isfinite().all()):
             return
         loss = "the loss was not finite before" if self.lost else "the loss was finite"
@@ -102,7 +105,7 @@ class Gradients(Watch):
         )
 
     def warn_of_means(self) -> None:
-        """Several passes from one line, each from a mean: their gradients are added up."""
+        """Warn if one line began several backward passes, each from a mean."""
         lines = [line for line, mean in self.passes if mean and line is not None]
         for line in dict.fromkeys(lines):
             count = lines.count(line)
@@ -117,7 +120,7 @@ class Gradients(Watch):
                 )
 
     def facts(self) -> Any:
-        """What this rank has seen, for a comparison with the others."""
+        """The observations of this rank, for a comparison with the others."""
         parameters = [*self.run.parameters()]
         return {
             "steps": [
@@ -129,7 +132,9 @@ class Gradients(Watch):
         }
 
     def judge(self, facts: list[Any]) -> None:
-        """A gradient may be zero, and a slice empty, on one rank and not on another."""
+        """Report missing and zero gradients. On one rank alone a gradient may be zero or a slice empty, so
+        all ranks are compared.
+        """
         present = [fact for fact in facts if fact is not None]
         for number, (line, *_) in enumerate(self.steps.values()):
             of_ranks = [fact["steps"][number : number + 1] for fact in present]
@@ -155,7 +160,7 @@ class Gradients(Watch):
             self.name_unused(present, zero=zero)
 
     def name_unused(self, facts: list[Any], *, zero: bool) -> None:
-        """Name the parameters without a gradient, and those that no optimizer takes.
+        """Warn of parameters without a gradient, and of those that are in no optimizer.
 
         :param zero: whether [unused parameters get zero](unused.py), so that all have one
         """
@@ -187,22 +192,22 @@ LOSSES = {
 
 
 def takes_mean(node: Any) -> bool:
-    """Whether a node of the graph is a mean over all elements, or a loss that ends in one.
+    """Whether a node of the graph is a mean over all elements, or a loss with a mean at its end.
 
-    A loss that was divided by something ends in another node.
+    A loss that was divided has a division as its last node.
     """
     name = node.name().removesuffix("Backward0")
     return name == "Mean" or (name in LOSSES and reduction_of(node) == 1)
 
 
 def skips(optimizer: Optimizer) -> bool:
-    """Whether a scaler has told the optimizer itself to leave this step out."""
+    """Whether a scaler makes the optimizer skip this step."""
     found = getattr(optimizer, "found_inf", None)
     return isinstance(found, Tensor) and bool(found.any())
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:
-    """Some names, and how many more there are.
+    """List the first names, and count the others.
 
     >>> listed(["a", "b"]), listed("abcdefg")
     ('a, b', 'a, b, c, d and 3 more')

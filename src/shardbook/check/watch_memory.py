@@ -1,14 +1,16 @@
-r"""# What a rank stores
+r"""# Checking the stored bytes
 
-> The parameters and the optimizer's state after the last step, beside the plan.
+> The check counts the parameters and the optimizer state after the last step, and
+> compares the parameters with the plan.
 
-[The plan](policy_bytes.py) says how many bytes of each unit stay on a rank between two
-steps: in stage 3 its part of the parameters, in stages 1 and 2 the whole vector as
-well. The optimizer's state is counted, too. AdamW makes two numbers for each parameter and
-SGD none, so a plan for an unknown optimizer does not exist.
+[The plan](policy_bytes.py) gives the bytes of each unit that a rank stores between two
+steps. In stage 3 these are its part of the parameters, in stages 1 and 2 the whole
+vector as well. The optimizer state is counted, but has no plan: AdamW stores two numbers
+for each parameter, plain SGD none, and your optimizer is unknown to the library.
 
-The count is of tensors and not of the allocator's blocks. A peak has no plan for a model
-that this library does not know: it depends on what the model's own operations save.
+The check counts the bytes of tensors, and not the blocks of the allocator. It does not
+compare the peak, because the peak depends on the activations that your model's
+operations save.
 """
 
 # sidelit: hide
@@ -31,7 +33,7 @@ __all__ = ["Memory"]
 
 
 class Memory(Watch):
-    """Counts what this rank stores after each step; the last count is printed."""
+    """Counts the bytes that this rank stores after each step. The last count is printed."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -40,7 +42,7 @@ class Memory(Watch):
         self.rows: list[Row] = []
 
     def sharding(self, model: nn.Module, options: dict[str, Any]) -> None:
-        """Keep the policy, which the plan depends on."""
+        """Keep the policy, because the plan depends on it."""
         self.policies.append(options.get("policy") or Policy())
 
     def after_step(self, optimizer: Optimizer) -> None:
@@ -63,7 +65,7 @@ class Memory(Watch):
         ]
 
     def planned(self) -> int | None:
-        """What the plan says for the parameters of all models."""
+        """The planned bytes of the model's parameters; `None` with several models."""
         if len(self.policies) != 1 or len(self.run.models) != 1:
             return None
         (policy,) = self.policies
@@ -75,7 +77,7 @@ class Memory(Watch):
 
 
 def planned(flat: Flat, stage: int, policy: Policy) -> int:
-    """What the plan says for one vector. In stages 1 and 2 a frozen one stays whole."""
+    """The planned bytes of one vector. In stages 1 and 2 a frozen vector stays whole."""
     if not flat.layout.trainable and stage in (1, 2):
         return kinds_of(flat.layout, 0, policy).parameters
     kinds = kinds_of(flat.layout, stage, policy)
@@ -83,6 +85,6 @@ def planned(flat: Flat, stage: int, policy: Policy) -> int:
 
 
 def nbytes(tensors: list[Tensor]) -> int:
-    """The bytes of some tensors, each storage once."""
+    """The bytes of tensors, counting each storage once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage_id(one): one.nbytes() for one in storages}.values())

@@ -1,20 +1,23 @@
-r"""# The parameters
+r"""# Checking the parameters
 
-> Which values the ranks start from, which parameters have two names, and which nobody shares.
+> The check detects ranks that start from different values, parameters with two names,
+> and parameters that are not averaged.
 
-`shard` copies the values of rank 0 to all ranks, so ranks may build their models from
-different seeds. With `synchronize=False` it trusts that they are equal. If they are not, the
-model is put together from parts of different models, and nothing says so: the check
-compares the values before they are cut.
+`shard` copies rank 0's values to all ranks, so the ranks may build their models from
+different seeds. With `synchronize=False` nothing is copied, and the values have to be
+equal already. If they differ, the first half of a weight comes from rank 0's model and
+the second half from rank 1's, without an error. So the check compares the values before
+they are cut.
 
-A parameter outside of every unit is averaged by nobody. An optimizer that mixes such
-parameters with sharded ones [is refused](unowned.py). An optimizer that holds nothing
-else is not: it may train a second model, which the program averages by itself. What
-tells the two apart is the values. Values that were equal on all ranks and are not any
-longer were trained by each rank alone.
+The gradient of a parameter outside of all units is not averaged. An optimizer that mixes
+such parameters with sharded ones [is refused](unowned.py). But an optimizer that has
+only such parameters is allowed, because it may train a second model whose gradients the
+program averages itself. The values tell the two cases apart. If they were equal on all
+ranks before the steps and differ afterwards, each rank has trained alone.
 
-Buffers differ between ranks on purpose: each rank's [batch norm](model.py#copy_buffers)
-sees its own data. A note says which, since `state_dict()` saves those of the rank that calls.
+Buffers may differ between ranks, because each rank's [batch
+norm](model.py#copy_buffers) computes the statistics of its own data. A note names these
+buffers, because `state_dict()` saves those of the rank that calls it.
 """
 
 # sidelit: hide
@@ -38,20 +41,20 @@ __all__ = ["Parameters", "digest"]
 
 
 class Parameters(Watch):
-    """Compares values between ranks, and names parameters with two names."""
+    """Compares the values of parameters and buffers between ranks."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        # The values of models that were sharded with `synchronize=False`.
+        # Digests of the values of models that were sharded with `synchronize=False`.
         self.first: list[dict[str, str]] = []
         self.line: Place | None = None
-        # The values of optimizers without a sharded parameter, before their first step,
-        # and the line of that step.
+        # For optimizers without sharded parameters: a digest of the values before the
+        # first step, and the line of that step.
         self.before: dict[Optimizer, str] = {}
         self.lines: dict[Optimizer, Place | None] = {}
 
     def sharding(self, model: nn.Module, options: dict[str, Any]) -> None:
-        """Note the values with which a model is trusted to start."""
+        """Record the initial values of a model with `synchronize=False`."""
         if options.get("synchronize", True):
             return
         named = [*model.named_parameters(), *model.named_buffers()]
@@ -59,7 +62,7 @@ class Parameters(Watch):
         self.first.append({name: digest([t]) for name, t in named if not t.is_meta})
 
     def sharded(self, model: nn.Module) -> None:
-        """Name the parameters that stand in several places."""
+        """Report parameters with several names."""
         for unit in self.run.units():
             for slot in (slot for flat in unit.flats for slot in flat.layout.slots):
                 if len(slot.names) > 1:
@@ -71,14 +74,14 @@ class Parameters(Watch):
                     )
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Note the values that an optimizer of other parameters starts from."""
+        """Record the values before the first step of an optimizer with other parameters."""
         others = [p for p in trained(optimizer) if owner_of(p) is None]
         if others and optimizer not in self.before and self.run.models:
             self.before[optimizer] = digest(others)
             self.lines[optimizer] = place()
 
     def facts(self) -> Any:
-        """The values, as digests."""
+        """Digests of the values."""
         return {
             "first": self.first,
             "before": [*self.before.values()],
@@ -95,7 +98,7 @@ class Parameters(Watch):
         }
 
     def judge(self, facts: list[Any]) -> None:
-        """Compare with rank 0."""
+        """Compare the values of all ranks with those of rank 0."""
         present = [(rank, fact) for rank, fact in enumerate(facts) if fact is not None]
         for rank, fact in present:
             self.compare_first(rank, fact["first"])
@@ -135,7 +138,7 @@ class Parameters(Watch):
             )
 
     def compare_first(self, rank: int, models: list[dict[str, str]]) -> None:
-        """Note the first parameter with which a rank starts from other values than rank 0."""
+        """Report the parameters for which a rank's initial values differ from rank 0's."""
         for mine, theirs in zip(self.first, models, strict=False):
             other = [
                 name for name in mine if theirs.get(name, mine[name]) != mine[name]
@@ -153,7 +156,7 @@ class Parameters(Watch):
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """A short text that two lists of tensors have in common if their values are equal, bit for bit.
+    """Compute a short text that is the same for two lists of tensors if they are equal bit for bit.
 
     >>> import torch
     >>> one, other = torch.ones(2), torch.tensor([1.0, 1.0])
@@ -162,7 +165,8 @@ def digest(tensors: Iterable[Tensor]) -> str:
     """
     found = blake2b(digest_size=16)
     for tensor in tensors:
-        # On the host, in one stretch of memory; a sparse tensor is spread out.
+        # The bytes are read from a contiguous copy on the host. A sparse tensor becomes
+        # dense.
         here = (
             tensor.detach().to_dense().cpu().contiguous().resolve_conj().resolve_neg()
         )

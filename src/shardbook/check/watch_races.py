@@ -1,18 +1,19 @@
-r"""# The race check
+r"""# Checking for races between streams
 
-> With `--races` the steps run on a model of a GPU's streams, and two accesses that nothing orders are found.
+> `--races` records a CPU run as if on a GPU with streams, and reports accesses to
+> memory without an order.
 
-A program with streams of its own, or a hook that keeps a tensor longer than the library
-expects, can race on a GPU and be right on a CPU. With `--races` [a
-recorder](stream_recorder.py) writes down what the script asks of its device, and at the end
-[the replay](stream_replay.py) looks for races. Each is named with the line of the program
-that made the later access.
+A program with its own streams may have a race on a GPU and run correctly on a CPU. So
+may a hook that uses a tensor after the library has freed it. With `--races` [a
+recorder](stream_recorder.py) records what the script would do on a GPU, and at the end
+[the replay](stream_replay.py) searches the recording for races. Each race is reported
+with the line of the program that made the later access.
 
-The recorder looks at each operation, so the script takes several times as long. It also
-plays the part of NCCL, with which no rank can look into the store while it waits. So a
-rank that leaves the common order is found later than without it. On a GPU itself
-there is nothing to model, and PyTorch's own checker, `TORCH_CUDA_SANITIZER=1`, watches
-the real streams.
+The recorder inspects each operation, so the script takes several times as long. It also
+pretends that the collectives are NCCL's. With NCCL a rank cannot read the store while
+it waits, so a rank that leaves the common order is detected later than without
+`--races`. On a real GPU no model is needed: PyTorch's own checker,
+`TORCH_CUDA_SANITIZER=1`, watches the real streams.
 """
 
 # sidelit: hide
@@ -33,18 +34,18 @@ __all__ = ["Races"]
 
 
 class Races(Watch):
-    """Records the script, and judges the recording at its end."""
+    """Records the script, and searches the recording for races at the end."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.recorder = Recorder()
 
     def patches(self) -> Sequence[Any]:
-        """The recorder is a block, like the patches."""
+        """The recorder. It is a context manager, like a patch."""
         return [self.recorder]
 
     def sharded(self, model: nn.Module) -> None:
-        """Refuse a model whose streams are real.
+        """Refuse a model on a device with real streams.
 
         :raises Mistake: naming the device
         """
@@ -57,7 +58,7 @@ class Races(Watch):
                 )
 
     def facts(self) -> Any:
-        """The races of this rank."""
+        """Report the races of this rank."""
         for race in races(self.recorder.trace):
             self.found.add(
                 "error",

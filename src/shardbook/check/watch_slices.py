@@ -1,23 +1,26 @@
-r"""# Code that sees a slice
+r"""# Checking code that uses slices
 
-> What a program does with parameters directly, where a rank has only a slice of them.
+> The check detects calls that see only this rank's slice of a parameter or gradient,
+> such as PyTorch's clipping.
 
-In stages 1 to 3 a parameter is this rank's slice, and most of what needs the whole
-[is refused](access.py). What only looks at a slice is not, because an optimizer has to
-look, too. There code goes wrong in silence. These calls are watched:
+In stages 1 to 3 a parameter is this rank's slice. Suppose a gradient is $(3, 4)$, and
+each of 2 ranks has one element. Its norm is 5, but `p.grad.norm()` returns 3 on rank 0
+and 4 on rank 1. Most operations that need the whole parameter [are
+refused](access.py). Reading a slice cannot be refused, because an optimizer has to read
+it, too. So the check watches these calls:
 
 | call | what happens | weight |
 |---|---|---|
 | `torch.nn.utils.clip_grad_norm_`, `get_total_norm` | each rank clips by another norm | error |
-| `torch.amp.GradScaler.step` | each rank looks for an overflow in its own part | error |
-| a write through `.data` in `with whole(model):` | it is lost | error |
+| `torch.amp.GradScaler.step` | each rank looks for an overflow in its part | error |
+| a write through `.data` in `with whole(model):` | the write is lost | error |
 | `p.grad.norm()`, `torch.linalg.vector_norm(p.grad)` | the norm of this rank's part, as in SAM | warning |
-| `p.norm()`, `p.sum()` of a parameter without gradients | likewise | warning |
-| `p.dim()`, `p.shape`, `p.numel()` | those of the slice: groups by shape, counts of parameters | warning |
-| `p.grad` between two backward passes in `no_sync` | what waits is not in it | warning |
+| `p.norm()`, `p.sum()` of a parameter without gradients | the norm or sum of this rank's slice | warning |
+| `p.dim()`, `p.shape`, `p.numel()` | the slice's shape; groups by shape and counts go wrong | warning |
+| `p.grad` between two backward passes in `no_sync` | gradients that wait are not in it | warning |
 
-A warning is given only where the user's own program makes the call. Libraries ask for
-shapes all the time, and mean nothing by it.
+Warnings are given only for calls that your program makes itself. Libraries read shapes
+for many harmless reasons.
 """
 
 # sidelit: hide
@@ -47,10 +50,10 @@ REDUCES = {"norm", "sum", "mean", "std", "var", "vector_norm", "prod", "nansum"}
 
 
 class Slices(Watch):
-    """Watches the calls of the table."""
+    """Checks the calls in the table."""
 
     def patches(self) -> Sequence[Any]:
-        """Put a question before each of these functions."""
+        """Wrap each of these functions, so that its arguments are checked first."""
         asked: list[tuple[Any, str, Callable[..., None]]] = [
             (torch.nn.utils, "clip_grad_norm_", self.clips),
             (torch.nn.utils.clip_grad, "clip_grad_norm_", self.clips),
@@ -77,7 +80,7 @@ class Slices(Watch):
         ]
 
     def clips(self, given: Any, *rest: Any) -> None:
-        """A norm over slices, or over their gradients."""
+        """Report PyTorch's clipping if it gets slices or their gradients."""
         given = [given] if isinstance(given, Tensor) else [*given]
         if any(map(is_sliced, given)) or self.has_gradients(given):
             self.found.add(
@@ -90,7 +93,7 @@ class Slices(Watch):
             )
 
     def scales(self, scaler: Any, optimizer: Any, *rest: Any) -> None:
-        """A scaler that asks nobody else whether there was an overflow."""
+        """Report a scaler that does not exchange overflows between ranks."""
         if scaler.is_enabled() and any(
             is_sliced(p) for group in optimizer.param_groups for p in group["params"]
         ):
@@ -104,7 +107,7 @@ class Slices(Watch):
             )
 
     def leaves(self, driver: Any) -> None:
-        """The end of a block `with whole(model):`. Its unit is given back next."""
+        """At the end of a block `with whole(model):`, report a write that will be lost."""
         for flat in driver.unit.flats:
             if (
                 not flat.sliced
@@ -113,7 +116,7 @@ class Slices(Watch):
             ):
                 continue
             kept, shown = flat.shard, flat.full[flat.place_of_shard]
-            # Bit for bit, since NaN equals nothing.
+            # The bits are compared, because NaN is not equal to itself.
             if digest([kept.to(shown.dtype)]) != digest([shown]):
                 self.found.add(
                     "error",
@@ -125,7 +128,7 @@ class Slices(Watch):
                 )
 
     def norms(self, given: Any, *rest: Any) -> None:
-        """The norm of one gradient or parameter, of which this rank has a part."""
+        """Warn of a norm of a slice or of its gradient."""
         for value in tree_leaves(given):
             self.looks("norm", value)
         if not self.found.has("gradient-norm") and self.has_gradients(
@@ -139,7 +142,7 @@ class Slices(Watch):
             )
 
     def has_gradients(self, given: Iterable[Any]) -> bool:
-        """Whether one of these tensors is the gradient of a slice, or a view of it."""
+        """Whether one of these tensors is the gradient of a slice, or a view of one."""
         places = {
             p.grad.data_ptr()
             for _, p, _ in self.run.parameters()
@@ -150,7 +153,7 @@ class Slices(Watch):
         )
 
     def guarded(self, original: Callable[..., Any]) -> classmethod[Any, Any, Any]:
-        """What PyTorch calls for each operation on a slice, with a question before it."""
+        """Wrap what PyTorch calls for each operation on a slice, to check the operation first."""
 
         def call(
             cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -166,7 +169,7 @@ class Slices(Watch):
         return classmethod(call)
 
     def looks(self, name: str, value: Any) -> None:
-        """Some code asks a slice for its shape, its norm or its gradient."""
+        """Warn of code that reads the shape, norm or gradient of a slice."""
         if not is_sliced(value):
             return
         whole = place_of(value)
@@ -199,7 +202,7 @@ class Slices(Watch):
             )
 
     def warn(self, kind: str, what: str, todo: str) -> None:
-        """Add a warning, once for each line of the user's program."""
+        """Add a warning, at most once for each line of the user's program."""
         line = called_by_user()
         if line is not None and not any(
             f.where == line and f.kind == kind for f in self.found.made
@@ -210,11 +213,11 @@ class Slices(Watch):
 def before(
     function: Callable[..., Any], ask: Callable[..., None]
 ) -> Callable[..., Any]:
-    """The same function, which is preceded by a question about its arguments."""
+    """Wrap a function, so that `ask` is called with the same arguments first."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # A generator can be read once. So it is read into a list for both.
+        # A generator can be read only once, so it is read into a list for both.
         args = tuple([*each] if isinstance(each, Iterator) else each for each in args)
         with no_modes(), as_plain(), torch.no_grad():
             ask(*args, *kwargs.values())

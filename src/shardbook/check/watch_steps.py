@@ -1,18 +1,21 @@
-r"""# The steps
+r"""# Checking the steps, and ending the script
 
-> After the steps that were asked for the script is ended, and all ranks end it at the same place.
+> The check compares steps and learning rates between ranks, and ends the script on all
+> ranks at the same forward pass.
 
-`python -m shardbook.check --steps 3` runs three steps of a script that may go on for days.
-The moment to stop is the beginning of a forward pass: the step before is complete, and
-no exchange is under way. All ranks come to each forward pass together, so they compare
-there how often their optimizers have stepped, and all of them stop or none.
+`python -m shardbook.check --steps 3` runs three steps of a script that may otherwise run
+for days. The script is ended at the beginning of a forward pass, because the step before
+is complete then, and no exchange is running. All ranks reach each forward pass
+together. There they compare how often their optimizers have stepped, so either all
+ranks stop or none.
 
-The comparison finds two faults. If one rank leaves out `optimizer.step()`, its part of the
-model stays as it was while the rest moves on, and in stages 1 to 3 no error is raised.
-If the ranks have other learning rates, each trains its part of the model by another one.
+The comparison also detects two faults. If one rank leaves out `optimizer.step()`, its
+part of the model keeps its old values while the rest is trained, and in stages 1 to 3
+there is no error. If the ranks have different learning rates, each part of the model is
+trained with another rate.
 
-An exception ends the script. It is no `Exception`, so that a program which catches all
-of those, to write a log or to try again, lets it through.
+The script is ended by an exception that is not an `Exception`. So a program that catches
+every `Exception`, for example to write a log, does not catch this one.
 """
 
 # sidelit: hide
@@ -31,11 +34,11 @@ __all__ = ["Enough", "Steps"]
 
 
 class Enough(BaseException):
-    """The script has taken its steps."""
+    """Ends a script that has taken its steps."""
 
 
 class Steps(Watch):
-    """Compares what each rank has stepped with, and ends the script."""
+    """Compares steps and learning rates between ranks, and ends the script."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -43,7 +46,7 @@ class Steps(Watch):
         self.line: Place | None = None
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """Compare at the beginning of a forward pass, and stop if it is time.
+        """Compare the ranks at the beginning of a forward pass, and stop after the last step.
 
         :raises Enough: on every rank, if the steps were taken
         """
@@ -54,15 +57,16 @@ class Steps(Watch):
         present = [note for note in notes if note is not None]
         self.refuse_other_steps([note and note[0] for note in notes])
         self.refuse_other_rates([note and note[1] for note in notes])
-        # A rank that leaves out its steps would never have taken them.
+        # The largest count decides, because a rank that leaves out its steps would never
+        # reach the number.
         if max(note[2] for note in present) >= run.steps:
             raise Enough
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Remember what the step was taken with.
+        """Record the learning rates of the step.
 
-        :raises Enough: if a script goes on to step without calling the model itself,
-            for instance where it calls only parts of it
+        :raises Enough: if the script takes more steps without calling the model itself,
+            for example if it calls only parts of the model
         """
         self.line = place()
         self.rates = [
@@ -74,7 +78,7 @@ class Steps(Watch):
             raise Enough
 
     def refuse_other_steps(self, counts: list[Any]) -> None:
-        """Note a rank whose optimizers have stepped more or less often than rank 0's."""
+        """Report a rank whose optimizers have stepped more or less often than rank 0's."""
         for rank, taken in enumerate(counts):
             known = taken is None or counts[0] is None or taken == counts[0]
             if not known and not self.found.has("uneven-steps"):
@@ -88,7 +92,7 @@ class Steps(Watch):
                 )
 
     def refuse_other_rates(self, rates: list[Any]) -> None:
-        """Note a rank that steps with another learning rate or weight decay."""
+        """Report a rank with another learning rate or weight decay than rank 0."""
         for rank, each in enumerate(rates):
             first = rates[0]
             if not (each and first) or each == first or len(each) != len(first):

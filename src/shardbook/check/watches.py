@@ -1,22 +1,27 @@
-r"""# Watches
+r"""# The watches of a checked run
 
-> Each check is one object that is told what the script does, and that looks at nothing else.
+> Each check is a `Watch`, an object whose methods are called at eight moments of the
+> script.
 
-Eight moments of a script matter to the checks: a model is about to be sharded, has been
-sharded, begins a forward pass, a loss begins its backward pass, an optimizer is about to
-step, has stepped, a unit acts, and the script ends. A [`Watch`](#Watch) has a method for
-each, and a check overrides those that it needs. [`Watched`](#Watched) is the block in
-which all of them are called. It changes nothing in the script, and leaves nothing behind:
+Suppose a check has to compare the batches of all ranks. It needs to be called whenever a
+forward pass begins. A [`Watch`](#Watch) has one method for each moment that matters to
+the checks: before and after a model is sharded, at the beginning of a forward pass and
+of a backward pass, before and after an optimizer step, when a unit acts, and at the end
+of the script. A check overrides the methods that it needs.
 
-| moment | how it is learned |
+[`Watched`](#Watched) is the block in which these methods are called. It does not change
+the script, and removes its hooks at the end:
+
+| moment | source |
 |---|---|
 | a model is sharded, a unit acts | [observers](observers.py) |
-| a forward pass of a sharded model | a hook of that model, before the unit is gathered |
-| a backward pass | `torch.autograd.backward`, which `loss.backward()` calls |
-| a step | PyTorch's hooks that all optimizers call |
+| a forward pass of a sharded model begins | a hook of the model, which runs before the unit is gathered |
+| a backward pass begins | a wrapper of `torch.autograd.backward`, which `loss.backward()` calls |
+| an optimizer steps | PyTorch's hooks for all optimizers |
 
-What a check computes itself is no part of the program. Operations that another mode
-counts or records would be, so the moments are told where no mode listens.
+A check computes with tensors, too, for example the digest of a batch. These operations
+do not belong to the script, so no mode that counts or records operations may see them.
+Therefore the methods are called with all modes turned off.
 """
 
 # sidelit: hide
@@ -52,21 +57,22 @@ __all__ = ["Run", "Watch", "Watched", "is_sliced", "trained"]
 
 
 class Run:
-    """What all checks of one run share.
+    """The data that all checks of one run share.
 
-    :param steps: after how many steps of the optimizer the script is ended
+    :param steps: after how many optimizer steps to end the script
     """
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self.found = Findings()
-        # The models that were sharded, in order, and how often any of them was called.
+        # The sharded models in their order, and the number of forward passes of all of
+        # them.
         self.models: list[nn.Module] = []
         self.forwards = 0
         # Whether autograd records the forward pass that has just begun.
         self.records = False
-        # How often each optimizer has stepped. One that holds no sharded parameter has
-        # its place in the second table.
+        # The number of steps of each optimizer. Optimizers without sharded parameters are
+        # in the second table.
         self.taken: dict[Optimizer, int] = {}
         self.others: dict[Optimizer, int] = {}
         self.ranks: BetweenRanks | None = None
@@ -85,62 +91,62 @@ class Run:
 
     @property
     def taken_by_all(self) -> int:
-        """How many steps each optimizer of the sharded models has taken at least."""
+        """The smallest number of steps of an optimizer of the sharded models."""
         return min(self.taken.values(), default=max(self.others.values(), default=0))
 
 
 class Watch:
-    """A check. Each method is one moment of the script, and does nothing by default.
+    """A check. Each method is called at one moment of the script, and does nothing by default.
 
-    :param run: what the checks share
+    :param run: the data that the checks share
     """
 
     def __init__(self, run: Run) -> None:
         self.run, self.found = run, run.found
 
     def patches(self) -> Sequence[Any]:
-        """Functions to replace while the script runs, as `unittest.mock.patch` makes them."""
+        """Patches, made by `unittest.mock.patch`, that are active while the script runs."""
         return ()
 
     def sharding(self, model: nn.Module, options: dict[str, Any]) -> None:
-        """A model is about to be sharded, with these named options."""
+        """Called before a model is sharded, with the options of `shard`."""
 
     def sharded(self, model: nn.Module) -> None:
-        """It has been."""
+        """Called after a model was sharded."""
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """A sharded model was called, and no unit is gathered yet."""
+        """Called when a sharded model's forward pass begins, before any unit is gathered."""
 
     def backward(self, losses: Sequence[Tensor]) -> None:
-        """A backward pass is about to begin from these tensors."""
+        """Called before a backward pass from these tensors."""
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step, and its step was not refused."""
+        """Called before an optimizer steps, if its step was not refused."""
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """It has stepped."""
+        """Called after an optimizer has stepped."""
 
     def begins(self, act: str, unit: str) -> None:
-        """A unit begins to gather, to reduce, to wait, or to free itself."""
+        """Called when a unit begins to gather, reduce, wait, or free its memory."""
 
     def ends(self, act: str, unit: str) -> None:
-        """It has done so."""
+        """Called when the unit has finished this act."""
 
     def facts(self) -> Any:
-        """What the other ranks have to know at the end, as plain data."""
+        """Plain data for the comparison at the end."""
 
     def judge(self, facts: list[Any]) -> None:
-        """Compare the facts of all ranks. This runs on rank 0 alone.
+        """Compare the facts of all ranks. Called on rank 0 only.
 
-        :param facts: in rank order, `None` for a rank that did not answer
+        :param facts: the facts in rank order, `None` for a rank that did not answer
         """
 
 
 class Watched:
-    """In this block the watches are told what the script does.
+    """A block in which the methods of the watches are called.
 
-    :param run: what they share
-    :param watches: in the order in which they are told
+    :param run: the data that the watches share
+    :param watches: the watches, in the order of their calls
     """
 
     def __init__(self, run: Run, watches: Sequence[Watch]) -> None:
@@ -167,15 +173,15 @@ class Watched:
         self.patches.close()
 
     def tell(self, moment: str, *about: Any) -> None:
-        """Call one method of each watch, as something that the script does not do."""
+        """Call one method of each watch, with all modes turned off."""
         with no_modes(), as_plain(), torch.no_grad():
             for watch in self.watches:
                 getattr(watch, moment)(*about)
 
     def begins(self, act: str, about: Any) -> None:
-        """[An observer](observers.py) is told of a call of `shard`, or of what a unit does."""
+        """[An observer's](observers.py) method for the beginning of `shard` or of a unit's act."""
         if act == "shard":
-            # Options are pairs of a name and a value, behind the model.
+            # After the model, the options follow as pairs of a name and a value.
             options: dict[str, Any] = dict(
                 each for each in about[1:] if isinstance(each, tuple)
             )
@@ -186,7 +192,7 @@ class Watched:
             self.tell("begins", act, about)
 
     def ends(self, act: str, about: Any) -> None:
-        """The same for the end."""
+        """An observer's method for the end of `shard` or of a unit's act."""
         if act == "shard":
             if self.run.ranks is None:
                 self.run.ranks = BetweenRanks()
@@ -199,19 +205,20 @@ class Watched:
             self.tell("ends", act, about)
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """A hook of a sharded model. Inside of a backward pass a checkpoint runs it again."""
+        """The hook of a sharded model. A checkpoint's second forward pass is left out."""
         if not in_backward():
             self.run.forwards += 1
             self.run.records = torch.is_grad_enabled()
             self.tell("forward", model, args, kwargs)
 
     def backward(self, original: Callable[..., None]) -> Callable[..., None]:
-        """The function that begins a backward pass, which tells of it first."""
+        """Wrap the function that begins a backward pass, so that the watches are called first."""
 
         @wraps(original)
         def call(tensors: Any, *args: Any, **kwargs: Any) -> None:
             losses = [tensors] if isinstance(tensors, Tensor) else [*tensors]
-            # A reentrant checkpoint begins a backward pass inside of another.
+            # A reentrant checkpoint begins a backward pass inside another one, which is not
+            # counted.
             if not (in_backward() or machinery_at_work()):
                 self.tell("backward", losses)
             original(tensors, *args, **kwargs)
@@ -219,12 +226,12 @@ class Watched:
         return call
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """A hook of all optimizers. One that steps inside of another's step is part of it."""
+        """The hook before an optimizer step. A step inside another optimizer's step is part of it."""
         if steps_under_way() <= 1:
             self.tell("before_step", optimizer)
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """The same after the step, which counts now."""
+        """The hook after an optimizer step, which is counted now."""
         if steps_under_way() > 1:
             return
         own = any(owner_of(p) is not None for p in trained(optimizer))
@@ -234,12 +241,12 @@ class Watched:
 
 
 def trained(optimizer: Optimizer) -> Iterator[Tensor]:
-    """The parameters that an optimizer holds."""
+    """The parameters of an optimizer."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
 def is_sliced(parameter: Any) -> bool:
-    """Whether a rank has only a part of a parameter, because other ranks have the rest."""
+    """Whether a parameter is a slice, so that other ranks have the rest."""
     flat = owner_of(parameter) if isinstance(parameter, Tensor) else None
     return flat is not None and flat.sliced and flat.layout.world_size > 1

@@ -63,7 +63,7 @@ class Arguments:
         # The recomputation may run on another stream than the one that computed the
         # arguments.
         self.ready = Ready(tensors)
-        saved: Tensor = _Save.apply(_ANCHOR, *tensors)  # type: ignore[no-untyped-call]
+        saved: Tensor = _Save.apply(_ANCHOR, *tensors)
         self.node: Any = saved.grad_fn
 
     def get(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -139,7 +139,7 @@ class Prices(TorchDispatchMode):
     """The mode that records each operation below autograd, inside a counter of FLOPs."""
 
     def __init__(self, counter: FlopCounter) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.counter = counter
         self.by_op = dict[str, Price]()
 

@@ -138,9 +138,7 @@ def call_reentrant(
         warn_of_no_gradient()
         with torch.no_grad():
             return function(*args, **kwargs)
-    returned = Recomputation.apply(  # type: ignore[no-untyped-call]
-        segment, arguments, *tensors
-    )
+    returned = Recomputation.apply(segment, arguments, *tensors)
     assert segment.returned is not None
     return tree_unflatten(returned, segment.returned)
 

@@ -211,7 +211,7 @@ class Keeping(TorchDispatchMode):
     """
 
     def __init__(self, policy: SavePolicy, store: Store) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.policy = policy
         self.store = store
 
@@ -241,7 +241,7 @@ class Keeping(TorchDispatchMode):
         return result
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
         if isinstance(self.policy, Listed):
             self.policy.warn_if_unfused(self.store.calls)
         self.store.seal()
@@ -266,7 +266,7 @@ class HandingOut(TorchDispatchMode):
     """
 
     def __init__(self, store: Store) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.store = store
 
     def __enter__(self) -> HandingOut:
@@ -274,7 +274,7 @@ class HandingOut(TorchDispatchMode):
         self.numbers: defaultdict[Any, int] = defaultdict(int)
         self.drawn = ExitStack()
         self.store.replaying += 1
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __torch_dispatch__(
@@ -294,7 +294,7 @@ class HandingOut(TorchDispatchMode):
         return kept.hand_out(args, kwargs, copied=not self.store.complete)
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
         self.store.replaying -= 1
         self.drawn.close()
 

@@ -59,6 +59,7 @@ $4\sqrt n$, and for $n \le 16$ that is $n$ or more: each block becomes a segment
 own. For layers that differ from each other there is no formula, but [the cheapest
 plan](budget.py) for a budget can be computed.
 
+:figure: sqrt_n_pareto
 :notation $n$: `len(layers)`, the number of layers in the chain
 :notation $k$: `segments`, the number of segments
 :notation $b$: the bytes of a tensor between two layers

@@ -1,25 +1,27 @@
-r"""# A rank that has died
+r"""# A rank whose process has ended
 
-> A rank that was killed says nothing, but the system knows that its process is gone.
+> A killed rank sends no message, but the operating system knows that its process is gone.
 
-A rank that waits in [a round](store_rounds.py) would wait for a dead one as long as for
-one that compiles. After a minute it would [report](standstill.py) that this rank does
-not come, and not why, and it would go on waiting until the time limit of the process
-group. So each rank writes into the store which process it is. A rank that has waited
-for a second asks the system about the processes that have not come:
+Suppose rank 1 is killed while rank 0 waits for it in [a round](store_rounds.py). From
+the store alone, rank 0 cannot tell a killed rank from one that is compiling. After a
+minute it would [report](standstill.py) that rank 1 does not come, without the reason,
+and it would wait until the time limit of the process group. So each rank writes into
+the store which process it is. A rank that has waited for a second looks up the
+processes of the ranks that have not come:
 
-| what the store says of a rank | what the system says | so the rank |
+| entry of a rank in the store | answer of the system | conclusion |
 |---|---|---|
-| another machine | nothing | may be late |
-| this machine, process 4711, begun at tick 81,300 | 4711 has begun then and runs | is late |
-| the same | there is no 4711, or it is another one | has died |
+| another machine | none | the rank may be late |
+| this machine, process 4711, started at tick 81,300 | 4711 started then and runs | the rank is late |
+| the same | there is no 4711, or it started at another time | the rank has died |
 
-A number of a process is used again some day, so the moment at which it began belongs to
-it. Where Linux's `/proc` is missing nobody is asked. `torchrun` has its own eyes on
-each machine: it ends all ranks when one dies.
+The system gives the number of a process to another process some day. So the entry holds
+the time at which the process started, too. Systems without Linux's `/proc` are not
+asked at all. `torchrun` watches the processes of each machine itself, and ends all
+ranks when one of them dies.
 
 In the middle of an exchange the backend closes the connection at once, and its error
-names a socket. There the same question [names the rank and the
+names a socket. In that case the same entries serve [to name the rank and the
 unit](leaving.py#name_the_absent).
 """
 
@@ -37,7 +39,7 @@ __all__ = ["ended", "sign_in"]
 
 
 def sign_in(store: Any, rank: int) -> None:
-    """Write down which process a rank is.
+    """Write into the store which process a rank is.
 
     :param store: keys that these ranks share
     """
@@ -48,7 +50,7 @@ def sign_in(store: Any, rank: int) -> None:
 
 
 def ended(store: Any, ranks: Iterable[int]) -> list[int]:
-    """Those of some ranks whose processes were on this machine and are gone."""
+    """The ranks among `ranks` whose processes ran on this machine and have ended."""
     here, found = machine(), []
     for rank in ranks:
         key = f"process/{rank}"
@@ -60,22 +62,28 @@ def ended(store: Any, ranks: Iterable[int]) -> list[int]:
 
 
 def machine() -> str | None:
-    """What the processes that can see each other have in common; `None` without `/proc`."""
+    """The name of the machine or container within which process numbers are unique.
+
+    :returns: `None` without `/proc`
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # Inside of a container the same numbers mean other processes.
+        # Inside a container the same numbers belong to other processes.
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return None
 
 
 def began(pid: int) -> int | None:
-    """When a process began, in ticks of the system's clock; `None` if it has ended."""
+    """The time at which a process started, in ticks of the system's clock.
+
+    :returns: `None` if the process has ended
+    """
     try:
         said = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The name of the program comes second, in brackets, and may hold any letter.
+    # The program's name comes second, in brackets, and may contain any character.
     state, *numbers = said.rpartition(")")[2].split()
-    # A process that nobody has asked for its exit code is still listed.
+    # A process whose exit code has not been fetched is still listed.
     return None if state in "ZX" else int(numbers[18])

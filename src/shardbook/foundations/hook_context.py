@@ -1,20 +1,21 @@
-r"""# Around a hook
+r"""# The context of a hook
 
-> A hook is called in the middle of a program, and has to know what else is under way.
+> A hook runs in the middle of a program, and must find out what else is under way.
 
-The hooks of this library do not call the program; the program calls them. It may be in
-a backward pass, inside of another call of the same module, or in the hands of a
-compiler. Nothing in a hook's arguments says so. This chapter holds what a hook can ask.
+The hooks of this library do not call the program; the program calls the hooks. At that
+moment it may be in a backward pass, inside another call of the same module, or in a
+compiler's trace. The arguments of a hook contain none of this. The functions of this
+chapter find it out.
 
-It also holds what a hook says. A program that watches each operation of a function sees
-more than the function's own. [A policy of a checkpoint](selective.py) is such a
-program: it counts the operations of the first run, and finds each again in the second.
-If a sharded unit is called in the function, its gather makes copies in between. The
-second run may gather a unit less, because it finds it whole. From there on each count
-would mean another operation. So the hooks say when they are at work, and whoever
-watches looks away.
+A hook must also mark its own work. Take [a policy of a checkpoint](selective.py), which
+counts the operations of a function in its first run, and finds each of them again in
+the second run. If the function calls a sharded unit, the unit's gather makes copies
+between the operations. The second run may find the unit unsharded already and make no
+copies. From there on each count would belong to another operation. So hooks mark the
+time in which they work, and a policy ignores the operations of that time.
 
-And it holds how a hook changes the tensors that go into a module or come out of it.
+The last part of this chapter changes the tensors that go into a module or come out of
+it.
 """
 
 # sidelit: hide
@@ -54,9 +55,9 @@ __all__ = [
 
 @contextmanager
 def machinery() -> Iterator[None]:
-    """What this thread does in the block is the library's own work.
+    """A block in which this thread does the library's own work.
 
-    Blocks may nest. A method that is one such block has this as its decorator.
+    Blocks may nest. As a decorator, `machinery()` makes a whole method such a block.
 
     >>> with machinery():
     ...     machinery_at_work()
@@ -72,12 +73,15 @@ def machinery() -> Iterator[None]:
 
 
 def machinery_at_work() -> bool:
-    """Whether this thread is in such a block."""
+    """Whether this thread is in a block of [`machinery`](#machinery)."""
     return here.at_work
 
 
 class Here(threading.local):
-    """What is so in one thread. While one gathers, another may run a function that is watched."""
+    """The state of one thread.
+
+    While one thread gathers, another may run a function that is watched.
+    """
 
     at_work = False
 
@@ -86,15 +90,16 @@ here = Here()
 
 
 def in_backward() -> bool:
-    """Whether this thread is inside of a backward pass."""
+    """Whether this thread is inside a backward pass."""
     return graph_task() != -1
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in what a module takes or returns, each of them once.
+    """Every tensor among the arguments or results of a module, each of them once.
 
-    Containers of all kinds are searched, and the attributes of objects. A module is no
-    container here. What is [overlooked](demand.py) is gathered later than it could be.
+    The search enters containers of all kinds and the attributes of objects, but no
+    modules. If the search [overlooks a tensor](demand.py), its unit is gathered later
+    than possible.
 
     >>> class Output:
     ...     def __init__(self, tensor):
@@ -104,7 +109,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """
     seen: set[int] = set()
     waiting = [value]
-    # An argument may refer to a whole program, such as its data set.
+    # An argument may refer to a whole program, such as a data set.
     while waiting and len(seen) < MOST:
         value = waiting.pop()
         if id(value) in seen:
@@ -120,7 +125,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def inside(value: Any) -> Iterable[Any]:
-    """What a container or an object holds."""
+    """The elements of a container, or the attributes of an object."""
     kind = type(value)
     if kind is dict:
         return value.values()  # type: ignore[no-any-return]
@@ -138,7 +143,7 @@ def inside(value: Any) -> Iterable[Any]:
 
 @cache
 def slots_of(kind: type) -> tuple[str, ...]:
-    """The attributes that the objects of a class have without a dictionary."""
+    """The attributes that the objects of a class hold outside a dictionary."""
     found: list[str] = []
     for one in kind.__mro__:
         slots = vars(one).get("__slots__", ())
@@ -160,19 +165,20 @@ _PLAIN = {
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """Change the tensors in lists, dictionaries, dataclasses and other containers.
 
-    A container in which nothing changes remains the same object. A model may write into
-    what it is given, as a decoder does into its cache, and in a copy that is lost.
+    A container in which nothing changes remains the same object. A decoder writes into
+    the cache that it gets as an argument, for example, and in a copy of the cache these
+    values would be lost.
 
     >>> given = ([], [torch.ones(1)])
     >>> found = map_tensors(torch.neg, given)
     >>> found[1], found[0] is given[0]
     ([tensor([-1.])], True)
     """
-    # A compiler cannot tell whether two containers are the same.
+    # A compiler cannot compare the identity of two containers.
     if isinstance(value, Tensor) or torch.compiler.is_compiling():
         return tree_map_only(Tensor, change, value)
-    # Only the first container is opened. The function that says so must not refer to
-    # it: PyTorch holds that function in a circle, and with it the tensors would stay
+    # Only the outermost container is opened. The function below must not refer to it:
+    # PyTorch holds that function in a reference cycle, which would keep the tensors
     # until the garbage collector runs.
     once = iter([False])
     children, structure = tree_flatten(value, is_leaf=lambda _: next(once, True))
@@ -189,7 +195,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
         return tree_unflatten(found, structure)
     value = copy(value)
     for name, new in zip(names, found, strict=True):
-        # A frozen dataclass, too.
+        # This also works for a frozen dataclass.
         object.__setattr__(value, name, new)
     return value
 
@@ -198,9 +204,10 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that is at work, and that `torch.compile` runs as it is.
+    """A hook marked as the library's work, which `torch.compile` does not compile.
 
-    With `fullgraph=True`, which leaves nothing uncompiled, it stops with the reason.
+    With `fullgraph=True`, which allows no uncompiled part, the compiler raises an error
+    with the reason.
     """
 
     def work(*args: Any, **kwargs: Any) -> Any:
@@ -216,7 +223,7 @@ def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_freed(tensor: Tensor) -> bool:
-    """Whether a tensor's memory has been given back while the tensor still exists."""
+    """Whether a tensor's memory has been freed while the tensor still exists."""
     plain = type(tensor) in (Tensor, nn.Parameter)
     return (
         plain

@@ -1,19 +1,19 @@
 r"""# Labels for a profiler
 
-> A trace names what a unit is doing in the words of this book.
+> A profiler's trace names what each unit does, in the words of this book.
 
 A profiler shows a training step as thousands of operations. To see whether a gather
-hides behind the computation, you have to find it among them. So the library puts a
-label around what it does with a unit, and the name of the unit stands in the label. In
-a trace of stage 3, a part of a backward pass reads like this:
+hides behind the computation, you must find the gather among them. So the library labels
+each action of a unit with the unit's name. In a trace of stage 3, a part of a backward
+pass reads like this:
 
-| label | what happens |
+| label | action |
 |---|---|
-| `wait for blocks.2` | the computation [needs the unit](unit.py#Unit.wait), and waits until it is whole |
+| `wait for blocks.2` | the computation [needs the unit](unit.py#Unit.wait), and waits for its gather |
 | `recompute blocks.2` | [a checkpoint](checkpointing.py) runs its function again |
-| `gather blocks.1` | the unit that comes next is [gathered](unit.py#Unit.gather) ahead |
-| `free blocks.2` | the unit [gives its memory back](unit.py#Unit.free) |
-| `wait for the mean of blocks.3` | the exchange before this one [must end](unit.py#Unit.advance) |
+| `gather blocks.1` | the next unit is [gathered](unit.py#Unit.gather) early |
+| `free blocks.2` | the unit [frees its memory](unit.py#Unit.free) |
+| `wait for the mean of blocks.3` | the previous exchange [must end](unit.py#Unit.advance) |
 | `reduce blocks.2` | the exchange of the unit's gradients [begins](unit.py#Unit.reduce) |
 
 ```python
@@ -22,15 +22,15 @@ with torch.profiler.profile() as profile:
 profile.export_chrome_trace("step.json")
 ```
 
-The labels are the same in all stages, like the steps that they name. In stages 1 and 2
-the second `gather` of a step sends nothing, and in no stage but 3 does `free` give
-memory back. A label covers the time of the host. On a GPU, the trace shows the work
-that was queued under a label beside it, on the stream that it runs on.
+All stages use the same labels. In stages 1 and 2 the second `gather` of a step sends
+nothing, and only in stage 3 does `free` free memory. A label covers time on the host.
+On a GPU the trace shows the work that was queued under a label beside it, on the stream
+on which this work runs.
 
-PyTorch's `record_function` costs several microseconds for each block even where no
-profiler listens, and each block is an operation that other programs may be watching. So
-a label first asks whether a profiler runs. `python -m benchmarks.guards` measures what
-that costs, with labels and without.
+PyTorch's `record_function` costs several microseconds for each block even if no
+profiler runs, and each block is an operation that other programs may be watching. So a
+label first checks whether a profiler runs. `python -m benchmarks.guards` measures the
+cost of that check, with labels and without.
 """
 
 # sidelit: hide
@@ -57,14 +57,14 @@ class label:
     >>> [event.name for event in trace.events()]
     ['gather blocks.0']
 
-    :param action: what is done
-    :param name: the name of the unit, or a function that finds one. It is called only
-        where a profiler runs.
+    :param action: the action, such as `gather`
+    :param name: the name of the unit, or a function that finds the name; it is called
+        only while a profiler runs
     """
 
     __slots__ = ("action", "name", "shown")
 
-    # Whether this process labels anything.
+    # Whether this process shows labels.
     on = True
 
     def __init__(self, action: str, name: str | Callable[[], str]) -> None:
@@ -90,7 +90,7 @@ class label:
 
 
 def profiler_labels(on: bool) -> None:
-    """Choose whether the traces of this process show labels. At the start they do.
+    """Choose whether the traces of this process show labels, as they do at the start.
 
     :param on: `False` for a trace of PyTorch's own names alone
     :raises TypeError: if it is neither `True` nor `False`

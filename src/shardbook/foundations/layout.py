@@ -2,20 +2,22 @@ r"""# One flat vector
 
 > Parameters of all shapes become one vector, and every rank stores an equal piece of it.
 
-A collective moves equal pieces of one vector. A module has parameters of many shapes.
-This chapter turns the one into the other, and decides once and for all which rank
-stores which value.
+A collective moves equal pieces of one vector. But the parameters of a module have many
+shapes. This chapter lays the parameters out in one vector, and thereby decides which
+rank stores which value.
 
-**The naive picture** gives whole parameters to ranks: rank 0 stores the first weight,
-rank 1 the second. Then one rank stores a large embedding and another a few biases, and
-no single all-gather fits, because the pieces differ in size. **The next idea** cuts
-every parameter along its rows. A bias of 5 values on 4 ranks becomes 2, 2, 1 and 0
-values, so rank 0 stores the most of every such parameter.
+**Whole parameters for each rank.** Rank 0 could store the first weight and rank 1 the
+second. Then one rank stores a large embedding and another a few biases. No single
+all-gather fits, because the pieces differ in size.
 
-**The flat vector** forgets the shapes. All values of a unit stand in one row, and the
-cut falls where it falls, through the middle of a matrix if need be. Every rank stores
-the same number of elements. A collective moves the vector in one call, however many
-parameters it holds.
+**Rows of each parameter.** Every parameter could be cut along its rows. A bias of 5
+values on 4 ranks then becomes 2, 2, 1 and 0 values, so rank 0 stores the most of every
+such parameter.
+
+**The flat vector** ignores the shapes. All values of a unit are lined up in one vector,
+which is cut into equal pieces. A cut may go through the middle of a matrix. Every rank
+stores the same number of elements, and a collective moves the vector in one call,
+however many parameters it holds.
 
 Here are `Linear(3, 5)` and `Linear(5, 8)` in FP32 on 2 ranks. The flat vector has 96
 elements, so each rank stores 48:
@@ -30,18 +32,18 @@ elements, so each rank stores 48:
 A range ends before its second number. The cut at 48 leaves 16 values of `1.weight` on
 rank 0 and 24 on rank 1. The elements between the parameters, and those from 88 to 96,
 are **padding**: 28 elements beside 68 values. Padding does not grow with the values. In
-FP32, and without [a policy](policy.py), it is fewer than 16 elements for each parameter
-and fewer than $16 N_d$ at the end; with 16 bits, twice as many. For a transformer block
-of 12 FP32 parameters on 8 ranks that is fewer than 320, beside some millions of values.
-Where the model is [repeated](groups.py), the end takes as many times more as there are
-copies.
+FP32, without [a policy](policy.py), the padding is less than 16 elements for each
+parameter and less than $16 N_d$ at the end. With 16 bits both bounds are twice as
+large. For a transformer block of 12 FP32 parameters on 8 ranks that is less than 320
+elements, beside some millions of values. If the model is [repeated](groups.py), the
+bound at the end is multiplied by the number of copies.
 
 PyTorch's FSDP2 has left the flat vector and cuts each parameter along its first
-dimension. Then each parameter has a dtype and a `requires_grad` of its own, and what a
-rank saves are rows with a name. The price is a copy before and after each collective,
-since the pieces of a unit no longer lie side by side. This book keeps the flat vector,
-because one collective straight into the memory that is computed with is the simpler
-program.
+dimension. Each parameter then has a dtype and a `requires_grad` of its own, and the
+saved pieces are rows of named parameters. The price is a copy before and after each
+collective, since the pieces of a unit no longer lie side by side. This book keeps the
+flat vector, because the program is simpler: one collective writes straight into the
+memory with which modules compute.
 
 :figure: vector_of_a_block
 :notation $N_d$: `world_size`, the number of ranks
@@ -73,18 +75,20 @@ __all__ = [
 # sidelit: show
 
 # Every parameter, and every rank's piece, starts at a multiple of 64 bytes, as torch's
-# own CPU tensors do. A kernel looks at the address before it chooses how to add. With
-# weights a few bytes past such a boundary the last bits of a result can differ from
+# own CPU tensors do. A kernel chooses its order of addition by the address. If a weight
+# starts a few bytes after such a boundary, the last bits of a result can differ from
 # those of an unsharded model.
 ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    r"""A layout is a plan, not memory. It says where every value of one flat vector belongs. It follows from
-    the parameters' names, shapes, dtypes and `requires_grad`, from the dtype that is
-    computed with, and from the numbers of ranks and of copies of the model. All ranks
-    know these, so no message is needed.
+    r"""The place of every value in one flat vector.
+
+    A layout is a plan, without memory. It follows from the parameters' names, shapes,
+    dtypes and `requires_grad`, from the dtype in which modules compute, and from the
+    numbers of ranks and of copies of the model. All ranks know these, so they need no
+    message to lay out alike.
 
     >>> model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 8))
     >>> (layout,) = plan(model.named_parameters(), world_size=2)
@@ -93,13 +97,13 @@ class Layout:
     >>> layout.numel, layout.padded, layout.shard_numel
     (68, 96, 48)
 
-    :param dtype: the dtype in which the parameters are stored.
-    :param computes_in: the dtype in which the modules compute with them.
+    :param dtype: the dtype in which the parameters are stored
+    :param computes_in: the dtype in which the modules compute with them
     :param trainable: whether the parameters require gradients; one layout never mixes
-        the two.
-    :param numel: $\Psi_u$, the values of all slots together.
-    :param padded: $P_u$, the elements of the vector, padding included; a multiple of
-        $N_d$.
+        the two kinds
+    :param numel: $\Psi_u$, the number of values of all slots together
+    :param padded: $P_u$, the number of elements of the vector, padding included; a
+        multiple of $N_d$
     """
 
     dtype: torch.dtype
@@ -112,12 +116,14 @@ class Layout:
 
     @property
     def shard_numel(self) -> int:
-        """Elements in one rank's piece of the vector."""
+        """The number of elements in one rank's piece of the vector."""
         return self.padded // self.world_size
 
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
-        """The padding, as ranges of the vector. Whoever writes a flat vector must also write these.
+        """The padding, as ranges of the vector.
+
+        A function that writes a flat vector must write these, too.
 
         >>> plan(nn.Linear(3, 5).named_parameters(), world_size=1)[0].gaps
         ((15, 16), (21, 32))
@@ -127,15 +133,16 @@ class Layout:
         return tuple(gap for gap in zip(starts, stops, strict=True) if gap[0] < gap[1])
 
     def piece(self, slot: Slot, rank: int) -> tuple[int, int]:
-        """The slice of a parameter that lies in a rank's piece. Most pairs of rank and parameter have
-        nothing in common: then the slice is empty, and still lies inside the piece, so
-        that slicing with it is safe.
+        """The slice of a parameter that lies in a rank's piece.
+
+        Most ranks hold nothing of a given parameter. The slice is then empty, but still
+        inside the piece, so that slicing with it is safe.
 
         >>> (layout,) = plan([("weight", nn.Parameter(torch.ones(40)))], world_size=2)
         >>> [layout.piece(layout.slots[0], rank) for rank in range(2)]  # 32 elements a rank
         [(0, 32), (0, 8)]
 
-        :returns: start and stop, counted from the first element of the rank's piece.
+        :returns: start and stop, counted from the first element of the rank's piece
         """
         start = slot.offset - rank * self.shard_numel
         size = self.shard_numel
@@ -144,9 +151,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One parameter's place. It has several names when several modules share the parameter. A parameter
-    of shape `()` has one value, and one of shape `(0, 3)` has none: its slot takes no
-    room, but remembers the shape.
+    """The place of one parameter in the vector.
+
+    A slot has several names if several modules share the parameter. A parameter of
+    shape `()` has one value. One of shape `(0, 3)` has no value, so its slot takes no
+    room but stores the shape.
     """
 
     names: tuple[str, ...]
@@ -161,23 +170,26 @@ def plan(
     copies: int = 1,
     computes_in: Callable[[nn.Parameter], torch.dtype] = attrgetter("dtype"),
 ) -> tuple[Layout, ...]:
-    """One layout for each dtype, and for trainable and frozen parameters apart. A vector has one dtype.
-    And a vector that mixed frozen parameters with trainable ones would need gradient
-    memory and a reduce-scatter for values that never change. The same holds for the
-    dtype in which the parameters [are computed with](masters.py).
+    """One layout for each dtype, and separate layouts for trainable and frozen
+    parameters.
+
+    A vector has one dtype. If it mixed frozen parameters with trainable ones, values
+    that never change would need gradient memory and a reduce-scatter. For the same
+    reason parameters are separated by the dtype in which modules [compute with
+    them](masters.py).
 
     >>> layer = nn.Linear(3, 5)
     >>> layer.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
     >>> [(layout.trainable, layout.numel) for layout in plan(layer.named_parameters(), 4)]
     [(True, 15), (False, 5)]
 
-    :param named: names and parameters in a fixed order; pass a shared parameter once
-        for each of its names.
-    :param world_size: the number of ranks that share the vector.
-    :param copies: how many such groups of ranks there are. They average each rank's
-        piece, so it must divide by their number, too.
-    :param computes_in: the dtype in which a parameter is computed with; its own by
-        default.
+    :param named: names and parameters in a fixed order; a shared parameter once for
+        each of its names
+    :param world_size: the number of ranks that share the vector
+    :param copies: the number of such groups of ranks. They average each rank's piece,
+        so it must divide by their number, too
+    :param computes_in: the dtype in which modules compute with a parameter; by default
+        the parameter's own
     :raises ValueError: if there are no ranks, or the parameters are not on one device
     """
     if world_size < 1:
@@ -185,8 +197,8 @@ def plan(
             f"parameters cannot be split over {world_size} ranks; start at least one"
         )
     # A **shared** or tied parameter is one object under several names, such as an
-    # embedding that is also the output layer. Keyed by the object, it gets one slot.
-    # Two slots would train two copies that drift apart, and nobody would notice.
+    # embedding that is also the output layer. Its key here is the object, so it gets
+    # one slot. Two slots would train two copies that drift apart, without any error.
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in named:
         names.setdefault(parameter, []).append(name)
@@ -202,7 +214,9 @@ def plan(
 
 
 def flatten(layout: Layout, tensors: Sequence[Tensor], out: Tensor) -> None:
-    """Copy tensors into their places. The values go in row by row whatever the strides, so a transposed
+    """Copy tensors into their places in the vector.
+
+    The values are copied in the order of rows, whatever the strides. A transposed
     weight needs no copy of its own first.
 
     >>> (layout,) = plan([("weight", nn.Parameter(torch.ones(2, 2)))], world_size=1)
@@ -211,9 +225,9 @@ def flatten(layout: Layout, tensors: Sequence[Tensor], out: Tensor) -> None:
     >>> out[:6]
     tensor([1., 3., 2., 4., 0., 0.])
 
-    :param tensors: one for each slot, of its shape, on any device and of any strides.
+    :param tensors: one for each slot, of its shape, on any device and of any strides
     :param out: receives the values, cast to its own dtype; 1-D, `layout.padded`
-        elements.
+        elements
     :raises ValueError: if a shape does not fit
     """
     _check_length(layout, out)
@@ -225,21 +239,23 @@ def flatten(layout: Layout, tensors: Sequence[Tensor], out: Tensor) -> None:
             wanted, got = tuple(slot.shape), tuple(tensor.shape)
             raise ValueError(f"{slot.names[0]} has shape {wanted}, not {got}")
         place.copy_(tensor.detach())
-    # The padding must be zero. Fresh memory holds anything, NaN included. No parameter
-    # ever reads the padding, but whoever treats the vector as a whole does, for a norm
-    # or an overflow check.
+    # The padding must be zero, because fresh memory holds any values, NaN included. No
+    # parameter ever reads the padding. But a norm or an overflow check reads the whole
+    # vector, and a NaN in the padding would make its result wrong.
     for start, stop in layout.gaps:
         out[start:stop].zero_()
 
 
 def views(layout: Layout, full: Tensor) -> tuple[Tensor, ...]:
-    """The way back costs no copy. Each parameter is a view: its shape, laid over the elements of the
-    vector. What an all-gather writes into `full`, the parameters show at once.
+    """The parameters as views of the vector, without a copy.
 
-    Every view holds the storage of the *whole* vector. The one at offset 0 even has the
-    vector's address, and looks like a tensor that owns its memory. Freed through that
-    view, the memory of all its neighbours is gone. Only the owner of `full` may free
-    it.
+    A view has the parameter's shape, and its values are elements of the vector. When an
+    all-gather writes into `full`, the parameters change at once.
+
+    Every view holds the storage of the *whole* vector. The view at offset 0 even has
+    the vector's address, and looks like a tensor that owns its memory. To free the
+    memory through one view frees that of all its neighbours. So only the owner of
+    `full` may free it.
 
     >>> (layout,) = plan(nn.Linear(3, 5).named_parameters(), world_size=1)
     >>> full = torch.zeros(layout.padded)
@@ -248,8 +264,8 @@ def views(layout: Layout, full: Tensor) -> tuple[Tensor, ...]:
     >>> bias
     tensor([7., 0., 0., 0., 0.])
 
-    :param full: 1-D, `layout.padded` elements, contiguous.
-    :returns: one tensor for each slot, in order, of its shape.
+    :param full: 1-D, `layout.padded` elements, contiguous
+    :returns: one tensor for each slot, in order, of its shape
     """
     _check_length(layout, full)
     return tuple(
@@ -259,8 +275,9 @@ def views(layout: Layout, full: Tensor) -> tuple[Tensor, ...]:
 
 
 def shares_storage(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are views of one storage. Storages are compared as objects, since an empty one
-    has no address to compare.
+    """Whether two tensors are views of one storage.
+
+    Storages are compared as objects, since an empty storage has no address to compare.
     """
     return storage_id(one.untyped_storage()) == storage_id(other.untyped_storage())
 
@@ -272,7 +289,10 @@ def _lay_out(
     copies: int,
     computes_in: torch.dtype,
 ) -> Layout:
-    """Offsets grow in the order of the names, so that parameters used together stand together."""
+    """One layout, whose offsets grow in the order of the names.
+
+    Parameters that are used together then lie side by side.
+    """
     # An offset that is aligned in the narrower of the two dtypes is aligned in both.
     align = ALIGN_BYTES // min(group[0].element_size(), computes_in.itemsize)
     slots: list[Slot] = []
@@ -283,10 +303,11 @@ def _lay_out(
             Slot(tuple(names[parameter]), parameter.shape, parameter.numel(), offset)
         )
         end = offset + parameter.numel()
-    # The end is rounded up, too, so that all ranks' pieces are aligned, and not only
-    # the first: to a multiple of $16 N_d$ elements if the narrower dtype is FP32, and
-    # of $32 N_d$ if it has 16 bits. If the model is repeated, the ranks that hold the
-    # same piece each average a part of it, and that is aligned as well.
+    # The end is rounded up, too, so that the pieces of all ranks are aligned, and not
+    # only the first. It becomes a multiple of $16 N_d$ elements if the narrower dtype
+    # is FP32, and of $32 N_d$ if it has 16 bits. If the model is repeated, the ranks
+    # that hold the same piece each average a part of it, and these parts are aligned,
+    # too.
     return Layout(
         dtype=group[0].dtype,
         computes_in=computes_in,
@@ -310,7 +331,10 @@ def _clamp(number: int, high: int) -> int:
 
 
 def _refuse_mixed_devices(names: dict[nn.Parameter, list[str]]) -> None:
-    """A vector lives on one device. A model that is half moved is a mistake, so the parameter is named."""
+    """Refuse a module that is on two devices, and name a parameter of the second one.
+
+    A vector is on one device, so a model that is moved half-way is a mistake.
+    """
     for parameter, (name, *_) in names.items():
         first = next(iter(names))
         if parameter.device != first.device:

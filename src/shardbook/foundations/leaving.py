@@ -1,24 +1,26 @@
-r"""# A rank that has left
+r"""# A rank that leaves
 
-> A rank whose program ends writes it down, so that the others learn who they wait for.
+> A rank whose program ends writes so into the store, so that the other ranks do not wait for it.
 
 Rank 1 has 99 batches and rank 0 has 100. In the last step rank 0 starts an exchange,
-and rank 1 has ended its loop. With equal ranks [the order](exchange_order.py) would
-compare what both are about to do, but rank 1 is about to do nothing more. Without this
-chapter rank 0 would wait until the time limit of its process group, and then raise an
-error of the backend that names a socket.
+while rank 1 has ended its loop. [The order](exchange_order.py) compares what the ranks
+are about to do, but rank 1 is not about to do anything. Without this chapter rank 0
+would wait until the time limit of its process group. Then the backend would raise an
+error that names a socket.
 
 A rank leaves in one of two ways:
 
-- **Its program ends, or it drops the model.** Then it opens [a round](store_rounds.py)
-  without waiting for the answer: after 5049 exchanges it is about to leave. A rank that
-  starts exchange 5050 finds that round in the store within a second, and raises the
-  sentence. If all ranks leave after the same number of exchanges, nobody reads it.
-- **It goes on without the model,** for example to a barrier of its own, or it is
-  killed. Then the exchange of the others fails in the end. Each rank that has waited
-  for longer than a second has written so into the store. Who has not is absent, and is
-  named, and so is a rank of this machine [whose process is gone](ended.py). If a rank
-  is only late, the others [report it](standstill.py) after a minute.
+- **Its program ends, or drops the model.** The rank then opens [a
+  round](store_rounds.py) and does not wait for the answer. The round says that after
+  5049 exchanges this rank is about to leave. A rank that starts exchange 5050 finds the
+  round in the store within a second, and raises the error. If all ranks leave after the
+  same number of exchanges, no rank reads the round.
+- **Its program continues without the model, or is killed.** It may wait at a barrier of
+  its own, for example. Then the exchange of the other ranks fails in the end. Each rank
+  that has waited in the exchange for more than a second has written so into the store.
+  The error names the ranks that have not, and the ranks of this machine [whose process
+  has ended](ended.py). If a rank is only late, the others [report it](standstill.py)
+  after a minute.
 
 [`join`](uneven.py) is for ranks that are meant to have unequal numbers of batches.
 """
@@ -41,7 +43,7 @@ __all__ = ["announce_leaving", "name_the_failed", "waits_in"]
 
 
 def announce_leaving(order: Any, meeting: Meeting) -> None:
-    """Let this rank say so when its program ends, or its model is dropped.
+    """Make this rank write into the store when its program ends or its model is dropped.
 
     :param order: the order of the model's exchanges, which lives as long as the model
     :param meeting: the rounds of the model's ranks
@@ -50,14 +52,14 @@ def announce_leaving(order: Any, meeting: Meeting) -> None:
 
 
 def leave(meeting: Meeting, process: int) -> None:
-    """Open a round and do not wait for its end. Ranks that wait in a round get the answer.
+    """Open a round without waiting for its end. Ranks that wait in a round get an error.
 
-    :param process: the process whose model it is; a child process that was forked has
-        a copy of the model, and says nothing
+    :param process: the process of the model; a forked child process has a copy of the
+        model, and writes nothing
     """
     if meeting.verdict is None and os.getpid() == process:
         wish = Wish(meeting.rank, meeting.issued, LEAVE, None)
-        # The process that keeps the store may have ended before.
+        # The process that keeps the store may already have ended.
         with suppress(RuntimeError):
             first = meeting.open(wish)
             if (first.issued, first.step) != (wish.issued, wish.step):
@@ -69,9 +71,10 @@ MOMENT = timedelta(milliseconds=300)
 
 
 def waits_in(meeting: Meeting, issued: int) -> None:
-    """Write down in which exchange this rank has waited for a while.
+    """Write into the store in which exchange this rank has waited for a while.
 
-    :param issued: how many exchanges it has started, the last of which it waits for
+    :param issued: the number of exchanges that this rank has started; it waits for the
+        last of them
     """
     if meeting.waits_in != issued:
         meeting.store.set(f"waits/{meeting.rank}", str(issued))
@@ -81,10 +84,11 @@ def waits_in(meeting: Meeting, issued: int) -> None:
 def name_the_failed(
     meeting: Meeting, step: Step | None, error: RuntimeError
 ) -> NoReturn:
-    """Say which exchange has failed, and which ranks have died or have not come to it.
+    """Raise an error about an exchange that failed, with the ranks that died or stayed
+    away.
 
     :param step: the exchange that this rank has started last
-    :param error: what the backend said
+    :param error: the backend's error
     :raises Disagreement: on every rank that waited, if there are such ranks
     :raises RuntimeError: if there are none, or the store has ended, too
     """
@@ -101,9 +105,9 @@ def name_the_failed(
 
 
 def name_the_absent(meeting: Meeting, step: Step | None, cause: str) -> None:
-    """Raise the sentence about ranks that have died, or have not come to an exchange that failed.
+    """Raise an error if ranks have died or have not come to an exchange that failed.
 
-    :param cause: what the backend said
+    :param cause: the backend's message
     :raises Disagreement: if there are such ranks
     """
     issued = meeting.issued
@@ -114,12 +118,12 @@ def name_the_absent(meeting: Meeting, step: Step | None, cause: str) -> None:
     def died() -> list[int]:
         return ended(meeting.store, meeting.ranks)
 
-    # A rank looks into the store once a second. So the others have a moment to write.
+    # A rank reads the store once a second. So the others get a moment to write.
     until(lambda: not absent() or bool(died()), FAREWELL)
-    # A process that was killed is still listed for a moment after its connections are
-    # closed.
+    # A process that was killed is still listed for a moment after its connections
+    # close.
     until(lambda: bool(died()), MOMENT)
-    # A rank that has ended its program meanwhile has said so.
+    # A rank whose program has ended meanwhile has written so.
     meeting.look(issued)
     missing = absent()
     if dead := died():
@@ -141,6 +145,6 @@ def name_the_absent(meeting: Meeting, step: Step | None, cause: str) -> None:
 
 
 def came(meeting: Meeting, rank: int, issued: int) -> bool:
-    """Whether a rank has waited in this exchange, or in a later one."""
+    """Whether a rank has waited in this exchange or in a later one."""
     key = f"waits/{rank}"
     return meeting.store.check([key]) and int(meeting.store.get(key)) >= issued

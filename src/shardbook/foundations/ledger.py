@@ -1,20 +1,20 @@
 r"""# The byte ledger
 
-> What each rank sends, written down call by call, and held against the operating system's own counters.
+> The ledger counts the bytes that each rank sends. Tests compare it with the system's own counters.
 
-The formulas of [the collectives](collectives.py) say what a collective has to move. A
-library may move more: gloo's reduce-scatter sends twice what its name promises, and its
-result is right all the same. Only a count shows it. On gloo the ledger is held against
-such counts. On NCCL its figures are those of a ring, computed from the sizes and not
-counted.
+The formulas of [the collectives](collectives.py) give the bytes that a collective must
+move. A library may move more: gloo's reduce-scatter sends twice as much as the formula,
+and its result is right all the same. Only a count shows the difference. On gloo, tests
+compare the ledger with such counts. On NCCL its figures are those of a ring, computed
+from the sizes and not counted.
 
-The ledger counts **payload that this process hands to the network**. Message headers
-are left out: 48 bytes a message on gloo. So are the few short questions that ranks [ask
-each other](exchange_order.py) through the store, most of them in the first step. Two
-tests hold the figures against the kernel. In a network namespace where nothing else
-talks, the bytes of the loopback device must equal the sum of all ranks' ledgers. And
-for each rank alone, the bytes that the kernel sent on that process's sockets must equal
-that rank's own ledger.
+The ledger counts the **payload that this process hands to the network**. Message
+headers are left out, which are 48 bytes a message on gloo. Left out, too, are the few
+short messages of [the check of the order](exchange_order.py), most of which are sent in
+the first step. Two tests compare the ledger with the kernel. In a network namespace
+without other traffic, the bytes of the loopback device must equal the sum of all ranks'
+ledgers. And the bytes that the kernel has sent on one process's sockets must equal that
+rank's ledger.
 
 :notation $N_d$: `world_size`, the number of ranks in the process group
 :notation $r$: `rank`, the number of one rank, from 0 to $N_d - 1$
@@ -42,11 +42,10 @@ __all__ = [
 
 @contextmanager
 def ledger() -> Iterator[Ledger]:
-    r"""The ledger counts what this process sends while the block runs. Ledgers may nest; each counts all
-    calls of its own block.
+    r"""Count the bytes that this process sends while the block runs.
 
-    On two ranks, an all-reduce of 1000 FP32 values sends $2 \cdot \frac{1}{2} \cdot
-    4000$ bytes:
+    Ledgers may nest. Each of them counts all calls of its own block. On two ranks, an
+    all-reduce of 1000 FP32 values sends $2 \cdot \frac{1}{2} \cdot 4000$ bytes:
 
     >>> from shardbook.foundations.collectives import all_reduce
     >>> with ledger() as book:
@@ -54,9 +53,9 @@ def ledger() -> Iterator[Ledger]:
     >>> book.sent, book.total
     ({'all-reduce': 4000}, 4000)
     """
-    # Backward hooks may run in a thread that autograd owns. A ledger bound to the
-    # thread that opened it would miss every gradient, so the open ledgers are a list
-    # that the whole process shares.
+    # Backward hooks may run in a thread of autograd's. A ledger of the thread that
+    # opened it would miss every gradient. So the list of open ledgers is shared by the
+    # whole process.
     book = Ledger()
     _open_ledgers.append(book)
     try:
@@ -67,8 +66,10 @@ def ledger() -> Iterator[Ledger]:
 
 @dataclass(slots=True)
 class Ledger:
-    """The calls, in order, and their sums. The order matters as much as the bytes: whether a gather was
-    issued before or after a computation is how prefetching is told from waiting.
+    """The calls, in order, and their sums.
+
+    The order matters as much as the bytes. Whether a gather was issued before or after
+    a computation shows whether it was prefetched or waited for.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -76,7 +77,7 @@ class Ledger:
 
     @property
     def sent(self) -> dict[str, int]:
-        """Bytes sent by this process, for each collective it called."""
+        """The bytes that this process has sent, for each collective."""
         sums: dict[str, int] = {}
         for call in self.calls:
             sums[call.collective] = sums.get(call.collective, 0) + call.sent
@@ -84,13 +85,14 @@ class Ledger:
 
     @property
     def total(self) -> int:
-        """Bytes sent by this process, over all collectives."""
+        """The bytes that this process has sent, over all collectives."""
         return sum(self.sent.values())
 
     @property
     def moved(self) -> dict[str, int]:
-        """Bytes [moved between host and device](offload.py), for each kind. They are no part of `total`,
-        since they never reach the network.
+        """The bytes [moved between host and device](offload.py), for each kind of move.
+
+        They are no part of `total`, since they never reach the network.
         """
         sums: dict[str, int] = {}
         for kind, nbytes in self.moves:
@@ -100,8 +102,10 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One line of the ledger. `payload` is $B$, the size of the whole vector; `sent` is what this rank
-    sends of it, in bytes, under the dtype in which the values travel.
+    """One line of the ledger.
+
+    `payload` is $B$, the size of the whole vector in bytes. `sent` is the number of
+    bytes that this rank sends, in the dtype in which the values are sent.
     """
 
     collective: str
@@ -124,11 +128,12 @@ def record_move(kind: str, nbytes: int) -> None:
 
 
 def broadcast_copies(distance: int, world_size: int, *, tree: bool) -> int:
-    """How many copies a rank passes on in a broadcast depends on its distance from the source. gloo
-    doubles the number of ranks that know in every round: of four ranks, the source
-    tells 1 and 2, and 1 tells
-    3. Other backends are counted as a chain, in which every rank but the last passes on
-       one copy.
+    """The number of copies that a rank sends on in a broadcast.
+
+    It depends on the rank's distance from the source. On gloo the number of ranks that
+    hold the values doubles in every round: of four ranks, the source sends to 1 and 2,
+    and 1 sends to 3. Other backends are counted as a chain, in which every rank but the
+    last sends one copy.
 
     >>> [broadcast_copies(distance, 4, tree=True) for distance in range(4)]
     [2, 1, 0, 0]
@@ -137,26 +142,28 @@ def broadcast_copies(distance: int, world_size: int, *, tree: bool) -> int:
     """
     if not tree:
         return int(distance + 1 < world_size)
-    # A rank joins in the round of its highest bit. From then on it tells, in each round
-    # $k$, the rank $2^k$ further.
+    # A rank receives its copy in the round of its highest bit. After that, in each
+    # round $k$, it sends a copy to the rank that is $2^k$ further.
     rounds = range(distance.bit_length(), (world_size - 1).bit_length())
     return sum(distance + 2**k < world_size for k in rounds)
 
 
 def all_reduce_bytes(rank: int, world_size: int, nbytes: int, unit: int | None) -> int:
-    r"""A ring's all-reduce sends $2\frac{N_d-1}{N_d}B$ bytes, exactly so when the pieces are equal. gloo
-    cuts each piece into two segments or more, of at most 1 MiB, to add one while the
-    next travels, and rounds them up to whole elements. So the last pieces may be short,
-    or empty for a single number. In each of the two halves a rank sends every piece but
-    one.
+    r"""The bytes that a rank sends in an all-reduce.
+
+    In a ring these are $2\frac{N_d-1}{N_d}B$ bytes, exactly so if the pieces are equal.
+    gloo cuts each piece into two or more segments of at most 1 MiB, so that it can add
+    one segment while the next is sent. The segments are rounded up to whole elements.
+    So the last pieces may be short, or empty if the tensor is a single number. In each
+    of the two halves a rank sends every piece but one.
 
     >>> [all_reduce_bytes(rank, 4, 4096, 4) for rank in range(4)]
     [6144, 6144, 6144, 6144]
     >>> [all_reduce_bytes(rank, 4, 4, 4) for rank in range(4)]  # a single FP32 value
     [4, 4, 8, 8]
 
-    :param unit: bytes of one element on gloo, which cuts no element in two; `None` on
-        other backends.
+    :param unit: the bytes of one element on gloo, which cuts no element in two; `None`
+        on other backends
     """
     if not nbytes or unit is None:
         return 2 * (world_size - 1) * nbytes // world_size

@@ -1,24 +1,26 @@
-r"""# A monitor beside the ranks that wait
+r"""# A monitor thread for ranks that wait
 
-> Where a rank cannot look into the store while it waits, a thread does it instead.
+> Where a waiting rank cannot read the store, a separate thread reads it.
 
 On gloo a rank waits for an exchange in its own thread, and
-[looks](exchange_order.py#Order.watch) into the store meanwhile. On NCCL the device
-waits, and the thread goes on. If another rank has left the common order, the exchange
-never ends. The thread would learn nothing until it waits for the device itself, and
-then it learns nothing at all: at the time limit of the process group the backend ends
+[reads](exchange_order.py#Order.watch) the store meanwhile. On NCCL the device waits,
+and the thread continues. Suppose another rank has left the common order, so that the
+exchange never ends. The thread blocks only when it waits for the device itself, and
+then it cannot raise anything: at the time limit of the process group the backend ends
 the process.
 
-So each order has a thread of its own. On such backends it looks into the store once a
-second. If it finds that the ranks disagree, it does two things. It writes the error to
-the log, so that the reason is there even if the process is ended. And it lets the
-program raise the same error at its next exchange, or before its optimizer steps. A
-program that is waiting for the device at that moment cannot be interrupted. Its log
-says why it will end.
+So each order has a monitor thread. On such backends the monitor reads the store once a
+second. If it finds that the ranks disagree, it does two things:
 
-On all backends the same thread writes down how far its rank has got, and reports [a
-standstill](standstill.py): ranks that agree on what comes next, one of which does not
-come.
+- It writes the error to the log, so the log has the reason even if the process is
+  ended.
+- It makes the program raise the same error at its next exchange, or before its
+  optimizer steps. A program that is already waiting for the device cannot be
+  interrupted.
+
+On all backends the monitor writes down how many exchanges its rank has started, and
+reports [a standstill](standstill.py), in which the ranks agree on the next exchange but
+one of them does not come.
 """
 
 # sidelit: hide
@@ -40,17 +42,18 @@ from shardbook.foundations.standstill import Standstill, after
 __all__ = ["start_monitor"]
 # sidelit: show
 
-# How often a rank writes down how far it has got, and how often within the time after
-# which a standstill is reported.
+# How often a rank writes its progress: every 5 seconds, and at least 12 times within
+# the time after which a standstill is reported.
 BEAT, BEATS = timedelta(seconds=5), 12
 
 
 def start_monitor(order: Any) -> threading.Thread | None:
-    """Start the thread of an [order](exchange_order.py#Order). It ends with the order, with its
-    process group, or with the program.
+    """Start the monitor of an [order](exchange_order.py#Order).
 
-    :returns: the thread, which has also ended once the ranks disagree; `None` if there
-        is nothing for it to do
+    The thread ends with the order, with its process group, or with the program.
+
+    :returns: the thread, which also ends once the ranks disagree; `None` if it would
+        have nothing to do
     """
     looks, meeting, standstill = not order.blocks, order.meeting, None
     period, beat = order.glance.total_seconds(), 0.0
@@ -68,8 +71,8 @@ def start_monitor(order: Any) -> threading.Thread | None:
     elif not looks:
         return None
     over = threading.Event()
-    # The thread refers to the meeting, which holds no tensors. If it referred to the
-    # order, it would keep it forever.
+    # The thread refers to the meeting, which holds no tensors. A reference to the order
+    # would keep the order, and its model's tensors, forever.
     thread = threading.Thread(
         target=monitor,
         args=(meeting, standstill, looks, over, period, beat),
@@ -89,10 +92,10 @@ def monitor(
     period: float,
     beat: float,
 ) -> None:
-    """Look into the store until the ranks disagree, or their process group has ended.
+    """Read the store until the ranks disagree, or their process group has ended.
 
-    :param looks: whether nobody else looks for a disagreement
-    :param over: set when nobody needs the order any longer
+    :param looks: whether only this thread looks for a disagreement
+    :param over: set when the order no longer needs the thread
     :param period: the seconds between two looks for a disagreement
     :param beat: the seconds between two looks for a standstill
     """
@@ -118,18 +121,20 @@ def monitor(
 
 
 def own_connection(store: Any) -> Any:
-    """The same keys over another connection. A connection serves one caller at a time, and
-    the rank itself may be that one, in a call that waits for another rank.
+    """The same keys over another connection.
+
+    A connection serves one caller at a time. The rank itself may be using its own, in a
+    call that waits for another rank.
     """
     try:
         return store.clone()
     except RuntimeError:
-        # A store that a program has written in Python may have no second one.
+        # A store that a program has written in Python may allow no second connection.
         return store
 
 
 def stop(over: threading.Event, thread: threading.Thread) -> None:
-    """End a thread, and wait for its last look. A program must not end in the middle of it."""
+    """End a thread, and wait for its last look, so that the program does not end in it."""
     over.set()
     with suppress(RuntimeError):
         thread.join(1)

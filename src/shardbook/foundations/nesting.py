@@ -1,30 +1,30 @@
-r"""# Calls inside calls
+r"""# Nested calls of a module
 
-> The stack of calls says which calls are under way, even where an interrupt has hidden the end of one.
+> The call stack shows which calls of a module are under way, even after an interrupt.
 
-The outermost call of a module gathers its unit and frees it. A call inside of that one,
-of a part or of the module itself, finds the unit whole and leaves it so. So the hooks
-of a module have to know whether another call is around this one. Two hooks could count:
-the one before the call adds 1, and the one after it takes 1 away.
+The outermost call of a module gathers its unit and frees it. A call inside that one, of
+a submodule or of the module itself, finds the unit unsharded and must not free it. So
+the hooks of a module must know whether another call is around the present one. Two
+hooks could count: the one before the call adds 1, and the one after it subtracts 1.
 
-The count alone is not enough. An error runs the hook after the call all the same. An
-interrupt from the keyboard does not, and neither does [the early
-stop](recomputation.py#Enough) of a recomputation. From then on the count is 1 too high.
-The next call is taken for one inside of another, gathers nothing, and computes with
-memory that was given back.
+The count alone is not enough. If a call raises an error, the hook after it still runs.
+But after an interrupt from the keyboard that hook does not run, and neither does it
+after [the early stop](recomputation.py#Enough) of a recomputation. From then on the
+count is 1 too high. The hooks take the next call for an inner one, gather nothing, and
+the module computes with freed memory.
 
 The stack of Python's calls is never wrong, because an interrupted call is no longer on
-it. But to walk along the stack takes some microseconds. So the hooks note each call,
-and the stack is looked at only where a call is noted and it matters whether that call
-has ended:
+it. But a walk along the stack takes some microseconds. So the hooks record each call,
+and they read the stack only if a call is recorded and they must know whether it has
+ended:
 
-| noted | on the stack | |
+| recorded | on the stack | conclusion |
 |---|---|---|
-| no call | not looked at | no call is under way |
+| no call | not read | no call is under way |
 | one call | one call | the call is under way |
-| one call | no call | the call was interrupted, and is forgotten |
+| one call | no call | the call was interrupted, and is removed |
 
-In an example the first call is interrupted and the second is not:
+In this example the first call is interrupted and the second is not:
 
 >>> block = nn.Identity()
 >>> calls = Nesting[str](block)
@@ -44,8 +44,8 @@ begins, interrupted: ['first'], depth: 1
 ends: second
 
 Each thread has a stack of its own. A backward pass on a GPU runs its hooks in other
-threads than the one that has called the model. So each note says which thread the call
-began in, and that thread's stack is looked at.
+threads than the one that called the model. So each record holds the thread in which its
+call began, and the hooks read that thread's stack.
 """
 
 # sidelit: hide
@@ -65,7 +65,7 @@ from shardbook.foundations.torch_private import MODULE_CALL
 __all__ = ["Nesting", "calls_under_way", "frames_of", "modules_called"]
 
 Note = TypeVar("Note")
-# For each call the thread it began in, and what is noted of it.
+# For each call, the thread in which it began, and the note about it.
 Calls = list[tuple[int, Note]]
 # sidelit: show
 
@@ -73,10 +73,10 @@ Calls = list[tuple[int, Note]]
 class Nesting(Generic[Note]):
     """The calls of some modules that have begun and not ended, the outermost first.
 
-    Its length is the number of calls that are noted. Those that were interrupted count
-    as well, until [they are forgotten](#Nesting.forget_interrupted).
+    The length is the number of recorded calls. It includes interrupted calls until
+    [they are removed](#Nesting.forget_interrupted).
 
-    :param modules: a call of any of them counts
+    :param modules: the modules whose calls count
     """
 
     def __init__(self, *modules: nn.Module) -> None:
@@ -84,36 +84,38 @@ class Nesting(Generic[Note]):
         self.calls: Calls[Note] = []
 
     def begin(self, note: Note) -> list[Note]:
-        """Note a call that begins. A hook before the call does so, so the call itself is
-        on the stack already.
+        """Record a call that begins.
 
-        :returns: what was noted of calls that were interrupted
+        A hook before the call does so, when the call is already on the stack.
+
+        :returns: the notes about calls that were interrupted
         """
         interrupted = self.forget_interrupted(begun=1)
         self.calls.append((get_ident(), note))
         return interrupted
 
     def end(self) -> Note | None:
-        """Forget the innermost call, which has ended.
+        """Remove the innermost call, which has ended.
 
-        :returns: what was noted of it; `None` if another hook has raised before the call
-            was noted
+        :returns: its note; `None` if another hook has raised an error before the call
+            was recorded
         """
         return self.calls.pop()[1] if self.calls else None
 
     def under_way(self, note: Note | None = None) -> bool:
-        """Whether a call is under way, by the stack if one is noted. To ask forgets nothing.
+        """Whether a call is under way, according to the stack. The records do not change.
 
-        :param note: what was noted of the call in question; by default any call will do
+        :param note: the note about the call in question; by default any call counts
         """
         running, _ = self.by_the_stack() if self.calls else ([], [])
         return bool(running) if note is None else any(one is note for _, one in running)
 
     def forget_interrupted(self, begun: int = 0) -> list[Note]:
-        """Forget the calls that are no longer on the stack.
+        """Remove the recorded calls that are no longer on the stack.
 
-        :param begun: how many calls of this thread are on the stack and not noted yet
-        :returns: what was noted of the forgotten calls
+        :param begun: how many calls of this thread are on the stack and not recorded
+            yet
+        :returns: the notes about the removed calls
         """
         if not self.calls:
             return []
@@ -121,7 +123,7 @@ class Nesting(Generic[Note]):
         return [note for _, note in interrupted]
 
     def by_the_stack(self, begun: int = 0) -> tuple[Calls[Note], Calls[Note]]:
-        """The noted calls that are on the stack, and those that are not."""
+        """The recorded calls that are on the stack, and those that are not."""
         most = len(self.calls) + begun
         left = {
             thread: calls_under_way(*self.modules, thread=thread, most=most)
@@ -132,7 +134,7 @@ class Nesting(Generic[Note]):
         here = get_ident()
         left[here] = left.get(here, 0) - begun
         for call in self.calls:
-            # An interrupted call was inside of all calls that are still on the stack.
+            # An interrupted call was inside all calls that are still on the stack.
             left[call[0]] -= 1
             (running if left[call[0]] >= 0 else interrupted).append(call)
         return running, interrupted
@@ -144,10 +146,10 @@ class Nesting(Generic[Note]):
 def calls_under_way(
     *modules: nn.Module, thread: int | None = None, most: int | None = None
 ) -> int:
-    """How many calls of these modules are on the stack.
+    """The number of calls of these modules on the stack.
 
-    :param thread: whose stack; by default that of the thread that asks
-    :param most: the number from which on more calls make no difference
+    :param thread: the thread whose stack is read; by default the current one
+    :param most: the number at which the count may stop
     """
     called = modules_called(thread)
     under_way = (one for one in called if any(one is module for module in modules))

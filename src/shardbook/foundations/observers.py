@@ -1,14 +1,14 @@
 r"""# Observers
 
-> A program that watches a run learns when a model is sharded and when a unit acts.
+> A program that watches a run is called when a model is sharded and when a unit acts.
 
-`python -m shardbook.check` [watches a script](checked_run.py) for a few steps. It has to know
-which models were sharded, and for which unit each byte is sent. The library itself says
-so, in two places: around [`shard`](model.py#shard), and in [the labels](labels.py) that
-stand around the acts of a unit already.
+`python -m shardbook.check` [watches a script](checked_run.py) for a few steps. It needs
+to know which models were sharded, and for which unit each byte is sent. The library
+calls it in two places: around [`shard`](model.py#shard), and in [the labels](labels.py)
+that are around each action of a unit anyway.
 
-In a normal run the list below is empty. Then a call asks whether a list is empty, and
-that is all that it costs.
+In a normal run the list of observers is empty. A call then checks whether the list is
+empty, and that is its whole cost.
 """
 
 # sidelit: hide
@@ -26,27 +26,32 @@ R = TypeVar("R")
 
 
 class Observer(Protocol):
-    """Who is told what begins and what ends. The calls nest as the acts do."""
+    """An object that is called when an action begins and when it ends.
+
+    These calls nest as the actions do.
+    """
 
     def begins(self, act: str, about: Any) -> None:
-        """An act begins, such as `"gather"`.
+        """An action begins, such as `"gather"`.
 
-        :param about: the name of the unit; of a call, its arguments
+        :param about: the name of the unit; for a function call, its arguments
         """
 
     def ends(self, act: str, about: Any) -> None:
-        """The same act has ended.
+        """The same action has ended.
 
-        :param about: the name of the unit; of a call, what it has returned
+        :param about: the name of the unit; for a function call, its result
         """
 
 
-# Whoever watches this process.
+# The observers of this process.
 observers: list[Observer] = []
 
 
 def observed(function: Callable[P, R]) -> Callable[P, R]:
-    """Let observers know of each call. A call that raises does not end.
+    """Make a function report each of its calls to the observers.
+
+    A call that raises an error has a beginning and no end.
 
     >>> class Prints:
     ...     def begins(self, act, about):

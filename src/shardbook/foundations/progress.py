@@ -1,17 +1,17 @@
-r"""# How far a rank has got
+r"""# The progress of a rank
 
-> A rank notes which exchanges it has started, and another thread sees at which line its program is.
+> A rank records the exchanges that it has started, and another thread reads the line at which it waits.
 
-To say [who waits for whom](standstill.py), ranks have to compare how far they have got.
-Every rank starts the same exchanges in the same order, so a number says it: rank 0 has
-started 42, rank 1 has started 41, and exchange 42 waits for rank 1. Which one that is,
-rank 0 finds among the last exchanges that it has noted. To note one costs less than a
-microsecond.
+To find [which rank holds up the others](standstill.py), the ranks compare how far each
+of them has got. Every rank starts the same exchanges in the same order, so a number is
+enough. If rank 0 has started 42 exchanges and rank 1 has started 41, exchange 42 waits
+for rank 1. Rank 0 finds the name of that exchange among the last ones that it has
+recorded. One record costs less than a microsecond.
 
-Why rank 1 does not come is written in no exchange. It may be in its data loader, in a
-compiler, or in a loop of its own. Python keeps the stack of calls of each thread, and
-another thread may read it at any time. The rank that hangs does not have to do anything
-for that.
+No exchange tells why rank 1 does not come. It may be in its data loader, in a compiler,
+or in a loop of its own. But Python keeps the stack of calls of each thread, and another
+thread may read it at any time. The thread that hangs does not have to do anything for
+that.
 """
 
 # sidelit: hide
@@ -37,15 +37,18 @@ __all__ = ["Progress", "Record", "came", "line_of", "stack_of", "whole_stack"]
 
 
 class Progress:
-    """What a rank has started, in its own memory. It is made by the thread that trains."""
+    """The exchanges that a rank has started, in its own memory.
+
+    The thread that trains creates this object.
+    """
 
     def __init__(self) -> None:
-        # A rank may be ahead of the others by some exchanges, but not by so many.
+        # A rank may be ahead of the others by some exchanges, but not by that many.
         self.started: deque[Step] = deque(maxlen=1024)
-        # What the ranks are about to agree on, while this one holds a round.
+        # The step on which the ranks are about to agree, while this rank is in a round.
         self.wish: Step | None = None
-        # [The ranks that meet](groups.py#Groups.partners) in an exchange, by what it is
-        # called, if these are not all.
+        # [The ranks that meet](groups.py#Groups.partners) in an exchange, by its
+        # action, if these are not all ranks.
         self.partners: dict[str, Sequence[int]] = {}
         self.thread = threading.get_ident()
 
@@ -56,16 +59,16 @@ class Progress:
 
 
 class Record(NamedTuple):
-    """What a rank writes about itself.
+    """The progress that a rank writes about itself.
 
     :param beat: how often it has written
     :param started: how many exchanges it has started
     :param rounds: how many [rounds](store_rounds.py) it has left
-    :param wish: what it is about to agree on in the next one, if it has come to it
+    :param wish: the step of the next round, if it has come to that round
     :param last: the exchange that it has started last
-    :param still: for how many seconds it has started none, and has come to no round
-    :param waited: for how many seconds it has waited for other ranks; `None` if it does
-        not wait
+    :param still: the seconds for which it has started no exchange and come to no round
+    :param waited: the seconds for which it has waited for other ranks; `None` if it
+        does not wait
     :param where: the line of its program, if it stands still
     """
 
@@ -80,7 +83,7 @@ class Record(NamedTuple):
 
     @staticmethod
     def read(text: bytes) -> Record:
-        """What a rank has written."""
+        """The record that a rank has written."""
         record = Record(*json.loads(text))
         wish, last = (
             Step(*step) if step else None for step in (record.wish, record.last)
@@ -100,7 +103,7 @@ class Record(NamedTuple):
 
 
 def came(record: Record | None, rounds: int) -> bool:
-    """Whether a rank has come to a round, as far as it has written."""
+    """Whether a rank has come to a round, according to its last record."""
     if record is None:
         return False
     return record.rounds > rounds or (
@@ -108,13 +111,14 @@ def came(record: Record | None, rounds: int) -> bool:
     )
 
 
-# **The line of the program.** The innermost calls of a thread that waits belong to Python
-# or to PyTorch. The reader of a log looks for the line of the program itself.
+# **The line of the program.** The innermost calls of a waiting thread belong to Python
+# or to PyTorch. The reader of a log needs the line of the program itself.
 
 
 class Call(NamedTuple):
-    """A call that is under way, and its line. It refers to none of the call's variables,
-    which a frame would keep.
+    """A call that is under way, and its line.
+
+    It refers to none of the call's variables. A frame would keep them all.
     """
 
     code: CodeType
@@ -134,10 +138,10 @@ def stack_of(thread: int) -> list[Call]:
 
 
 def line_of(stack: list[Call]) -> str:
-    """The line of the user's program in a stack of calls, and what it has called.
+    """The line of the user's program in a stack of calls, and the innermost call.
 
-    A program that is part of a library counts as a library, too. If there is nothing
-    else, the innermost call is named.
+    A program that is part of a library counts as a library, too. If the stack has no
+    other calls, the innermost one is named.
     """
     if not stack:
         return ""
@@ -150,9 +154,9 @@ def line_of(stack: list[Call]) -> str:
 
 
 def in_library(code: CodeType) -> bool:
-    """Whether code is Python's own, of an installed package, or of this library."""
+    """Whether code is Python's own, an installed package's, or this library's."""
     file = code.co_filename
-    # The programs of this library are what a user runs.
+    # The programs of this library count as the user's.
     if file.startswith(PROGRAMS):
         return False
     return file.startswith(("<frozen", *LIBRARIES))

@@ -1,20 +1,20 @@
 r"""# Rules in PyTorch's reentrant checkpoint
 
-> A function that PyTorch's reentrant checkpoint runs again computes norms as it did before.
+> When PyTorch's reentrant checkpoint runs a function again, norms compute in FP32 as in the first run.
 
 [The rules for norms and losses](norms.py) are in force while a sharded model's
-`forward` runs. A checkpoint runs a part of that `forward` once more in the backward
-pass. If the part is a module, the module's hooks put the rules in force again, and
-[this book's checkpoint](autocast_state.py) carries them over for any function.
-PyTorch's checkpoint knows nothing of them. With `use_reentrant=False` it compares the
-two runs and raises an error, because the second run computes in 16 bits. With
-`use_reentrant=True` it compares nothing, so the gradients would be those of another
+`forward` runs. A checkpoint runs a part of that `forward` again in the backward pass.
+If the part is a module, the module's hooks put the rules in force again. [This book's
+checkpoint](autocast_state.py) carries the rules over for any function. PyTorch's
+checkpoint does not carry them over, so its second run computes in 16 bits. With
+`use_reentrant=False` it compares the two runs and raises an error. With
+`use_reentrant=True` it compares nothing, so the gradients would belong to another
 result.
 
-The reentrant checkpoint runs its function without gradients and keeps it in
-`ctx.run_function` until the backward pass. A function that computes under a rule and
-without gradients can find that object on the call stack. Then the kept function is
-replaced by one that has the rules, too.
+The reentrant checkpoint runs its function without gradients and keeps the function in
+`ctx.run_function` until the backward pass. A function that computes under a rule, and
+without gradients, can find `ctx` on the call stack. The kept function is then replaced
+by one that runs under the rules, too.
 """
 
 # sidelit: hide
@@ -47,10 +47,11 @@ class UnderRules:
 
 
 def carry_over(rules: Rules) -> None:
-    """Let each reentrant checkpoint of PyTorch around this call run again under the rules.
+    """Make each of PyTorch's reentrant checkpoints around this call recompute under the
+    rules.
 
     The walk along the call stack takes some microseconds. It is made only without
-    gradients, since in this state a checkpoint runs its function.
+    gradients, since a reentrant checkpoint runs its function in that state.
 
     :param rules: gives a block in which the present rules are in force
     """

@@ -1,22 +1,22 @@
 r"""# Restoring the random numbers
 
-> A recomputation that draws other random numbers computes another function.
+> A recomputation must draw the random numbers of the first run, or its gradients are wrong.
 
 [Activation checkpointing](checkpointing.py) runs a part of the forward pass twice.
 Dropout draws a mask each time it runs. If the two masks differ, the gradient belongs to
-another function than the loss does. No error is raised.
+another function than the loss, and no error is raised.
 
-So the state of the generators is captured before the first run and restored for the
-second. After the second run the generators get back the state they had before it, as if
-nothing had been drawn. Otherwise a program would draw other numbers after a backward
-pass with checkpoints than after one without, and the same seed would train two
-different models.
+So the checkpoint captures the state of the generators before the first run and restores
+it for the second. After the second run the generators get back the state that they had
+before it, as if nothing had been drawn. Otherwise the same seed would train two
+different models: with checkpoints a program would draw other numbers after a backward
+pass than without.
 
-## Which generators?
+## The generators that are captured
 
-Each device has a generator of its own, and which of them a function will use is not
-known beforehand. The CPU's is always captured, and the arguments decide about the
-others:
+Each device has a generator of its own, and the checkpoint cannot know beforehand which
+of them a function will use. The CPU's generator is always captured. The arguments
+decide about the others:
 
 | where the function draws | repeated? |
 |---|---|
@@ -25,22 +25,22 @@ others:
 | on a device with parameters or buffers of a module among its arguments | yes |
 | on a device with parameters or buffers of the function, if it is a module | yes |
 | on a `torch.device` or from a `torch.Generator` among its arguments | yes |
-| on another device, to which it moves a tensor by itself | no |
-| from a `torch.Generator` that it finds elsewhere, as in an attribute | no |
+| on another device, to which the function moves a tensor itself | no |
+| from a `torch.Generator` that the function finds elsewhere, such as in an attribute | no |
 | from Python's `random` or from NumPy | no |
 | while another thread draws from the same generator, outside of any recomputation | no |
 
-To capture the generators of all devices would be neither enough nor safe. It would not
-be enough, because the last three rows would stay. It would not be safe, because
-autograd runs the backward passes of different devices in different threads. While one
-of them draws on its device, a recomputation on another device would set the first one's
-generator back.
+Why not capture the generators of all devices? That would not be enough, because the
+last three rows would stay as they are. And it would not be safe, because autograd runs
+the backward passes of different devices in different threads. While one thread draws on
+its device, a recomputation on another device would reset the first device's generator.
 
 So if a function draws on a device that none of its arguments is on, pass that device as
 one more argument, which the function ignores:
 
 ```python
 y = checkpoint(lambda x, _: f(x), x, torch.device("cuda:1"))
+```
 ```
 """
 
@@ -63,16 +63,16 @@ from shardbook.foundations.torch_private import tree_is_leaf, tree_leaves
 __all__ = ["RNGState", "Source", "capture"]
 # sidelit: show
 
-# Where random numbers come from: a generator of its own, or the one that a device has.
+# A source of random numbers: a generator, or a device that has one of its own.
 Source = torch.Generator | torch.device
 
 
 def capture(*args: Any) -> RNGState:
-    """The present state of the CPU's generator and of those found among the arguments.
+    """The present state of the CPU's generator and of the generators of the arguments.
 
-    :param args: what a function is given, and the function itself if it is a module:
-        tensors, devices, generators and modules, also inside of tuples, lists,
-        dictionaries and other pytrees; in anything else no generator is looked for
+    :param args: the arguments of a function, and the function itself if it is a module:
+        tensors, devices, generators and modules, also inside tuples, lists,
+        dictionaries and other pytrees; other objects are not searched
 
     >>> state = capture()
     >>> first = torch.rand(3)
@@ -81,13 +81,13 @@ def capture(*args: Any) -> RNGState:
     >>> torch.equal(first, again)
     True
     """
-    # Two arguments may show the same device. Its state is read once.
+    # Two arguments may be on the same device. Its state is read once.
     sources = dict.fromkeys([torch.default_generator, *sources_in(args)])
     return RNGState({source: read(source) for source in sources})
 
 
-# All threads draw from the same generators. A block inside of another takes the lock
-# again in the same thread.
+# All threads draw from the same generators. If blocks are nested, the same thread takes
+# the lock again.
 LOCK = RLock()
 
 
@@ -95,19 +95,19 @@ LOCK = RLock()
 class RNGState:
     """The states of some generators at one moment.
 
-    :param states: for each source the bytes from which it goes on, `uint8` on the CPU;
-        without any, [restoring](#RNGState.restored) does nothing
+    :param states: for each source the bytes of its state, `uint8` on the CPU; without
+        any, [restoring](#RNGState.restored) does nothing
     """
 
     states: dict[Source, Tensor] = field(default_factory=dict)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Inside of the block the generators go on from here; after it, from where they
-        were before the block, even if it raises.
+        """Set the generators to this state inside the block, and back after it, even if
+        the block raises an error.
 
-        One thread at a time is in such a block. Otherwise each of two threads that
-        recompute would go on with the random numbers of the other.
+        Only one thread at a time may be in such a block. Otherwise each of two threads
+        that recompute would continue with the random numbers of the other.
         """
         if not self.states:
             yield
@@ -124,10 +124,10 @@ class RNGState:
 
 
 def sources_in(args: Sequence[Any]) -> Iterator[Source]:
-    """The generators that some arguments show, besides the CPU's.
+    """The generators of some arguments, besides the CPU's.
 
-    A bound method shows the module that it is bound to. A `functools.partial` shows
-    what its function and its arguments show.
+    A bound method counts as the module to which it is bound. A `functools.partial`
+    counts as its function and its arguments.
     """
     for value in args:
         if isinstance(value, Tensor):
@@ -149,8 +149,8 @@ def sources_in(args: Sequence[Any]) -> Iterator[Source]:
 def sources_of(module: nn.Module) -> Iterator[torch.device]:
     """The devices of a module's parameters and buffers.
 
-    To walk through them takes longer than all else in this chapter. On a machine that
-    has nothing but a CPU there is nothing to find.
+    The walk through them takes longer than all else in this chapter. On a machine with
+    only a CPU it could not find anything, and is left out.
     """
     if torch.accelerator.current_accelerator() is None:
         return
@@ -160,7 +160,7 @@ def sources_of(module: nn.Module) -> Iterator[torch.device]:
 
 
 def read(source: Source) -> Tensor:
-    """A copy of the state's bytes, so the generator may go on."""
+    """A copy of the state's bytes, which does not change when the generator draws."""
     if isinstance(source, torch.Generator):
         return source.get_state()
     state: Tensor = torch.get_device_module(source).get_rng_state(*which(source))
@@ -178,25 +178,26 @@ def write(source: Source, state: Tensor) -> None:
 
 
 def sources_on(device: torch.device) -> Iterator[torch.device]:
-    """The device itself, if there is a state of its own to read.
+    """The device itself, if it has a state of its own to read.
 
-    The CPU's is captured in any case, and on `meta` nothing is drawn. A device that has
-    not been initialised is left out, because to read its state would initialise it. So
-    a program whose very first use of a device is inside of a checkpoint has to
-    initialise it before, as with `torch.cuda.init()`.
+    The CPU's state is captured anyway, and nothing is drawn on `meta`. A device that
+    has not been initialised is left out, because a read of its state would initialise
+    it. If a program uses a device for the first time inside a checkpoint, initialise
+    the device before, for example with `torch.cuda.init()`.
     """
     if device.type in ("cpu", "meta"):
         return
     initialised = getattr(torch.get_device_module(device), "is_initialized", None)
     if initialised is not None and not initialised():
         return
-    # "cuda" without a number means another device as soon as the current one changes. A
-    # tensor knows the number.
+    # "cuda" without an index means another device after the current one changes. A
+    # tensor on the device knows the index.
     yield torch.empty(0, device=device).device if device.index is None else device
 
 
 def which(device: torch.device) -> tuple[torch.device, ...]:
-    """How a device is named to its module. Apple's `mps` has one device, and its
-    functions take no device.
+    """The device's name among the arguments of its module's functions.
+
+    Apple's `mps` has one device, and its functions take no device.
     """
     return () if device.type == "mps" else (device,)

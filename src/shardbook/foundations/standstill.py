@@ -1,13 +1,13 @@
 r"""# Standstill
 
-> After a minute without an exchange, each rank says for whom it waits, or where it is itself.
+> After a minute without an exchange, the log of each rank names the rank that holds up the others.
 
 Rank 1 waits for a file server that does not answer. Rank 0 has started the gather of
 `blocks.3` and waits for rank 1. An exchange may take as long as [the time limit of its
-process group](store_rounds.py#limit_of), half an hour unless the program says
-otherwise, and the error at its end names a socket. The reader of the logs needs to know
-three things much earlier: who waits, for whom, and what the late rank is doing. So
-after 60 seconds the log of rank 0 says:
+process group](store_rounds.py#limit_of), which is half an hour by default, and the
+error at its end names a socket. The reader of the logs needs to know three things much
+earlier: which rank waits, for which other rank, and what that rank is doing. So after
+60 seconds the log of rank 0 says:
 
     rank 0 has waited for 60 s, after 42 exchanges, for rank 1 to
     gather blocks.3 (parameter blocks.3.weight) as exchange 4 of its
@@ -17,36 +17,37 @@ after 60 seconds the log of rank 0 says:
     blocks.2.weight) as exchange 3 of its forward pass, and is at
     train.py:88 in main (inside of queue.py:171 in get)
 
-And the log of rank 1 says that rank 0 waits, with the whole stack of calls of rank 1.
-Lines are those of the user's program: the innermost call that is neither PyTorch nor
-this library nor Python's own.
+The log of rank 1 says that rank 0 waits, and shows the whole call stack of rank 1. The
+lines in the report are those of the user's program: the innermost call that belongs
+neither to PyTorch nor to this library nor to Python itself.
 
 A thread of each rank [wakes up](monitor.py) every few seconds and writes into the store
-how far its rank has got. Only when its own rank has started nothing for a while does it
-read what the others have written. A step pays for none of this: the rank's own thread
-notes in memory which exchanges it has started. The other thread has a connection of its
-own to the store, because a connection serves one caller at a time, and in [a
-round](store_rounds.py) the first caller is the one that waits.
+how many exchanges its rank has started. Only if its own rank has started none for a
+while does the thread read the records of the other ranks. A training step pays almost
+nothing for this, because the rank's own thread records its exchanges in memory. The
+other thread has its own connection to the store. A connection serves one caller at a
+time, and in [a round](store_rounds.py) the rank itself occupies its connection while it
+waits.
 
-| what the rank finds | what it says |
+| what the thread finds | report |
 |---|---|
-| it waits, and a rank has not come | for which ranks, in which exchange, and how far each has got |
-| it waits, and all ranks have come | that the connection between them may be at fault |
-| it does not wait, and others wait for it | who waits, and where it is |
-| nobody waits | nothing: the model is not in use |
+| its rank waits, and a rank has not come | the awaited ranks, the exchange, and how far each rank has got |
+| its rank waits, and all ranks have come | the connection between them may be at fault |
+| its rank does not wait, and others wait for it | the ranks that wait, and the line of its own program |
+| no rank waits | none: the model is not in use |
 
-A rank that compiles for two minutes is late, and nothing is wrong. After the first
-minute it is named all the same, because the others cannot know what it will do. When it
-goes on, the log of each rank that has reported says so, too. Where the ranks stand
-still for longer, the report is repeated after 120, 240, … seconds.
+A rank that compiles for two minutes is late, although nothing is wrong. The report
+names it after the first minute all the same, because the other ranks cannot know what
+it will do. When it continues, the log of each rank that has reported it says so. If the
+standstill lasts, the report is repeated after 120, 240, … seconds.
 
-Only the exchanges of the model are seen. A rank that waits in a barrier of the program's
-own, while another one is in its data loader, says nothing.
+Only the model's exchanges are watched. If a rank waits in a barrier of the program's
+own while another is in its data loader, there is no report.
 
-A rank that has not written for 15 seconds is another matter. Its process may be gone,
-or its machine cannot be reached, or it hangs inside of an extension that keeps Python's
-lock. The report says so. If the process was one of this machine, the system knows
-[whether it has died](ended.py).
+If a rank has written nothing for 15 seconds, its process may have ended, its machine
+may be unreachable, or the rank may hang in an extension that holds Python's lock. The
+report says so. For a process of this machine the system tells [whether it has
+died](ended.py).
 """
 
 # sidelit: hide
@@ -76,16 +77,16 @@ __all__ = ["Standstill", "standstill_after"]
 
 
 class Standstill:
-    """Writes down how far this rank has got, and finds out who waits for whom.
+    """Writes down how far this rank has got, and finds the ranks that hold up others.
 
-    :param meeting: the rounds of these ranks, which count what this one has started
-    :param progress: what it has started
+    :param meeting: the rounds of these ranks, which count this rank's exchanges
+    :param progress: the exchanges that this rank has started
     :param blocks: whether an exchange blocks the thread that waits for it, as on gloo
     :param waits: the functions in which a thread waits for other ranks
-    :param limit: how long a rank may stand still before that is reported
+    :param limit: how long a rank may stand still before a report
     """
 
-    # How long a rank says nothing before its process counts as unreachable.
+    # How long a rank writes nothing before its process counts as unreachable.
     silence = timedelta(seconds=15)
 
     def __init__(
@@ -104,11 +105,11 @@ class Standstill:
         self.place: Any = None
         self.since = self.look_at = 0.0
         self.waits_since: float | None = None
-        # What each of the others has written last, and when this rank first read that.
+        # The last record of each other rank, and when this rank first read it.
         self.heard: dict[int, tuple[Record, float]] = {}
 
     def tick(self, now: float, store: Any) -> None:
-        """Write how far this rank has got. If it has stood still, look for the others.
+        """Write how far this rank has got. If it has stood still, read the other records.
 
         :param now: the time in seconds, by any clock
         :param store: the keys of the meeting
@@ -124,7 +125,7 @@ class Standstill:
         if now - self.since < self.look_at:
             return
         self.listen(now, store)
-        # The first look only tells who still writes.
+        # The first reading only shows which ranks still write.
         if mine.still < self.limit:
             self.look_at = self.limit
         elif self.report(mine, now, store):
@@ -135,12 +136,12 @@ class Standstill:
             self.look_at = 1.25 * mine.still
 
     def record(self, now: float) -> Record:
-        """What this rank writes about itself."""
+        """The record that this rank writes about itself."""
         self.beat += 1
         started, rounds, wish = self.place
         still, stack = now - self.since, stack_of(self.progress.thread)
         if not any(call.code in self.waits for call in stack):
-            # Where the device waits, the stack of calls does not show it.
+            # If the device waits, the call stack does not show it.
             self.waits_since = None if self.blocks else self.since
         elif self.waits_since is None:
             self.waits_since = now
@@ -149,7 +150,7 @@ class Standstill:
         return Record(self.beat, started, rounds, wish, last, still, waited, where)
 
     def go_on(self, now: float) -> None:
-        """This rank has started something since the last time."""
+        """Reset the times, because this rank has started something since the last one."""
         if self.reported:
             logging.getLogger("shardbook").warning(
                 "rank %d goes on after %.0f s", self.meeting.rank, now - self.since
@@ -159,7 +160,7 @@ class Standstill:
         self.look_at = max(0.0, self.limit - self.silence.total_seconds())
 
     def listen(self, now: float, store: Any) -> None:
-        """Read what the others have written."""
+        """Read the records of the other ranks."""
         for rank in self.others:
             key = f"progress/{rank}"
             if store.check([key]):
@@ -169,14 +170,14 @@ class Standstill:
                     self.heard[rank] = record, now
 
     def report(self, mine: Record, now: float, store: Any) -> bool:
-        """Write into the log who waits for whom, unless nobody has waited for so long.
+        """Write a report to the log, unless no rank has waited for that long.
 
-        :returns: whether somebody has
+        :returns: whether a report was written
         """
         step, absent = self.awaited(mine)
         waiting = [rank for rank in self.others if self.waits_for_this(rank, mine)]
         waits = mine.waited is not None and mine.waited >= self.limit
-        # Where the device waits, only an exchange without a partner tells that it does.
+        # If the device waits, only an exchange that a partner has not started shows it.
         if not self.blocks and mine.wish is None:
             waits = waits and bool(absent)
         if not waits and not waiting:
@@ -203,7 +204,7 @@ class Standstill:
         absent: list[int],
         waiting: list[int],
     ) -> str:
-        """Who waits for whom, from this rank's side."""
+        """The beginning of the report: which rank waits for which, as seen by this one."""
         who, after = f"rank {self.meeting.rank}", f"after {mine.started} exchanges"
         if not waits:
             return (
@@ -219,11 +220,11 @@ class Standstill:
         )
 
     def awaited(self, mine: Record) -> tuple[Step | None, list[int]]:
-        """For what this rank waits, and for whom.
+        """The step for which this rank waits, and the ranks that have not come to it.
 
-        In a round it waits for all that have not come. In an exchange it waits for its
-        partners. An exchange that a partner has not started ends for nobody, and the
-        earliest one is what this rank waits for first.
+        In a round this rank waits for all ranks that have not come. In an exchange it
+        waits for its partners. An exchange that one partner has not started cannot end,
+        and this rank waits for the earliest of these first.
         """
         found = {rank: record for rank, (record, _) in self.heard.items()}
         if mine.wish is not None:
@@ -235,7 +236,7 @@ class Standstill:
         first = mine.started - len(started)
         lacks: dict[int, list[int]] = {}
         for rank in self.others:
-            # Of a rank that has written nothing yet only this much is known.
+            # Of a rank without a record only this much is known.
             reached = found[rank].started if rank in found else mine.started - 1
             ahead = islice(enumerate(started, first), max(0, reached - first), None)
             for number, step in ahead:
@@ -252,7 +253,7 @@ class Standstill:
         if rank not in self.heard:
             return False
         theirs = self.heard[rank][0]
-        # What it has written is some seconds old.
+        # The record is some seconds old.
         if theirs.waited is None or theirs.waited < 0.8 * self.limit:
             return False
         if theirs.wish is not None:
@@ -262,11 +263,11 @@ class Standstill:
         return rank in self.partners(theirs.last)
 
     def partners(self, step: Step) -> Sequence[int]:
-        """The ranks that meet this one in an exchange."""
+        """The ranks that take part in an exchange with this one."""
         return self.progress.partners.get(step.action, self.others)
 
     def news(self, rank: int, now: float, dead: bool) -> str:
-        """What is known of another rank."""
+        """The known state of another rank."""
         if dead:
             return "has died; see its own output"
         if rank not in self.heard:
@@ -281,26 +282,26 @@ class Standstill:
 
 
 def named(ranks: list[int]) -> str:
-    """Some ranks in a sentence."""
+    """Some ranks, as a phrase of the report."""
     more = f" and {len(ranks[8:])} more" if ranks[8:] else ""
     return f"rank {', '.join(map(str, ranks[:8]))}{more}"
 
 
 def verb(ranks: list[int], word: str) -> str:
-    """What they do."""
+    """A verb in the form for one rank or for several."""
     return word if len(ranks) > 1 else f"{word}s"
 
 
 class after:
-    """How long a rank of this process stands still before that is reported."""
+    """How long a rank of this process may stand still before a report."""
 
     limit: timedelta | None = timedelta(seconds=60)
 
 
 def standstill_after(seconds: float | None) -> None:
-    """Choose after how many seconds without an exchange a rank reports who waits for whom.
+    """Choose the number of seconds without an exchange after which a rank reports.
 
-    At the start these are 60. Call this before `shard`, on every rank.
+    The default is 60. Call this before `shard`, on every rank.
 
     :param seconds: more than 0, or `None` for no reports
     :raises ValueError: if the number is not more than 0

@@ -1,11 +1,11 @@
-r"""# What a rank is about to do
+r"""# The next exchange of a rank
 
-> A step has a name that ranks can compare, and that an error can print.
+> Each exchange has a name that ranks compare, and that an error prints.
 
 Before an exchange the ranks compare what each of them [is about to
-do](exchange_order.py). Rank 0 may be about to gather `blocks.3` as the fourth exchange
-of its forward pass, and rank 1 to gather `blocks.4`, because it has skipped a block.
-Both steps are equal or they are not, and where they are not the error prints both.
+start](exchange_order.py). Suppose rank 0 is about to gather `blocks.3` as the fourth
+exchange of its forward pass. Rank 1 is about to gather `blocks.4`, because it has
+skipped a block. The two steps differ, and the error prints both.
 """
 
 # sidelit: hide
@@ -45,11 +45,11 @@ class Step(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What a rank writes into the store when it opens a round.
+    """The record that a rank writes into the store when it opens a round.
 
-    The number of exchanges that it has started tells equal steps of different training
-    steps apart. What it knew to come next is what the other ranks do if they do not
-    come to the round.
+    `issued`, the number of exchanges that the rank has started, distinguishes equal
+    exchanges of different training steps. `known` is the exchange that followed in the
+    known order. Ranks that keep to that order start it, and do not come to the round.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class Wish(NamedTuple):
 
     @staticmethod
     def read(text: bytes) -> Wish:
-        """The wish that a rank has written."""
+        """The record that a rank has written."""
         rank, issued, step, known = json.loads(text)
         return Wish(rank, issued, Step(*step), Step(*known) if known else None)
 
@@ -77,13 +77,13 @@ UNEVEN = "give every rank as many batches, or loop over shardbook.join(batches)"
 
 
 def rule(*steps: Step | None) -> str:
-    """What to do about ranks that do not come to the same step.
+    """The advice for ranks that do not come to the same step.
 
-    Where one of them begins another kind of pass, its batches may have run out.
+    If one of them begins another kind of pass, its batches may have run out.
     """
     begun = [step for step in steps if step is not None and step.number == 0]
     if any(step.action == "leave" for step in begun):
         return UNEVEN
-    # What a kind says of [parameters frozen since](freezing.py) makes it no other kind.
+    # A kind that mentions [newly frozen parameters](freezing.py) is no other kind.
     kinds = {step.kind.rpartition(") ")[2] for step in begun}
     return f"{RULE}; {UNEVEN}" if len(kinds) > 1 else RULE

@@ -1,31 +1,38 @@
-r"""# A round through the store
+r"""# Rounds through the store
 
-> Ranks that are about to take the same step go on together. If their steps differ, all raise one error.
+> Ranks that are about to start the same exchange continue together. If two differ, all ranks raise one error.
 
-[The order](exchange_order.py) is known to every rank after the first step. This chapter
-is about the moments in which a rank does not find its next step there. It then has to
-ask all other ranks, without any of the exchanges that it is about to check.
+After the first step every rank knows [the order](exchange_order.py) of the exchanges.
+This chapter is about the moments in which a rank does not find its next exchange there.
+It must then ask all other ranks, and it cannot use an exchange, because exchanges are
+what it is about to check.
 
-So it asks through the store, a table of keys and values that one process keeps for all.
-Each round has keys of its own, which begin with the number of the round:
+The ranks therefore compare their steps through the store, a table of keys and values
+that one process keeps for all of them. Each comparison is a *round*. The keys of a
+round begin with its number:
 
-| key | value | who writes it |
+| key | value | written by |
 |---|---|---|
-| `first` | the rank that came first, and what it is about to do | the first to come |
-| `came` | which ranks have come with the same wish, a bit for each | each of them |
-| `decided` | how the round ends | the first rank that knows it |
-| `read` | how many have read that the ranks disagree | each of them |
+| `first` | the rank that came first, and its step | the first rank that comes |
+| `came` | the ranks that have come with the same step, one bit for each | each of them |
+| `decided` | the result of the round | the first rank that knows it |
+| `read` | the number of ranks that have read that the ranks disagree | each of them |
 
-A round ends in one of four ways. The last rank comes, and all have the same wish. A
-rank comes with another wish. A rank that does not come looks into the store and sees
-that it has already gone another way. Or the time limit is over. Several ranks may find
-an end at the same moment, so `decided` is written only if it is empty, and every rank
-takes the value that is there.
+A round ends in one of four ways:
 
-A rank that is only late disagrees with nobody. In the first step one rank may compile
-for minutes while the others are done. They [report it](standstill.py) after one minute,
-and wait as long as they would wait in an exchange, that is, for the time limit of their
-process group. If that is over, they raise an error that names the ranks that have not
+- The last rank comes, and all have the same step.
+- A rank comes with another step.
+- A rank that does not come reads the store, and finds that it has already started
+  another exchange.
+- The time limit is over.
+
+Several ranks may find an end at the same moment. So `decided` is written only if it is
+empty, and every rank takes the value that is there.
+
+A rank that is only late causes no disagreement. In the first step one rank may compile
+for minutes while the others have finished. These [report it](standstill.py) after one
+minute. They wait as long as they would wait in an exchange, which is the time limit of
+their process group. After that they raise an error that names the ranks that have not
 come. A rank of this machine that [has died](ended.py) is named within a second.
 """
 
@@ -56,18 +63,18 @@ __all__ = ["Meeting"]
 
 
 class Meeting:
-    """The rounds that ranks hold through the store. Ranks that come to a round leave it together.
+    """The rounds of some ranks. Ranks that come to a round leave it together.
 
-    A round costs each rank a few messages of some hundred bytes, however many ranks
-    there are, and a short one for each `glance` while it waits.
+    A round costs each rank a few messages of some hundred bytes, whatever the number of
+    ranks, and a short message for each `glance` while it waits.
 
     :param store: keys that no other meeting uses, the same ones on all its ranks
     :param rank: this process, numbered among all processes
-    :param world_size: how many ranks have to come
+    :param world_size: how many ranks must come
     :param limit: how long a rank waits for the others
     """
 
-    # How long a rank waits for the store before a keyboard interrupt can get through.
+    # How long a rank waits for the store before it handles a keyboard interrupt.
     glance = timedelta(seconds=1)
 
     def __init__(self, store: Any, rank: int, world_size: int, limit: timedelta):
@@ -78,13 +85,13 @@ class Meeting:
         self.ranks: Sequence[int] = range(world_size)
         self.rounds = 0
         self.verdict: str | None = None
-        # How many exchanges this rank has started, and [in which one it has
-        # waited](leaving.py#waits_in) for a while.
+        # The number of exchanges that this rank has started, and [the one in which it
+        # has waited](leaving.py#waits_in) for a while.
         self.issued = 0
         self.waits_in = -1
-        # Another thread [may look](monitor.py) while this one does not hold a round.
+        # Another thread [may read the store](monitor.py) while this one is in no round.
         self.lock = threading.Lock()
-        # What this rank has reported about [a standstill](standstill.py) that lasts.
+        # This rank's report about [a standstill](standstill.py) that lasts.
         self.standstill = ""
 
     @staticmethod
@@ -93,7 +100,7 @@ class Meeting:
         ranks = tuple(dist.get_process_group_ranks(group))
         digest = sha256(repr(ranks).encode()).hexdigest()[:16]
         # These ranks may shard several models. They do so in the same order, so each
-        # meeting gets the same number on all of them, and keys of its own.
+        # meeting gets the same number on all of them, and its own keys.
         prefix = f"shardbook.foundations.store_rounds/{digest}/{opened[ranks]}"
         opened[ranks] += 1
         store: Any = default_store()
@@ -105,12 +112,14 @@ class Meeting:
         return meeting
 
     def agree(self, issued: int, step: Step, known: Step | None) -> None:
-        """Return when all ranks are about to take this step; raise on all ranks if one is not."""
+        """Return if all ranks are about to start this step, and raise an error on all
+        ranks if one is not.
+        """
         with self.lock:
             self.hold(issued, step, known)
 
     def hold(self, issued: int, step: Step, known: Step | None) -> None:
-        """Hold a round, unless the ranks have disagreed meanwhile."""
+        """Hold a round, unless the ranks have disagreed already."""
         if self.verdict is not None:
             raise Disagreement(self.verdict)
         mine = Wish(self.rank, issued, step, known)
@@ -126,17 +135,17 @@ class Meeting:
         self.rounds += 1
 
     def answer(self, mine: Wish) -> str:
-        """What the round ends with, the same on all ranks: `AGREED` or the sentence to raise."""
+        """The result of the round, the same on all ranks: `AGREED` or an error's text."""
         number = self.rounds
-        # Each rank compares its wish with that of the first to come. So it does not
-        # matter how many ranks there are, and the first difference is found when it
+        # Each rank compares its step with that of the first rank. So a comparison takes
+        # the same time for any number of ranks, and a difference is found as soon as it
         # arrives.
         first = self.open(mine)
         if (first.issued, first.step) != (mine.issued, mine.step):
             return self.publish(f"{mine}, but {first}; {rule(first.step, mine.step)}")
         if self.come():
             answer = self.publish(AGREED)
-            # All ranks are here, so nobody reads the keys of the round before.
+            # All ranks are here, so the keys of the round before are no longer read.
             for key in ("first", "decided", *self.words(), *["words"][: self.shared]):
                 self.store.delete_key(f"{number - 1}/{key}")
             return answer
@@ -146,12 +155,15 @@ class Meeting:
         return str(self.store.get(f"{number}/decided").decode())
 
     def open(self, mine: Wish) -> Wish:
-        """Open the next round, unless another rank was faster; the wish of the first to come."""
+        """Open the next round, unless another rank was faster.
+
+        :returns: the record of the first rank that came
+        """
         text = self.store.compare_set(f"{self.rounds}/first", "", json.dumps(mine))
         return Wish.read(text)
 
     def come(self) -> bool:
-        """Note that this rank has come.
+        """Record that this rank has come.
 
         A number of the store has 64 bits. So some ranks share one number, and the last
         of them counts it.
@@ -168,14 +180,14 @@ class Meeting:
     def wait_for(self, key: str) -> bool:
         """Wait until the store has a key, for as long as the limit allows.
 
-        The store wakes a waiting rank up. Each wait is short, so that an interrupt from
-        the keyboard gets through, and others in this process can use the store.
+        The store wakes a waiting rank up. Each wait is short, so that the program can
+        handle an interrupt from the keyboard, and other threads can use the store.
         """
         end = clock() + self.limit.total_seconds()
         while True:
             with suppress(RuntimeError):
                 self.store.wait([key], self.glance)
-            # If the store is gone, this raises again.
+            # If the store has ended, this raises another error.
             if self.store.check([key]):
                 return True
             # A rank that [has died](ended.py) will not come.
@@ -183,11 +195,12 @@ class Meeting:
                 return False
 
     def look(self, issued: int) -> None:
-        """Raise if a rank has opened a round and this rank cannot come to it any more.
+        """Raise an error if a rank has opened a round to which this rank cannot come.
 
-        A rank that has started no fewer exchanges than this one has started all that
-        this one waits for. It is ahead, and this rank will come to the round later. A
-        rank that has started fewer stands where this one went on as agreed.
+        Compare the numbers of exchanges. If the other rank has started at least as many
+        as this one, it is ahead, and this rank will come to the round later. If it has
+        started fewer, this rank has already started, as agreed before, the exchange at
+        whose place the other has opened the round. The two disagree.
         """
         number = self.rounds
         if not self.store.check([f"{number}/first"]):
@@ -203,9 +216,10 @@ class Meeting:
             self.part(self.store.get(f"{number}/decided").decode())
 
     def publish(self, decision: str, dead: int = 0) -> str:
-        """Decide how the round ends, unless another rank was faster; return what was decided.
+        """Write the result of the round, unless another rank was faster.
 
         :param dead: how many ranks will never read it, because they have died
+        :returns: the result that is in the store
         """
         key = f"{self.rounds}/decided"
         decided = str(self.store.compare_set(key, "", decision).decode())
@@ -214,11 +228,10 @@ class Meeting:
         return decided
 
     def part(self, verdict: str) -> NoReturn:
-        """Raise the verdict, once every rank has read it.
+        """Raise the error once every rank has read it.
 
-        One of the ranks may be the one that keeps the store, and the store ends with
-        it. But a rank that cannot be reached reads nothing, so this does not wait for
-        long.
+        The process of one rank may keep the store, which ends with that process. But an
+        unreachable rank reads nothing, so this rank waits for a few seconds only.
         """
         self.verdict = verdict
         key = f"{self.rounds}/read"
@@ -230,9 +243,9 @@ class Meeting:
     # sidelit: depth An interrupt, a lost store, ranks that do not come, over 32 ranks, and other threads.
 
     def withdraw(self, mine: Wish, error: BaseException) -> None:
-        """Take part in no other round after an interrupt, and let the others know."""
-        # This rank was interrupted and may have been counted. If it came to the same
-        # round again, the others would take it for two ranks.
+        """Take part in no further round after an interrupt, and tell the other ranks."""
+        # This rank may have been counted before the interrupt. If it came to the same
+        # round again, the others would count it twice.
         name = type(error).__name__
         self.verdict = (
             f"{mine}, but did not wait for the other ranks ({name}); "
@@ -242,7 +255,7 @@ class Meeting:
             self.publish(self.verdict)
 
     def lose_store(self, mine: Wish, error: RuntimeError) -> NoReturn:
-        """Refuse to go on without the store, which has ended with the process that keeps it."""
+        """Refuse to continue without the store, whose process has ended."""
         self.verdict = (
             f"{mine}, but the store through which the ranks agree cannot be reached "
             f"({str(error).splitlines()[0]}); the process that keeps it, rank 0 or "
@@ -260,7 +273,7 @@ class Meeting:
         ]
 
     def absent(self, dead: Sequence[int]) -> str:
-        """The sentence about ranks that have died, or have not come in time."""
+        """The text about ranks that have died, or have not come in time."""
         missing = self.missing()
         if dead:
             return f"rank {', '.join(map(str, dead))} has died; see its own output"
@@ -273,7 +286,7 @@ class Meeting:
         )
 
     def words(self) -> list[str]:
-        """The keys of the numbers that hold a bit for each rank."""
+        """The keys of the numbers that hold one bit for each rank."""
         return [f"came/{word}" for word in range(-(-len(self.ranks) // WORD))]
 
     @property
@@ -282,7 +295,8 @@ class Meeting:
         return len(self.ranks) > WORD
 
     def glimpse(self, issued: int, store: Any) -> None:
-        """[Look](#Meeting.look) from another thread, unless this rank holds a round.
+        """[Read the store](#Meeting.look) from another thread, unless this rank is in a
+        round.
 
         :param store: the same keys over a connection of that thread
         """
@@ -306,10 +320,10 @@ opened: Counter[tuple[int, ...]] = Counter()
 
 
 def until(condition: Callable[[], bool], limit: timedelta) -> bool:
-    """Whether the condition came true in time.
+    """Whether a condition came true in time.
 
-    The store can wait for a key, but not for a number. So it is asked again and again,
-    in pauses that grow with the time waited.
+    The store can wait for a key, but not for a number. So the condition is checked
+    repeatedly, with pauses that grow with the time waited.
     """
     end, pause = clock() + limit.total_seconds(), 50e-6
     while not condition():
@@ -324,8 +338,10 @@ def until(condition: Callable[[], bool], limit: timedelta) -> bool:
 
 
 def limit_of(group: Any, otherwise: timedelta) -> timedelta:
-    """How long the exchanges of a group may take. Only the backend's options say so. A
-    backend without them has the limit of the store, which is that of the first group.
+    """How long the exchanges of a group may take.
+
+    The limit is an option of the backend. A backend without options has the limit of
+    the store, which is that of the first group.
     """
     limit = time_limit(dist.group.WORLD if group is None else group)
     return otherwise if limit is None else limit

@@ -1,19 +1,18 @@
 r"""# Private names of PyTorch
 
-> Everything that this library uses of PyTorch and that PyTorch has not promised to keep.
+> The private names of PyTorch that this library uses, each with its reason and a test.
 
-A name that begins with an underscore is PyTorch's own business. The next release may
-rename it, or let it mean something else, and no release note has to say so. A library
-that trains through hooks cannot do without such names. Autograd numbers its nodes and
-publishes no function that reads the number. A module keeps its parameters in a
-dictionary, and to walk through its public iterators before each forward pass would take
-three times as long.
+A name that begins with an underscore is private to PyTorch. The next release may rename
+it or change its meaning, without a word in the release notes. A library that trains
+through hooks cannot do without such names. Autograd numbers its nodes, for example, but
+has no public function that reads the number. A module keeps its parameters in a
+dictionary. Its public iterators take three times as long, before each forward pass.
 
-All of these names stand in this chapter, and no other module of the library uses one.
-Each has three things: what the library needs it for, why no public name does the same,
-and a test. The test does what the library does with the name and compares the answer.
-So when PyTorch changes one of them, the test that fails has its name, and the chapter
-to read is this one.
+All of these names are in this chapter, and no other module of the library uses one.
+Each comes with its purpose, with the reason why no public name will do, and with a
+test. The test does what the library does with the name, and compares the result. So if
+PyTorch changes a name, the failing test names it, and this chapter is the place to
+mend.
 
 | instead of | use |
 |---|---|
@@ -22,11 +21,11 @@ to read is this one.
 | `node._sequence_nr()` | `number_of(node)` |
 | `module._parameters` | `own_parameters(module)` |
 
-The only private name that is missing here is the counter of the changes of a tensor,
-`_version`.
+One private name is missing here, because it is read everywhere: `_version`, the counter
+of writes to a tensor.
 
-`pyproject.toml` asks for the versions of PyTorch in which these tests have passed, and
-pip refuses to install another one beside this library.
+`pyproject.toml` requires the versions of PyTorch with which these tests have passed,
+and pip refuses to install another one beside this library.
 """
 
 # sidelit: hide
@@ -108,9 +107,9 @@ __all__ = [
 ]
 # sidelit: show
 
-# **Operations.** The classes of `torch.ops.aten.mm.default` and of `torch.ops.aten.mm`. A
-# policy of a checkpoint is asked about objects of the first, and may list both. The
-# objects are public, their classes are not.
+# **Operations.** The classes of `torch.ops.aten.mm.default` and of `torch.ops.aten.mm`.
+# A policy of a checkpoint gets objects of the first class, and may list objects of
+# both. The objects are public, their classes are not.
 from torch._ops import OpOverload, OpOverloadPacket
 
 # In the block of a *mode* PyTorch hands each operation to a method instead of running
@@ -119,16 +118,16 @@ from torch._ops import OpOverload, OpOverloadPacket
 # itself is not public.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# A program may itself watch each operation, for instance to plan a step with tensors
-# that have no values. In this block no mode is asked. There is no public way to leave
-# the modes of others.
+# A program may itself watch each operation, for example to plan a step with tensors
+# that have no values. In this block no mode is called. There is no public way to leave
+# the modes of other programs.
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
 # **Trees.** A *pytree* is a structure of tuples, lists, dictionaries and registered
 # classes, with leaves such as tensors. A checkpoint flattens its arguments and builds
-# them again. PyTorch's public tools for structures are in `torch.utils`, and this one,
-# on which `torch.func` and `torch.export` stand, has an underscore. A copy of it would
-# not know the classes that programs register with PyTorch.
+# them again. This module, on which `torch.func` and `torch.export` are built, has a
+# private name. A copy of it would not know the classes that programs register with
+# PyTorch.
 from torch.utils._pytree import (
     TreeSpec,
     keystr,
@@ -142,16 +141,16 @@ from torch.utils._pytree import (
 
 
 def schema_of(op: OpOverload) -> Any:
-    """The signature of an operation: which arguments it writes to, and what it gives.
+    """The signature of an operation, with the arguments to which it writes.
 
-    `torch.library.infer_schema` makes a signature from a Python function. None of the
-    public functions reads that of an operation that exists.
+    `torch.library.infer_schema` makes a signature from a Python function. No public
+    function reads the signature of an existing operation.
     """
     return op._schema
 
 
 # The kernels of `scaled_dot_product_attention`. That function is public. A mode sees
-# what the function has chosen, and the choices have private names.
+# the kernel that the function has chosen, and the kernels have private names.
 aten = torch.ops.aten
 ATTENTION_KERNELS = (
     aten._scaled_dot_product_flash_attention,
@@ -172,60 +171,62 @@ ATTENTION_ON_CPU = (
     aten._scaled_dot_product_flash_attention_for_cpu_backward,
 )
 
-# The softmax of an attention that no kernel fits. PyTorch uses it nowhere else, so it
-# tells that a list of kernels will keep nothing.
+# The softmax of an attention that no kernel fits. PyTorch uses it nowhere else. So if
+# it occurs, a list of kernels will keep nothing.
 SOFTMAX_OF_ATTENTION = aten._safe_softmax
 
-# How the names of operations begin that pair the elements of lists of tensors, as the
-# step of an optimizer does. Nothing else marks them.
+# The beginnings of the names of operations on lists of tensors, such as the step of an
+# optimizer. Nothing else marks these operations.
 LIST_OPERATIONS = ("_foreach_", "_fused_")
 
-# What `zero_grad` calls on all gradients at once. Its name tells a gradient that was
-# set to zero from one that was changed.
+# The operation that `zero_grad` calls on all gradients at once. By its name a policy
+# tells a gradient that was set to zero from one that was changed.
 zero_all_ = torch._foreach_zero_
 
-# Reads each gradient once, multiplies it, and raises a flag if it was not finite.
-# Public operations would read each gradient twice. Autograd does not count the write.
+# This operation reads each gradient once, multiplies it, and raises a flag if a value
+# was not finite. Public operations would read each gradient twice. Autograd does not
+# count the write.
 unscale_ = torch._amp_foreach_non_finite_check_and_unscale_
 
-# **Autograd.** The number of the backward pass in which this thread is, −1 outside of
-# all. Nothing public says whether a backward pass is under way.
+# **Autograd.** The number of this thread's backward pass, −1 outside of all. No public
+# function tells whether a backward pass is under way.
 graph_task = torch._C._current_graph_task_id
 
-# The node that a backward pass is running, or `None`. A hook gets gradients, and not
-# the node that it is called for.
+# The node that a backward pass is running, or `None`. A hook gets gradients, but not
+# the node for which it is called.
 current_node = torch._C._current_autograd_node
 
-# The number that the next node of this thread will get. Of the nodes that are ready, a
-# backward pass runs the one with the highest number first. The documentation of
-# `emit_nvtx` describes the numbers, and no public function reads them.
+# The number that the next node of this thread will get. A backward pass runs the nodes
+# that are ready in descending order of their numbers. The documentation of `emit_nvtx`
+# describes the numbers, and no public function reads them.
 next_number = torch._C._autograd._get_sequence_nr
 
 
 def number_of(node: Any) -> int:
-    """The number that a node got when it was made, as `next_number` counts them."""
+    """The number that a node got when it was created, as `next_number` counts them."""
     number: int = node._sequence_nr()
     return number
 
 
 def reduction_of(node: Any) -> int | None:
-    """Whether a loss was asked for its mean (1) or its sum (2); `None` for other nodes.
+    """The reduction of a loss: 1 for the mean, 2 for the sum, `None` for other nodes.
 
-    A node of the graph has a public name, but not this: it is saved for the backward pass.
+    A node of the graph has a public name, but its reduction is saved only as a private
+    attribute for the backward pass.
     """
     return getattr(node, "_saved_reduction", None)
 
 
 # The stack of pairs of hooks through which autograd saves tensors. The public
-# `torch.autograd.graph.saved_tensors_hooks` sets a pair for a block. Here a pair is set
-# in one hook of a module and taken away in another, and the pair below has to be known.
+# `torch.autograd.graph.saved_tensors_hooks` sets a pair for a block. Here a module's
+# hook sets a pair that another hook removes, and the pair below it must be known.
 push_saving = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saving = torch._C._autograd._pop_saved_tensors_default_hooks
 top_saving = torch._C._autograd._top_saved_tensors_default_hooks
 
-# Why no such pair may be set at present, or `None`. `torch.func.grad` and
-# `disable_saved_tensors_hooks` forbid it. A program that tries learns it only from the
-# error.
+# The reason why no such pair may be set at present, or `None`. `torch.func.grad` and
+# `disable_saved_tensors_hooks` forbid it. Without this name a program learns it only
+# from the error.
 saving_forbidden = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
 
 # Calls a function when the current backward pass ends, before `backward` returns.
@@ -235,62 +236,64 @@ at_end_of_backward: Callable[[Callable[[], None]], None] = (
     torch.autograd.Variable._execution_engine.queue_callback
 )
 
-# Whether the current backward pass reaches all leaves, and not only some that were
-# asked for. Only the engine knows what `torch.autograd.grad` was asked for.
+# Whether the current backward pass reaches all leaves, and not only the inputs of
+# `torch.autograd.grad`. Only the engine knows these inputs.
 reaches_all: Callable[[], bool] = torch.autograd._is_checkpoint_valid
 
 
 def in_transform() -> bool:
     """Whether a transform of `torch.func` is under way, such as `vmap`, `grad` or `jvp`.
 
-    The transforms are public, the stack of those under way is not.
+    The transforms are public, but the stack of those under way is not.
     """
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-# **Tensors.** In such a block [the guard of slices](access.py) is not asked: what is
-# done with them is the library's own work. PyTorch documents the name beside
-# `__torch_function__`, and gives no other.
+# **Tensors.** In this block [the guard of slices](access.py) is not called, because the
+# library itself works with the slices. PyTorch documents the name beside
+# `__torch_function__`, and has no other.
 as_plain = torch._C.DisableTorchFunctionSubclass
 
 
 def base_of(tensor: Tensor) -> Tensor | None:
-    """The tensor that this one is a view of, or `None`. Whether a tensor is a view has
-    only private names.
+    """The tensor of which this one is a view, or `None`.
+
+    Whether a tensor is a view has only private names.
     """
     return tensor._base
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:
-    """A number that all tensors of one storage share, also a freed one, which has no
+    """A number that all tensors of one storage share, even of a freed one, which has no
     address.
 
-    It is the address of the storage's own record. That two tensors of one storage give
-    the same Python object is not documented.
+    It is the address of the storage's own record. PyTorch does not document that two
+    tensors of one storage give the same Python object.
     """
     number: int = storage._cdata
     return number
 
 
 def gradient_hooks(tensor: Tensor) -> list[Callable[..., Any]]:
-    """The hooks that wait for the gradient of a tensor. Public methods register and
-    remove hooks, and none lists them.
+    """The hooks that wait for the gradient of a tensor.
+
+    Public methods register and remove hooks, but none lists them.
     """
     each = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     return [hook for hooks in each for hook in (hooks or {}).values()]
 
 
-# **Modules.** The code of the frame in which a module runs, hooks included. The stack
-# of calls is the only witness of a call that an interrupt from the keyboard has ended.
+# **Modules.** The code of the frame in which a module runs, hooks included. Only the
+# call stack shows that an interrupt from the keyboard has ended a call.
 MODULE_CALL = nn.Module._call_impl.__code__
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """The parameters of a module itself, by the names of its attributes.
 
-    This is the dictionary that the module looks into, so a parameter put there is the
-    attribute. `named_parameters` gives a copy that leaves out `None` and a second name
-    of a parameter, and takes longer.
+    The module reads its attributes from this dictionary, so a parameter that is put
+    there becomes the attribute. `named_parameters` gives a copy, which leaves out
+    `None` and second names of a parameter, and takes longer.
     """
     return module._parameters
 
@@ -301,18 +304,19 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def lasting_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Those of a module's own buffers that a `state_dict` holds."""
+    """Those of a module's own buffers that are in its `state_dict`."""
     fleeting = module._non_persistent_buffers_set
     held = own_buffers(module).items()
     return {name: t for name, t in held if t is not None and name not in fleeting}
 
 
-# **Checkpoints.** Says in which file of a checkpoint a box is, and where. Each writer of
-# files has to give it to the public `WriteResult`, and PyTorch's readers look into it.
+# **Checkpoints.** The file of a checkpoint in which a box is, and its place there. Each
+# writer of files must pass it to the public `WriteResult`, and PyTorch's readers use
+# it.
 from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
 
-# What the index of a distributed checkpoint names beside public
-# classes: how a tensor lies in memory, and where in a file its bytes are.
+# The names in the index of a distributed checkpoint besides public classes: how a
+# tensor lies in memory, and where in a file its bytes are.
 INDEX_NAMES = {
     ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
     (StorageInfo.__module__, StorageInfo.__name__),
@@ -326,8 +330,9 @@ def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
 
 
 def is_initialised(module: nn.Module) -> bool:
-    """Whether the constructor of `nn.Module` has run. Until then a module has no
-    parameters, and its public methods raise.
+    """Whether the constructor of `nn.Module` has run.
+
+    Before that a module has no parameters, and its public methods raise errors.
     """
     return "_parameters" in vars(module)
 
@@ -335,45 +340,45 @@ def is_initialised(module: nn.Module) -> bool:
 def apply_to_own(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     """Change the parameters and buffers of a module itself, as `module.to` would.
 
-    A recurrent layer keeps a list of its parameters, and renews it here. The public
-    methods that go this way, such as `to_empty`, decide the change themselves.
+    A recurrent layer keeps a list of its parameters, and renews the list here. The
+    public methods that do the same, such as `to_empty`, choose the change themselves.
     """
     module._apply(change, recurse=False)
 
 
-# The methods by which modules of PyTorch draw their first values. `Transformer` and
-# `MultiheadAttention` hide theirs behind an underscore.
+# The methods with which PyTorch's modules draw their first values. In `Transformer` and
+# `MultiheadAttention` the method is private.
 RESET_METHODS = ("reset_parameters", "_reset_parameters")
 
 # The attribute of a module in which PyTorch's composable functions, such as
-# `fully_shard`, look up what has been applied before. What stands there can refuse
-# them. They offer nothing public to forbid one on a module.
+# `fully_shard`, look up the functions that were applied before. An entry there can
+# refuse them. There is no public way to forbid one of them on a module.
 from torch.distributed._composable.contract import REGISTRY_KEY
 
 # **Optimizers.** The dictionaries of the hooks that all optimizers call, as attributes
-# of this module. Hooks are registered in public and removed by their handles; those of
-# others can be left out only here.
+# of this module. Hooks are registered by public functions and removed by their handles.
+# The hooks of other programs can be left out only here.
 from torch.optim import optimizer as optimizer_module
 
 GLOBAL_OPTIMIZER_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
-# How the names of the dictionaries end that hold an optimizer's own hooks. A copy of an
-# optimizer must not call them.
+# The ending of the names of the dictionaries with an optimizer's own hooks, which a
+# copy of the optimizer must not call.
 OPTIMIZER_HOOKS = "_hooks"
 
 
 def reads_found_inf(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer itself leaves a step out, by its attribute `found_inf`.
+    """Whether an optimizer itself skips a step, by its attribute `found_inf`.
 
-    PyTorch's scaler asks the same attribute, and its optimizers have no other sign.
+    PyTorch's scaler reads the same attribute, and its optimizers have no other sign.
     """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def early_stop_block() -> bool | None:
-    """What PyTorch's `set_checkpoint_early_stop` has set, `None` outside of such a block.
+    """The value that `set_checkpoint_early_stop` has set, `None` outside such a block.
 
-    The block is public, and can only be entered.
+    The block is public, but its value is not.
     """
     return torch_checkpoint._enable_checkpoint_early_stop
 
@@ -384,17 +389,19 @@ def checkpoint_debug_block() -> bool | None:
 
 
 def group_in_force() -> Any:
-    """The `GraphExecGroup` around this backward pass, or `None`. The block is public,
-    and what it has set is not. Older versions of PyTorch have no such block.
+    """The `GraphExecGroup` around this backward pass, or `None`.
+
+    The block is public, but its value is not. Older versions of PyTorch have no such
+    block.
     """
     read = getattr(torch._C, "_get_graph_exec_group", None)
     return None if read is None else read()
 
 
 # **The compiler.** Its switches for one code object: whether recording may begin in a
-# frame of that code, and whether it may go on in what the frame calls. The public
-# `torch.compiler.disable` loads the compiler, which takes seconds, and wraps the
-# function in another.
+# frame of that code, and whether it may continue in the functions that the frame calls.
+# The public `torch.compiler.disable` loads the compiler, which takes seconds, and wraps
+# the function in another.
 from torch._C._dynamo.eval_frame import (
     _FrameAction,
     _FrameExecStrategy,
@@ -404,9 +411,9 @@ from torch._C._dynamo.eval_frame import (
 
 
 def skip_frame(function: Callable[..., Any], *, inside: bool) -> None:
-    """Let no recording begin where a function runs.
+    """Prevent the compiler from starting to record where a function runs.
 
-    :param inside: whether none may begin in what the function calls, either
+    :param inside: whether recording may not start in the functions it calls, either
     """
     calls = _FrameAction.SKIP if inside else _FrameAction.DEFAULT
     leave = _FrameExecStrategy(_FrameAction.SKIP, calls)
@@ -414,7 +421,7 @@ def skip_frame(function: Callable[..., Any], *, inside: bool) -> None:
 
 
 def compiler_at_work() -> bool:
-    """Whether a compiler looks at each frame, also one that it could not record.
+    """Whether a compiler looks at each frame, even at one that it could not record.
 
     `torch.compiler.is_compiling` is true only while it records.
     """
@@ -422,32 +429,32 @@ def compiler_at_work() -> bool:
 
 
 def compiler_is_loaded() -> bool:
-    """Whether the compiler has been imported. Nothing compiles before."""
+    """Whether the compiler has been imported. Before that, nothing compiles."""
     return "torch._dynamo" in sys.modules
 
 
 def forbid_compiling(function: Callable[..., Any], reason: str) -> None:
-    """Let the compiler call a function as it is, and say why under `fullgraph=True`.
+    """Make the compiler call a function as it is, with a reason for `fullgraph=True`.
 
-    `torch.compiler.disable` leaves the same two attributes, after it has loaded the
+    `torch.compiler.disable` sets the same two attributes, after it has loaded the
     compiler.
     """
     vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
 
 
-# **Profilers.** Whether one records what this thread does. Public names begin and end a
-# record, and none tells whether somebody wants it.
+# **Profilers.** Whether a profiler records this thread. Public functions begin and end
+# a record, and none tells whether a profiler runs.
 profiler_runs = torch._C._autograd._profiler_enabled
 
-# **Races.** Which of two accesses on a device's streams comes first, as PyTorch's own
-# checker for CUDA finds out. The module is private; the documentation names it as the
-# place of `enable_cuda_sanitizer`, which watches a real device only.
+# **Races.** The order of two accesses on a device's streams, as PyTorch's own checker
+# for CUDA finds it. The module is private. The documentation names it as the place of
+# `enable_cuda_sanitizer`, which watches a real device only.
 from torch.cuda import _sanitizer as cuda_sanitizer
 
 launch_kernel = cuda_sanitizer.EventHandler._handle_kernel_launch
 
-# Whether a storage has died, given the number that a weak reference to it keeps. Python
-# tells of the end of an object, and a storage may live on without one.
+# Whether a storage has been freed, by the number that a weak reference to it keeps.
+# Python reports the end of an object, but a storage may outlive its object.
 is_expired = torch.UntypedStorage._expired
 
 # **Ranks.** The store in which the ranks of the first group have met. A program may
@@ -456,9 +463,10 @@ from torch.distributed.distributed_c10d import _get_default_store as default_sto
 
 
 def time_limit(group: Any) -> timedelta | None:
-    """How long the exchanges of a process group may take, if one of its backends says so.
+    """How long the exchanges of a process group may take, if a backend of it has a limit.
 
-    `init_process_group` and `new_group` take the limit, and nothing public reads it.
+    `init_process_group` and `new_group` take the limit, but no public function reads
+    it.
     """
     for device in group._device_types:
         options = getattr(group._get_backend(device), "options", None)

@@ -1,9 +1,10 @@
-r"""# Passes that did not end
+r"""# Interrupted forward and backward passes
 
-> After an interrupted pass the gradients of the model can still be dropped, and unfinished ones are not used.
+> After an interrupted pass, `zero_grad` still works and no optimizer uses the unfinished gradients.
 
-While a unit computes, [its modules name the whole parameters](unit.py#Unit.show). If an
-exception ends the pass, they may still do so when the program goes on:
+While a unit computes, [the attributes of its modules are the whole
+parameters](unit.py#Unit.show). If an exception ends the pass, they may still be so when
+the program continues:
 
 ```python
 try:
@@ -12,25 +13,26 @@ except KeyboardInterrupt:
     model.zero_grad()
 ```
 
-Gradients belong to the model's own parameters. Here `zero_grad` would find the whole
-ones, which have no gradients, and would drop nothing. The next step would add its
-gradients to the old ones, and no error would be raised.
+The gradients belong to the model's own parameters, the slices. But here `zero_grad`
+would find the whole parameters, which have no gradients, and would reset nothing. The
+next step would add its gradients to the old ones, without an error.
 
-How a pass that fails is noticed depends on the pass and on the exception:
+How the library detects a failed pass depends on the pass and on the exception:
 
-| pass | exception | noticed by |
+| pass | exception | detected by |
 |---|---|---|
-| forward | an error | [the hook after the forward pass](hooks.py), which runs all the same |
-| forward | an interrupt from the keyboard | nobody, until the next forward pass |
-| backward | any | [the callback of its end](#Ending), which is dropped without a call |
+| forward | an error | [the hook after the forward pass](hooks.py), which runs even then |
+| forward | an interrupt from the keyboard | nothing, until the next forward pass |
+| backward | any | [the callback of its end](#Ending), which autograd drops without a call |
 
-When it is noticed, the modules name the model's own parameters again. In the second row
-they cannot, so there `zero_grad` itself reaches the model's own.
+As soon as the failure is detected, the attributes become the model's own parameters
+again. In the second row that is too late, so there `zero_grad` itself reaches the
+model's own parameters.
 
-The gradients that a backward pass has collected before it failed are incomplete. They
-are dropped before [the next forward pass](fresh_start.py#recover), or before
-the next backward pass if that comes first. Until then no optimizer may step, and no
-norm is taken of them.
+The gradients that a failed backward pass has collected are incomplete. They are dropped
+before [the next forward pass](fresh_start.py#recover), or before the next backward pass
+if that comes first. Until then no optimizer may step with them, and no norm is
+computed.
 """
 
 # sidelit: hide
@@ -50,10 +52,12 @@ __all__ = ["Ending", "let_zero_grad_reach", "only_failed", "refuse_interrupted"]
 
 
 class Ending:
-    """What autograd calls at the end of a backward pass. If the pass fails, autograd
-    drops it without a call, on a CPU before the exception arrives at the program.
+    """The callback that autograd calls at the end of a backward pass.
 
-    :param conductor: [who conducts the pass](conductor.py#Conductor)
+    If the pass fails, autograd drops the callback without a call. On a CPU that happens
+    before the exception reaches the program.
+
+    :param conductor: [the conductor of the pass](conductor.py#Conductor)
     :param task: the number of the pass
     """
 
@@ -70,12 +74,12 @@ class Ending:
 
 
 def give_up(conductor: Any, task: int) -> None:
-    """Note that a backward pass has failed, and let the modules of the units that it has
-    reached name the model's own parameters.
+    """Record that a backward pass has failed, and restore the attributes of the units
+    that it has reached to the model's own parameters.
 
-    Nothing is waited for and no memory is given back, because an exchange that has no
-    partner would never end. If such a unit's forward pass is around the backward pass,
-    it goes on computing.
+    No exchange is waited for and no memory is freed, because an exchange without a
+    partner would never end. If the backward pass is inside such a unit's forward pass,
+    that unit continues to compute.
     """
     conductor.failed.add(task)
     for driver in conductor.passes[task]:
@@ -85,12 +89,12 @@ def give_up(conductor: Any, task: int) -> None:
 
 
 def only_failed(conductor: Any) -> bool:
-    """Whether there are failed backward passes that nobody has cleared away, and no others."""
+    """Whether all backward passes that are under way have failed, and there are some."""
     return bool(conductor.passes) and conductor.failed >= conductor.passes.keys()
 
 
 def refuse_interrupted(flat: Flat) -> None:
-    """Stop whoever would use gradients in the middle of a pass, or after one that failed.
+    """Refuse to use gradients in the middle of a pass, or after one that failed.
 
     :raises RuntimeError: naming the first parameter
     """
@@ -107,8 +111,8 @@ def refuse_interrupted(flat: Flat) -> None:
 
 
 def let_zero_grad_reach(model: nn.Module, units: Iterable[Any]) -> None:
-    """Let `zero_grad` of a model and of its parts reach the model's own parameters, also
-    while the modules name the whole ones.
+    """Make `zero_grad` of a model and its submodules reach the model's own parameters,
+    even while the attributes are the whole ones.
     """
     sites = [site for unit in units for site in unit.sites]
     for module in model.modules():
@@ -116,7 +120,7 @@ def let_zero_grad_reach(model: nn.Module, units: Iterable[Any]) -> None:
 
 
 def zero_grad_of(module: nn.Module, sites: Sequence[Site]) -> Callable[..., None]:
-    """The method in its new form."""
+    """The new `zero_grad` method of a module."""
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:
         type(module).zero_grad(module, *args, **kwargs)

@@ -3,15 +3,17 @@ r"""# Copying an optimizer
 > A copy of an optimizer has the same options, other parameters, and no state.
 
 [The trial of an optimizer](optimizer_trial.py) must not touch the optimizer itself, its
-state or its parameters. It needs a second one that is the same in everything else. The
-class cannot be called for this. What its constructor takes is not known, and what a
-program has changed since would be missing. So the object is copied, attribute by
-attribute.
+state or its parameters. So it needs a second optimizer that is the same in everything
+else. A call of the class cannot make one: the arguments of its constructor are not
+known, and later changes by the program would be missing. So the object is copied,
+attribute by attribute.
 
-Three kinds of references need care. A parameter in the object becomes a *stand-in*, a
-small parameter, wherever it occurs. Another optimizer in it, around which it is
-wrapped, is copied together with it. And hooks are left out, because they belong to the
-program, which may count the steps by them.
+Three kinds of references need care:
+
+- A parameter in the object is replaced by a *stand-in*, a small parameter.
+- An inner optimizer, around which the object is a wrapper, is copied together with it.
+- Hooks are left out, because they belong to the program, which may count the steps by
+  them.
 """
 
 # sidelit: hide
@@ -35,7 +37,7 @@ from shardbook.foundations.torch_private import (
 
 __all__ = ["StandIns", "copied", "no_hooks"]
 
-# The small parameters that stand in for those of one group.
+# The small parameters that replace those of one group.
 StandIns = list[nn.Parameter]
 # sidelit: show
 
@@ -49,9 +51,8 @@ def copied(
 ) -> Optimizer:
     """A copy of an optimizer that trains other parameters.
 
-    The constructor is not called, because its arguments are not known. Everything that
-    the object refers to is copied instead, and where it refers to a parameter, the copy
-    refers to a stand-in.
+    The constructor is not called, because its arguments are not known. The copy gets a
+    copy of every attribute, in which a stand-in replaces each parameter.
 
     :param filled: whether the copy starts with state
     """
@@ -63,7 +64,7 @@ def copied(
     tried = [copy.deepcopy(group, memo) for group in groups]
     for group in tried:
         start_moving(group)
-    # An optimizer that is wrapped around another shares its groups.
+    # If an optimizer is a wrapper around another, the two share their groups.
     memo.update((id(old.param_groups), tried) for old, _ in shells)
     for old, new in shells:
         for name, value in vars(old).items():
@@ -77,16 +78,16 @@ def copied(
     return shells[0][1]
 
 
-# A scheduler puts a `step` of its own on the object. A scaler puts two flags there, one
-# of which would stop the step.
+# A scheduler sets a `step` of its own on the object. A scaler sets two flags there, one
+# of which would make the copy skip the step.
 LEFT_OUT = ("step", "found_inf", "grad_scale")
 
 
 def empty_copies(
     optimizer: Optimizer, memo: dict[int, Any]
 ) -> list[tuple[Optimizer, Optimizer]]:
-    """An optimizer and those that it is wrapped around, each with an object of the same
-    class that has no attributes yet.
+    """An optimizer and its inner optimizers, each with an object of the same class that
+    has no attributes yet.
     """
     memo[id(optimizer)] = new = object.__new__(type(optimizer))
     memo[id(optimizer.state)] = defaultdict(dict)
@@ -100,10 +101,10 @@ def empty_copies(
 
 @contextmanager
 def no_hooks() -> Iterator[None]:
-    """Call no hook of all optimizers inside of the block, neither ours nor others.
+    """A block in which no hook of all optimizers is called, ours or others'.
 
     PyTorch keeps these hooks in two private dictionaries. They are replaced and not
-    emptied, because PyTorch may be walking through them.
+    emptied, because PyTorch may be iterating over them.
     """
     kept = {name: getattr(optimizer_module, name) for name in GLOBAL_OPTIMIZER_HOOKS}
     try:
@@ -119,7 +120,7 @@ def no_hooks() -> Iterator[None]:
 
 
 def start_moving(group: dict[str, Any]) -> None:
-    """With a learning rate of 0, from which a warm-up often starts, nothing would move."""
+    """Replace a learning rate of 0, with which a warm-up often starts and nothing moves."""
     rate = group.get("lr")
     if isinstance(rate, Tensor):
         rate.masked_fill_(rate == 0, 1e-3)
@@ -143,10 +144,10 @@ def fill(
     optimizer: Optimizer,
     parameters: Sequence[Tensor],
 ) -> None:
-    """Give stand-ins the same entries of state that the parameters have.
+    """Give stand-ins the entries of state that the parameters have.
 
-    Adagrad makes its state when it is constructed. A slice of such a state may be empty
-    on one rank and not on another, so its values are replaced by ones.
+    Adagrad creates its state in its constructor. A slice of that state may be empty on
+    one rank and not on another, so its values are replaced by ones.
     """
     example = next((p for p in parameters if optimizer.state.get(p)), None)
     if example is None:

@@ -1,16 +1,16 @@
-r"""# What an optimizer may do
+r"""# Checks before an optimizer's step
 
-> Every optimizer is looked at before it steps on sharded parameters.
+> Before an optimizer steps on sharded parameters, the library checks that it will train the right thing.
 
-A sharded parameter looks like any other, so any optimizer accepts it. Not every
-optimizer can train it. Some compute with a parameter's shape, which a slice has lost.
-And any optimizer that steps too early trains with gradients that were not averaged. In
-each case the numbers would be wrong and no error would be raised, so this chapter
+A sharded parameter looks like any other, so any optimizer accepts it. But not every
+optimizer can train it. Muon, for example, computes with a parameter's shape, which a
+slice has lost. And any optimizer that steps too early trains with gradients that were
+not averaged. In each case the numbers would be wrong without an error, so this chapter
 raises one.
 
-PyTorch calls a hook before each step of each optimizer. It costs a loop over the
-parameters, and no message. Before the first step [the optimizer is
-tried](optimizer_trial.py).
+PyTorch calls a hook before each step of each optimizer. The hook costs a loop over the
+parameters, and no message. Before the first step it also [tries the
+optimizer](optimizer_trial.py).
 """
 
 # sidelit: hide
@@ -40,24 +40,23 @@ __all__ = ["before_step", "refuse_copies_of", "refuse_waiting", "register_guard"
 
 @cache
 def register_guard() -> None:
-    """Let every optimizer of this process be looked at. One hook serves all models.
+    """Register the check for every optimizer of this process. One hook serves all models.
 
-    A compiled `optimizer.step` calls it uncompiled. It counts steps, and a compiler
-    would take each new count for another program.
+    A compiled `optimizer.step` calls the hook uncompiled. The hook counts steps, and a
+    compiler would take each new count for another program.
     """
     register_optimizer_step_pre_hook(torch.compiler.disable(before_step))
 
 
 def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Stop an optimizer that would silently train something else, and count the steps
-    of the others.
+    """Refuse a step that would silently train something else, and count the other steps.
 
-    Gradients that wait for their exchange would miss the step, and after an interrupted
-    pass gradients are missing. The steps are counted because a backward pass [must not
-    find other weights](hooks.py#Hooks.before_backward) than its forward pass had.
+    Without this check a step would miss gradients that wait for their exchange, or
+    gradients of an interrupted pass. The steps are counted because a backward pass
+    [must use the weights](hooks.py#Hooks.before_backward) of its forward pass.
 
-    :raises TypeError: if the optimizer does not treat each element by itself, and its
-        parameters are slices
+    :raises TypeError: if the optimizer does not train each element independently, and
+        its parameters are slices
     :raises ValueError: if its groups were made by the shapes of slices, or its state
         has other shapes than the slices
     :raises RuntimeError: if gradients were collected and not averaged, if a pass was
@@ -78,15 +77,15 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         refuse_unfit(optimizer, flats, closure=any(map(callable, given)))
     for flat in flats:
         flat.order.check()
-        # The optimizer may run on a stream of its own, after all that this library did.
+        # The optimizer may run on its own stream, after all work of this library.
         compute_stream(flat.device)
         refuse_waiting(flat)
         flat.changes += 1
 
 
 def refuse_waiting(flat: Flat) -> None:
-    """Stop whoever would use gradients of which [a part still waits](accumulate.py), or
-    after [a pass that did not end](interrupted.py).
+    """Refuse gradients of which [a part has not been averaged](accumulate.py), or which
+    belong to [a pass that did not end](interrupted.py).
     """
     refuse_interrupted(flat)
     if flat.waits:
@@ -96,15 +95,15 @@ def refuse_waiting(flat: Flat) -> None:
         )
 
 
-# The options with which an optimizer was let pass, and the state that it had.
+# The options and the state with which each optimizer passed the check.
 _passed: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
 
 
 def refuse_unfit(
     optimizer: torch.optim.Optimizer, flats: Sequence[Flat], *, closure: bool
 ) -> None:
-    """Look closely at an optimizer of slices before its first step, and again after its
-    groups, their options or its state were replaced.
+    """Check an optimizer of slices before its first step, and again after its groups,
+    their options or its state were replaced.
     """
     options = [(len(g["params"]), options_of(g)) for g in optimizer.param_groups]
     before, state = _passed.get(optimizer, (None, None))
@@ -130,7 +129,7 @@ def refuse_unfit(
             )
             for group in optimizer.param_groups
             for parameter in group["params"]
-            # Integers never get a gradient, so no optimizer moves them.
+            # Integers never get a gradient, so no optimizer changes them.
             if id(parameter) in slots and parameter.is_floating_point()
         }
         refuse_unless_elementwise(optimizer, kinds, closure=closure)
@@ -141,8 +140,8 @@ def depends_on_shapes(kind: type[torch.optim.Optimizer]) -> bool:
     """Whether an optimizer computes with a parameter's shape, its norm, or an inner
     product.
 
-    Only its name can tell, or that of a class it is derived from. Other libraries
-    derive classes of their own, and add to the name.
+    The name of its class or of a base class decides. Other libraries derive classes of
+    their own, and add to the name.
 
     >>> [depends_on_shapes(type(name, (), {})) for name in ("FusedLAMB", "LambdaSGD")]
     [True, False]
@@ -161,9 +160,9 @@ _SHAPE_DEPENDENT = re.compile(
 def refuse_state_of_whole(
     optimizer: torch.optim.Optimizer, slots: dict[int, Slot]
 ) -> None:
-    """Stop an optimizer whose state does not fit its slices.
+    """Refuse an optimizer whose state does not fit its slices.
 
-    That is so if it has trained the model before it was sharded, or has loaded the
+    Such an optimizer has trained the model before it was sharded, or has loaded the
     state of a whole model or of another number of ranks. PyTorch compares no sizes when
     it loads.
 
@@ -185,11 +184,11 @@ def refuse_state_of_whole(
 
 
 def refuse_lost_split(optimizer: torch.optim.Optimizer, slots: dict[int, Slot]) -> None:
-    """Stop an optimizer whose groups were to differ by the shapes of their parameters, and
-    were made when all of them were slices already.
+    """Refuse groups that were to differ by the shapes of parameters, but were made from
+    slices.
 
     `p.dim() >= 2` is false for every slice. So the group that was to decay is empty,
-    and the other one has got the matrices beside the vectors.
+    and the other one holds the matrices beside the vectors.
 
     :raises ValueError: naming the first of the matrices
     """
@@ -208,16 +207,16 @@ def refuse_lost_split(optimizer: torch.optim.Optimizer, slots: dict[int, Slot]) 
 
 
 def refuse_copies_of(module: nn.Module) -> None:
-    """Let `deepcopy` and `torch.save` of a module fail in one sentence.
+    """Make `deepcopy` and `torch.save` of a module raise an error.
 
-    A copy's parameters would belong to no unit, and it would train on one rank alone.
-    Both look for this method on the object itself.
+    The parameters of a copy would belong to no unit, so each rank would train them
+    alone. Both functions look for this method on the object itself.
     """
     vars(module).update(__reduce_ex__=refuse_copy)
 
 
 def refuse_copy(protocol: Any) -> NoReturn:
-    """Say what to do instead.
+    """Refuse a copy, and say what to do instead.
 
     :raises TypeError: always
     """

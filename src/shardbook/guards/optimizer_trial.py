@@ -1,10 +1,10 @@
-r"""# Trying an optimizer on slices
+r"""# The trial of an optimizer
 
-> Before its first step, copies of the optimizer train small tensors, whole and in slices.
+> Before its first step, copies of the optimizer train small tensors, once whole and once in slices.
 
-In stages 1 to 3 an optimizer trains slices and cannot tell. If its rule computes each
-element from that element alone, as AdamW's does, a slice becomes what it would have
-become inside of the whole parameter. Many rules do more. LAMB multiplies the update of
+In stages 1 to 3 an optimizer trains slices, as if they were whole parameters. AdamW
+computes each element from that element alone, so the elements of a slice get the same
+values as in the whole parameter. Many optimizers do more. LAMB multiplies the update of
 a matrix by the norm of the matrix:
 
 | | values | norm |
@@ -13,24 +13,24 @@ a matrix by the norm of the matrix:
 | rank 0 has a slice | $[3]$ | 3 |
 | rank 1 has a slice | $[4]$ | 4 |
 
-So each rank would train its slice at another speed, and no error would be raised. The
-name of an optimizer does not tell whether its rule is of this kind, because anybody can
-write an optimizer.
+So each rank would train its slice at another speed, without an error. The name of an
+optimizer is not enough to detect this, because programs may define optimizers of their
+own.
 
-Therefore the rule is tried. One copy of the optimizer takes a few steps with small
-tensors that have as many dimensions as the real parameters. Two more copies take the
-same steps as two ranks would: each has its slices of the same tensors, and some of the
-slices are empty. If the results are the same bit for bit, the optimizer may train
-slices. The two copies know nothing of each other, so a norm over all parameters is
-found as well as the norm of one.
+Therefore the update rule is tried. One copy of the optimizer takes a few steps with
+small tensors that have as many dimensions as the real parameters. Two more copies take
+the same steps as two ranks would: each has its slices of the same tensors, and some of
+the slices are empty. If the results are equal bit for bit, the optimizer may train
+slices. The two copies share nothing, so the trial detects a norm over all parameters as
+well as the norm of one.
 
-All ranks try the same numbers, and the slices of a rank have no part in it. So all
-ranks come to the same conclusion without an exchange. An optimizer is tried before its
-first step, and again after its groups or their options have changed. For AdamW this
-takes about 20 ms and a few MB.
+All ranks use the same numbers, and the real slices of a rank have no part in the trial.
+So all ranks come to the same result without an exchange. The trial runs before an
+optimizer's first step, and again after its groups or their options have changed. For
+AdamW it takes about 20 ms and a few MB.
 
-Two things are not found: a rule that takes effect only after more steps than the trial
-has, and a method with another name than `step`.
+The trial does not detect a rule that takes effect only after more steps than the trial
+has, or a method with another name than `step`.
 """
 
 # sidelit: hide
@@ -52,9 +52,9 @@ __all__ = ["Kind", "options_of", "refuse_unless_elementwise"]
 
 
 class Kind(NamedTuple):
-    """What the trial has to know of a parameter.
+    """The properties of a parameter that the trial uses.
 
-    :param dimensions: how many dimensions it has, whole
+    :param dimensions: the number of dimensions of the whole parameter
     """
 
     dimensions: int
@@ -69,9 +69,9 @@ Groups = Sequence[tuple[dict[str, Any], list[Kind]]]
 def refuse_unless_elementwise(
     optimizer: Optimizer, kinds: Mapping[int, Kind], *, closure: bool
 ) -> None:
-    """Stop an optimizer that would train slices otherwise than whole parameters.
+    """Refuse an optimizer that would train slices otherwise than whole parameters.
 
-    :param optimizer: it stays as it is; so do the random numbers
+    :param optimizer: it does not change, and neither do the random numbers
     :param kinds: of each parameter that is a slice, by its `id`
     :param closure: whether the step gets a closure
     :raises TypeError: if the results differ, or if the optimizer cannot be tried
@@ -79,8 +79,8 @@ def refuse_unless_elementwise(
     groups = groups_to_try(optimizer, kinds)
     name = type(optimizer).__name__
     devices = {kind.device for kind in kinds.values()}
-    # A program may watch or replace each operation. The trial needs values, and is no
-    # part of the program.
+    # A program may watch or replace each operation. The trial needs real values, and is
+    # no part of the program.
     with capture(*devices).restored(), no_hooks(), no_modes():
         try:
             trial = try_out(optimizer, groups, closure)
@@ -99,8 +99,9 @@ def refuse_unless_elementwise(
 
 
 def groups_to_try(optimizer: Optimizer, kinds: Mapping[int, Kind]) -> Groups:
-    """The groups that hold slices, each with the kinds of its parameters. Of groups with
-    the same options and kinds, the first is enough.
+    """The groups that hold slices, each with the kinds of its parameters.
+
+    Of groups with the same options and kinds, the first is enough.
     """
     found: dict[Any, tuple[dict[str, Any], list[Kind]]] = {}
     for group in optimizer.param_groups:
@@ -126,7 +127,7 @@ class Trial:
         filled: bool = False,
     ) -> None:
         self.closure = closure
-        # What the slices raised although the whole tensors did not.
+        # The error that the slices raised although the whole tensors did not.
         self.error: Exception | None = None
         self.random = torch.Generator("cpu").manual_seed(0)
         shapes = [
@@ -147,8 +148,10 @@ class Trial:
         self.passed = all(map(self.step_is_same, range(STEPS)))
 
     def draw(self, shape: tuple[int, ...], kind: Kind, gaps: bool = False) -> Tensor:
-        """Random numbers. Some are zero if there are to be gaps: beside a large number
-        a very small update would be lost in rounding.
+        """Random numbers for a tensor.
+
+        With `gaps` some of them are zero. Beside a large number, a very small update
+        would be lost in rounding.
         """
         # A program may have chosen another default device or dtype.
         values = torch.randn(
@@ -159,9 +162,9 @@ class Trial:
         return values.to(kind.device, kind.dtype)
 
     def step_is_same(self, number: int) -> bool:
-        """Whether slices and whole tensors become the same in one more step."""
-        # A rule that limits the size of an update does so when gradients have grown.
-        # One that reacts to signs needs some that change and some that do not.
+        """Whether slices and whole tensors are equal after one more step."""
+        # Large gradients trigger a rule that limits the size of an update. A rule that
+        # reacts to signs needs some that change and some that do not.
         scale = SCALES[number % len(SCALES)]
         noise = [self.draw(*each) for each in self.shapes]
         pulls = [(a + b) * scale for a, b in zip(self.drift, noise, strict=True)]
@@ -175,8 +178,10 @@ class Trial:
         return self.alike()
 
     def step(self, rank: Rank, pulls: Sequence[Tensor]) -> None:
-        """One step of one copy. The gradient depends on the parameters, since a rule may
-        compute it in more than one place.
+        """One step of one copy.
+
+        The gradient depends on the parameters, since a rule may compute the gradient at
+        more than one place.
         """
         stand_ins = self.stand_ins[rank]
 
@@ -191,11 +196,11 @@ class Trial:
         kind.step(optimizer, *[gradients] * self.closure)
 
     def alike(self) -> bool:
-        """Whether the slices, put together, are the whole tensors."""
+        """Whether the slices, put together, equal the whole tensors."""
         for whole, *parts in zip(*self.stand_ins.values(), strict=True):
             joined = torch.cat([part.detach() for part in parts])
             expected = whole.detach().flatten()
-            # Also NaN in the same places is the same.
+            # NaN in the same places counts as equal.
             pair = joined, expected
             if not torch.equal(*pair) and not torch.equal(*map(torch.nan_to_num, pair)):
                 return False
@@ -208,7 +213,7 @@ STEPS = 12
 SCALES = (1.0, 30.0, 0.1)
 
 
-# No rank stands for one process that has everything.
+# A rank of `None` is one process that has everything.
 Rank = int | None
 
 
@@ -216,10 +221,10 @@ RANKS: tuple[Rank, ...] = (None, 0, 1)
 
 
 def shapes_of(dimensions: int) -> list[tuple[int, ...]]:
-    """A large and a small shape with so many dimensions.
+    """A large and a small shape with a number of dimensions.
 
-    Some rules leave small parameters as they are: those of fewer than 4096 elements, or
-    with fewer than 128 rows or columns.
+    Some rules treat small parameters differently: those with fewer than 4096 elements,
+    or with fewer than 128 rows or columns.
 
     >>> shapes_of(2), shapes_of(4)
     ([(128, 144), (3, 5)], [(16, 18, 1, 16), (3, 3, 3, 5)])
@@ -235,8 +240,8 @@ def shapes_of(dimensions: int) -> list[tuple[int, ...]]:
 def piece(tensor: Tensor, rank: Rank) -> Tensor:
     """A copy of a tensor, or of the slice that one of two ranks has of it.
 
-    A large tensor is cut inside of a row, at such a distance from its start as [a real
-    slice](layout.py) can begin. Of a small tensor rank 1 has nothing.
+    A large tensor is cut inside a row, at an offset at which [a real slice](layout.py)
+    can begin. Of a small tensor rank 1 has nothing.
     """
     if rank is None:
         return tensor.clone()
@@ -249,7 +254,7 @@ def piece(tensor: Tensor, rank: Rank) -> Tensor:
 
 
 def try_out(optimizer: Optimizer, groups: Groups, closure: bool) -> Trial:
-    """Try an optimizer without state, or with some if it needs state to begin with."""
+    """Try an optimizer without state, or with state if it fails without."""
     try:
         return Trial(optimizer, groups, closure=closure)
     except Exception:
@@ -259,11 +264,11 @@ def try_out(optimizer: Optimizer, groups: Groups, closure: bool) -> Trial:
 
 
 def options_of(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The options of a group, as far as a change of them needs another trial.
+    """The options of a group whose change needs another trial.
 
-    A scheduler changes the learning rate in each step, and how large a number is makes
-    no difference here. Whether it is zero does, because zero often switches a part of
-    the rule off.
+    A scheduler changes the learning rate in each step, and the size of a number makes
+    no difference to the trial. But zero does, because it often disables a part of the
+    rule.
 
     >>> options_of({"params": [], "lr": 0.1, "betas": (0.9, 0.99), "nesterov": True})
     (('betas', (True, True)), ('nesterov', True))

@@ -1,18 +1,19 @@
-r"""# Between the forward pass and the backward pass
+r"""# Weights that change before the backward pass
 
-> A gradient belongs to the weights of its forward pass, so a backward pass with others is refused.
+> A gradient belongs to the weights of its forward pass. A backward pass with other weights is refused.
 
-A gradient is computed from what the forward pass has saved and from the weights. If an
-optimizer steps between the two passes, the saved activations belong to the old weights,
-and the result is the gradient of no loss. In an unsharded model autograd compares the
-versions of the weights it has saved. The weights of a unit are gathered anew for the
-backward pass, so autograd has nothing to compare, and the unit does so itself:
+A gradient is computed from the activations that the forward pass has saved and from the
+weights. Suppose an optimizer steps between the two passes. The saved activations then
+belong to the old weights, and the result is the gradient of no loss. In an unsharded
+model autograd compares the versions of the saved weights. But a unit gathers its
+weights anew for the backward pass, so autograd has nothing to compare. The unit
+therefore makes its own comparison:
 
-| between the two passes | what would be computed |
+| between the two passes | wrong result |
 |---|---|
 | the parameters were changed | a gradient of other weights |
 | [`full_precision`](full_precision.py) began or ended | a gradient in another dtype than the result |
-| the backward pass is to be differentiated itself | a second derivative of weights that were freed |
+| the gradient is itself to be differentiated | a second derivative of weights that were freed |
 """
 
 # sidelit: hide
@@ -29,7 +30,7 @@ __all__ = ["Computed"]
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a forward pass has computed with.
+    """The state with which a forward pass has computed.
 
     :param version: the version of the unit's parameters
     :param dtypes: the dtypes in which it computed, which
@@ -41,16 +42,17 @@ class Computed:
 
     @classmethod
     def of(cls, unit: Any) -> Computed:
-        """What [a unit](unit.py) computes with now."""
+        """The present state of [a unit](unit.py)."""
         return cls(unit.version, unit.computes_in)
 
     def refuse_others(self, unit: Any) -> None:
-        """Refuse a backward pass if the parameters or their format changed since, because
-        the gradient would be that of other weights; and under `create_graph=True`,
-        because a second derivative would read parameters that were freed after the
-        first.
+        """Refuse a backward pass whose gradients would be wrong.
 
-        :param unit: the one that the backward pass has reached
+        If the parameters or their dtype have changed since the forward pass, the
+        gradient would belong to other weights. Under `create_graph=True` a second
+        derivative would read parameters that were freed after the first.
+
+        :param unit: the unit that the backward pass has reached
         :raises RuntimeError: naming the unit and what to do
         """
         if torch.is_grad_enabled():

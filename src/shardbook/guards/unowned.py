@@ -1,25 +1,24 @@
-r"""# Parameters that no unit owns
+r"""# Parameters that belong to no unit
 
-> A parameter that was not there when the model was sharded is trained by each rank alone.
+> Each rank would train a parameter alone that was added after `shard`. Such a parameter is refused.
 
-`shard` puts the parameters that it finds into units, and the units average their
-gradients. A layer that is added to the model afterwards is in no unit. Each rank
-computes its gradient from the rank's own data, and the optimizer steps with it. So the
-layer becomes another one on each rank, while no error is raised and the loss still
-falls. The same happens
+`shard` puts the model's parameters into units, and the units average their gradients.
+Suppose a program then adds a layer, which is in no unit. Each rank computes the layer's
+gradient from its own data, and the optimizer steps with it. So the layer drifts apart
+between the ranks, while no error is raised and the loss still falls. The same happens
 
 - if only a part of the model was sharded, such as its blocks,
 - if a layer was replaced, for example the head before fine-tuning,
 - if an adapter was put around a layer.
 
-This chapter looks for such parameters in two places. One is an optimizer that is about
-to step: it must not mix them with sharded ones. The other is a sharded model that is
-about to run. An optimizer that holds no sharded parameter at all is left alone, because
-a program may train a second model in another way.
+Such parameters are detected at two places. An optimizer that is about to step must not
+mix them with sharded ones, and a sharded model that is about to run must not hold them.
+An optimizer without any sharded parameter is not checked, because a program may train a
+second model in another way.
 
-A third change is more hidden. If an attribute of a module is given another parameter,
-[the unit](unit.py#Unit.show) would put its own back there and go on training that.
-[The site](parameter_sites.py#Site.check) compares before it does.
+A third change is more hidden. If a program assigns another parameter to an attribute of
+a module, [the unit](unit.py#Unit.show) would put its own parameter back and train that
+one. [The site](parameter_sites.py#Site.check) compares the two first.
 """
 
 # sidelit: hide
@@ -42,9 +41,9 @@ __all__ = ["refuse_replaced_in", "refuse_unowned_in", "refuse_unowned_of"]
 
 
 def refuse_unowned_of(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that trains sharded parameters and others at the same time.
+    """Refuse an optimizer that trains sharded parameters together with others.
 
-    A parameter without a gradient is not trained, and is let pass.
+    A parameter without a gradient is not trained, so it passes.
 
     :raises RuntimeError: naming the first of the others
     """
@@ -57,10 +56,10 @@ def refuse_unowned_of(optimizer: Optimizer) -> None:
 
 
 def refuse_unowned_in(model: nn.Module) -> None:
-    """Refuse a sharded model that has got another trainable parameter since.
+    """Refuse a sharded model that has another trainable parameter.
 
-    The dictionaries of the modules are read directly. This runs before each forward
-    pass, and `model.parameters()` would take three times as long.
+    The check reads the dictionaries of the modules directly. It runs before each
+    forward pass, and `model.parameters()` would take three times as long.
 
     :raises RuntimeError: naming the parameter
     """
@@ -84,7 +83,7 @@ def refuse_replaced_in(unit: Any) -> None:
 
 
 def refuse(unowned: Iterable[Tensor]) -> None:
-    """Refuse the first parameter that would be trained and that nobody averages."""
+    """Refuse the first parameter that would be trained without being averaged."""
     for parameter in unowned:
         if parameter.requires_grad and not is_averaged(parameter):
             shape = tuple(parameter.shape)
@@ -99,11 +98,11 @@ def refuse(unowned: Iterable[Tensor]) -> None:
 
 
 def is_averaged(parameter: Tensor) -> bool:
-    """Whether the gradient of a parameter is averaged by `DistributedDataParallel`.
+    """Whether `DistributedDataParallel` averages the gradient of a parameter.
 
     That wrapper leaves no trace on a parameter, so all objects of the program are
-    searched for it. The answer is kept on the parameter, because the search takes as
-    long as a small training step.
+    searched for it. The search takes as long as a small training step. So its result is
+    kept on the parameter.
     """
     if not hasattr(parameter, _AVERAGED):
         for module in modules_of(DistributedDataParallel):
@@ -127,10 +126,10 @@ def name_of(parameter: Tensor) -> str | None:
 
 
 def modules_of(kind: type[nn.Module]) -> Iterator[nn.Module]:
-    """All modules of a class, or derived from it, that the program has.
+    """All modules of a class, or of a class derived from it, in the program.
 
-    `isinstance` is not used here: it would run the code of objects that pretend to be
-    of another class.
+    `isinstance` is not used, because it would run the code of objects that pretend to
+    be of another class.
     """
     for found in gc.get_objects():
         if issubclass(type(found), kind) and is_initialised(found):

@@ -1,17 +1,19 @@
-r"""# What a sharded model cannot do
+r"""# Transforms and methods that a sharded model refuses
 
-> Transforms and methods that need all parameters at once, as plain tensors, are refused by name.
+> Functions that need all parameters at once, as plain tensors, are refused by name.
 
-A program may hand a model to something that takes it apart. `torch.vmap` and the other
-transforms of `torch.func` replace the tensors by wrappers, and a wrapper has no memory
-that could be gathered into. `torch.export` and `make_fx` write down the operations of
-one forward pass, and would write down this rank's exchanges with them.
-`resize_token_embeddings` builds a larger table from the old one, and of that a rank has
-only a slice. Each of these ended in an error from deep inside of PyTorch, or in a
-result that was wrong.
+Some functions take a model apart:
 
-This chapter holds the checks. They run when a unit's forward pass begins, and they cost
-a microsecond.
+- `torch.vmap` and the other transforms of `torch.func` replace tensors by wrappers, and
+  a wrapper has no memory into which a unit could be gathered.
+- `torch.export` and `make_fx` record the operations of one forward pass, and would
+  record this rank's exchanges, too.
+- `resize_token_embeddings` builds a larger table from the old one, of which a rank has
+  only a slice.
+
+Without the checks of this chapter, each of them ended in an error from deep inside
+PyTorch, or in a wrong result. The checks run when a unit's forward pass begins, and
+cost a microsecond.
 """
 
 # sidelit: hide
@@ -30,7 +32,7 @@ __all__ = ["METHODS", "refuse_methods", "refuse_transforms"]
 # sidelit: show
 
 # Methods of models of other libraries that change the shapes or the values of whole
-# parameters, and what to do instead.
+# parameters, with the advice for each.
 METHODS = {
     "resize_token_embeddings": "call it before shard(model)",
     "merge_adapter": "merge in a plain model that has loaded model.state_dict()",
@@ -40,7 +42,7 @@ METHODS = {
 
 
 def refuse_methods(model: nn.Module) -> None:
-    """Let such methods of a model and of its parts end in one sentence."""
+    """Make these methods of a model and its submodules raise an error."""
     for module in model.modules():
         for name, instead in METHODS.items():
             if hasattr(type(module), name):
@@ -48,7 +50,7 @@ def refuse_methods(model: nn.Module) -> None:
 
 
 def refuse(name: str, instead: str, *_: Any, **__: Any) -> NoReturn:
-    """Say what to do instead.
+    """Refuse a method, and say what to do instead.
 
     :raises RuntimeError: always
     """
@@ -59,7 +61,7 @@ def refuse(name: str, instead: str, *_: Any, **__: Any) -> NoReturn:
 
 
 def refuse_transforms(unit: str) -> None:
-    """Stop a forward pass that is transformed or recorded.
+    """Refuse a forward pass that is transformed or recorded.
 
     :raises RuntimeError: naming the unit and what to do
     """
@@ -71,7 +73,7 @@ def refuse_transforms(unit: str) -> None:
             "model.state_dict()"
         )
     # `torch.export` and `make_fx` record each operation through this mode.
-    if get_proxy_mode() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+    if get_proxy_mode() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined]
         raise RuntimeError(
             f"{unit} is sharded, and an exported or traced program would contain this "
             "rank's exchanges; export a plain model that has loaded model.state_dict()"

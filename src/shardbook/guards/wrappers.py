@@ -1,25 +1,25 @@
 r"""# No second wrapper
 
-> A sharded model inside another wrapper is refused before the two exchange anything.
+> A sharded model inside another wrapper is refused before either of the two exchanges anything.
 
 `DistributedDataParallel` averages the gradients of a model over the ranks, and so does
 `shard`. Both around one model cannot work. The wrapper compares the shapes of its
-parameters over the ranks, and slices have other shapes on every rank, so some ranks
+parameters over the ranks, but slices have other shapes on every rank. So some ranks
 raise an error of the wrapper while the others wait for them. In the same way
-`fully_shard` would cut the slices a second time. Programs do this without a line of
-their own: `accelerator.prepare(model)` and the `Trainer` of the `transformers` library
-wrap each model that they are given.
+`fully_shard` would cut the slices a second time. A program may do this without a line
+of its own: `accelerator.prepare(model)` and the `Trainer` of the `transformers` library
+wrap each model that they get.
 
-Each wrapper is detected where every rank passes:
+Each wrapper is detected at a point that every rank passes:
 
 | wrapper | detected when |
 |---|---|
 | DDP, `DataParallel`, FSDP1, DeepSpeed's engine | it stores the model: PyTorch calls a hook |
-| `fully_shard` and `replicate`, around the model or a part | it looks up what was applied before |
-| one that was there before `shard` | `shard` looks at the modules and parameters |
-| one around a module whose part is sharded later | it calls the part: it is on the stack |
+| `fully_shard` and `replicate`, around the model or a submodule | it looks up the functions applied before |
+| a wrapper from before `shard` | `shard` checks the modules and parameters |
+| a wrapper around a module whose submodule is sharded later | it calls the submodule: it is on the stack |
 
-Nothing has been exchanged by then, and each rank raises the same sentence.
+No exchange has begun at that moment, and each rank raises the same error.
 """
 
 # sidelit: hide
@@ -40,7 +40,7 @@ __all__ = ["refuse_call_by_wrapper", "refuse_wrappers", "wrapped"]
 
 
 def refuse_wrappers(model: nn.Module) -> None:
-    """Let every attempt to wrap a sharded model, or a part of it, fail in one sentence.
+    """Make every attempt to wrap a sharded model, or a submodule of it, raise an error.
 
     :param model: a model that has just been sharded
     """
@@ -53,15 +53,15 @@ def refuse_wrappers(model: nn.Module) -> None:
 
 @cache
 def watch_registrations() -> None:
-    """Look at each module that is stored in another. One hook serves the process."""
+    """Check each module that is stored in another. One hook serves the process."""
     register_module_module_registration_hook(refuse_storing)
 
 
 def refuse_storing(wrapper: nn.Module, name: str, module: nn.Module | None) -> None:
     """Refuse to store a sharded model in a wrapper.
 
-    Only wrappers are looked into. So a program that builds modules of other kinds pays
-    for one comparison of names each.
+    Only the parameters of wrappers are checked. A program that builds other modules
+    pays for one comparison of names for each of them.
 
     :raises RuntimeError: naming the wrapper and a parameter
     """
@@ -72,11 +72,11 @@ def refuse_storing(wrapper: nn.Module, name: str, module: nn.Module | None) -> N
 
 
 class Applied(dict[str, Any]):
-    """What PyTorch's composable functions have applied to a module, which they look up
+    """The record of PyTorch's composable functions on a module, which they look up
     before they begin.
 
     `fully_shard` and `replicate` look up their names in this dictionary of the module.
-    The lookup raises the reason why they cannot be applied.
+    The lookup raises an error with the reason why they cannot be applied.
 
     :param parameter: the name of a parameter in a sharded model
     """
@@ -88,14 +88,14 @@ class Applied(dict[str, Any]):
     def __contains__(self, name: object) -> bool:
         """:raises RuntimeError: if the function exchanges gradients or parameters"""
         if name in ("fully_shard", "replicate"):
-            # `FullyShardedDataParallel` asks for the other two as well.
+            # `FullyShardedDataParallel` looks up the other two as well.
             raise RuntimeError(refusal(COMPOSABLE, self.parameter))
         return super().__contains__(name)
 
 
 def wrapped(model: nn.Module) -> str | None:
-    """Why a model cannot be sharded because it is inside of another wrapper, or around
-    one; `None` if it is free.
+    """The reason why a model cannot be sharded because of a wrapper inside or around it;
+    `None` if there is no such wrapper.
     """
     for name, module in model.named_modules():
         if is_wrapper(module):
@@ -113,9 +113,9 @@ def wrapped(model: nn.Module) -> str | None:
 
 
 def refuse_call_by_wrapper(model: nn.Module) -> None:
-    """Refuse the forward pass of a sharded model that a wrapper has called.
+    """Refuse the forward pass of a sharded model if a wrapper has called it.
 
-    A model that was sharded after something around it was wrapped is found only here.
+    Only this check finds a model whose surroundings were wrapped before it was sharded.
 
     :raises RuntimeError: naming the wrapper and a parameter
     """
@@ -126,10 +126,10 @@ def refuse_call_by_wrapper(model: nn.Module) -> None:
 
 
 def is_wrapper(module: nn.Module) -> bool:
-    """Whether a module is one of those that exchange what is inside of them.
+    """Whether a module is a wrapper that exchanges the parameters inside it.
 
-    The names of its classes decide, so that no library has to be imported, and those
-    that derive classes of their own are found, too.
+    The names of its classes decide. So no library must be imported, and derived classes
+    of other libraries are found, too.
     """
     return any(base.__name__ in WRAPPERS for base in type(module).__mro__)
 
@@ -155,7 +155,7 @@ def is_distributed(parameter: Tensor) -> bool:
 
 
 def refusal(wrapper: str, parameter: str) -> str:
-    """The one sentence.
+    """The text of the error.
 
     >>> refusal("DataParallel", "head.weight").partition(";")[0]
     'head.weight is sharded, so DataParallel cannot exchange it once more'

@@ -46,6 +46,7 @@ ZeRO is data parallelism, and more of its ranks mean a larger batch.
 torchrun --standalone --nproc-per-node 2 -m shardbook.parallel tensor
 ```
 
+:figure: columns_and_rows
 :notation $N$: `world_size`, the number of ranks that share each matrix
 :notation $d$: `config.width`, the number of values of one position
 :notation $B$: the sequences in a batch
@@ -126,7 +127,7 @@ class ColumnLinear(nn.Module):
         self.bias = nn.Parameter(whole.bias.detach()[rows].clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        entered = Enter.apply(x, self.group)  # type: ignore[no-untyped-call]
+        entered = Enter.apply(x, self.group)
         return F.linear(entered, self.weight, self.bias)
 
 
@@ -146,7 +147,7 @@ class RowLinear(nn.Module):
 
     def forward(self, part: Tensor) -> Tensor:
         term = F.linear(part, self.weight)
-        total: Tensor = Leave.apply(term, self.group)  # type: ignore[no-untyped-call]
+        total: Tensor = Leave.apply(term, self.group)
         # The bias comes after the sum, and so it counts once. Every rank has all of it,
         # and computes the same gradient for it.
         return total + self.bias

@@ -24,6 +24,7 @@ elements of its own part. [The next chapter](gradients.py) adds the gradients.
 No code in this chapter communicates. [The unit](unit.py) decides when a vector is
 filled and emptied, and [the stage](replicate.py) decides how much of it a rank keeps.
 
+:figure: unit_tensors
 :notation $N_d$: `world_size`, the number of ranks that share the vector
 :notation $P_u$: `padded`, the length of the vector with its padding
 :notation $S_u$: `shard_numel`, the length of one rank's part, $P_u / N_d$

@@ -170,7 +170,7 @@ class InFP32(TorchFunctionMode):
     def enter(self, *_: Any) -> None:
         """Begin a forward pass. Inside of another one this changes nothing."""
         if not self.in_force:
-            self.__enter__()  # type: ignore[no-untyped-call]
+            self.__enter__()
         active.rules.append(self)
 
     def leave(self, *_: Any) -> None:
@@ -246,7 +246,7 @@ class Active(threading.local):
         while len(self.rules) > length:
             rule = self.rules.pop()
             if rule not in self.rules:
-                rule.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                rule.__exit__(None, None, None)
 
 
 active = Active()

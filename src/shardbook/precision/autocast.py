@@ -145,7 +145,7 @@ class Thread(threading.local):
 
     def enter(self, settings: dict[str, Setting], on: bool = True) -> None:
         if not self.surrounding:
-            self.casting.__enter__()  # type: ignore[no-untyped-call]
+            self.casting.__enter__()
         self.surrounding.append((self.casting.on, present()))
         self.casting.on = on
         put_in_force(settings)
@@ -158,7 +158,7 @@ class Thread(threading.local):
         self.casting.on, before = self.surrounding.pop()
         put_in_force(before)
         if not self.surrounding:
-            self.casting.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.casting.__exit__(None, None, None)
             self.casting.kept.clear()
 
 

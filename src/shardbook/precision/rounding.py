@@ -48,6 +48,7 @@ This command prints the table. Weights and text follow from seed 0:
 python -m shardbook.precision.rounding
 ```
 
+:figure: gradient_exponents
 :notation $n$: `positions`, the number of positions in a batch
 """
 

@@ -1,22 +1,27 @@
-r"""# Saving while training goes on
+r"""# Asynchronous checkpoints
 
-> What is saved is copied to the host at once, and a thread writes the copy.
+> `save` copies this rank's part to the host and returns. A thread writes the copy to
+> disk while training goes on.
 
-To write a checkpoint takes as long as the disk needs, and the numbers must not change
-meanwhile. So `Checkpoints(..., background=True)` copies what this rank writes, which is
-quick, and returns. A thread writes the copy while the next steps run:
+A disk that writes 2 GB a second needs five seconds for 10 GB. The parameters must not
+change during these seconds, because the checkpoint would then hold parts of two steps.
+So training waits, or the checkpoint is written from a copy. With
+`Checkpoints(..., background=True)` this rank copies what it writes, and `save` returns.
+A thread writes the copy during the next steps:
 
-| | this thread | the other one |
+| | training thread | writing thread |
 |---|---|---|
 | `save(100, …)` | copies | |
-| steps 101, 102, … | train | writes, waits for the other ranks, gives the checkpoint its name |
-| `save(200, …)` | waits for the other thread, if it is still at work; copies | |
+| steps 101, 102, … | trains | writes, waits for the other ranks, names the checkpoint |
+| `save(200, …)` | waits for the writing thread if it is still busy; copies | |
 
-The ranks exchange a few messages for each checkpoint. Those of the threads must not mix
-with those of the training, so the threads have a process group of their own.
+The ranks exchange a few messages for each checkpoint. The messages of the writing
+threads must not mix with those of the training, so the writing threads have a process
+group of their own.
 
-The copy takes memory on the host: as much as a rank writes. An error of the thread is
-raised by the next `save` or by `wait`. A program has to call `wait` before it ends.
+The copy takes as much memory on the host as this rank writes. If the thread fails, the
+next `save` or `wait` raises its error. Call `wait` before your program ends, because
+the last checkpoint may still be without its name.
 """
 
 # sidelit: hide
@@ -32,29 +37,30 @@ __all__ = ["Background"]
 
 
 class Background:
-    """A thread that does one thing after another, and tells of what went wrong."""
+    """Runs one piece of work at a time in a thread, and keeps its error for the caller."""
 
     def __init__(self) -> None:
-        # Every rank makes the group, as it makes its first checkpoint.
+        # `new_group` needs all ranks. All of them come here, when they make their
+        # `Checkpoints`.
         self.group = dist.new_group(backend="gloo")
         self.thread: Thread | None = None
         self.error: BaseException | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin with some work. What was begun before has ended."""
+        """Start a thread for this work. The thread of the work before must have ended."""
         assert self.thread is None
         self.thread = Thread(target=self.run, args=(work,), name="checkpoint")
         self.thread.start()
 
     def run(self, work: Callable[[], None]) -> None:
-        """What happens in the thread."""
+        """Do the work in the thread, and keep its error for `wait`."""
         try:
             work()
         except BaseException as error:
             self.error = error
 
     def wait(self) -> None:
-        """Wait for the work, and raise its error."""
+        """Wait until the thread has ended, and raise its error if it has one."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None

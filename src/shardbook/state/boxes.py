@@ -1,11 +1,12 @@
-r"""# A slice as boxes
+r"""# Cutting a slice into boxes
 
-> A rank's slice of a flattened parameter, cut into boxes of the parameter's own shape.
+> A rank's slice of a flattened parameter is cut into rectangular boxes, which any
+> program can read.
 
-A checkpoint that any other program can read says where a number belongs by its place in
-the *parameter*: row 3, column 5. A rank of this book has a stretch of the *flattened*
-parameter, which may begin and end in the middle of a row. A matrix of 4 rows and 5
-columns, whose elements 3 to 17 lie on one rank:
+A checkpoint for other programs gives the place of a number in the *parameter*, such as
+row 3, column 5. A rank of this book has a range of the *flattened* parameter, called a
+stretch. A stretch may begin and end in the middle of a row. Take a matrix of 4 rows and
+5 columns, and a rank with its elements 3 to 17:
 
 | | 0 | 1 | 2 | 3 | 4 |
 |---|---|---|---|---|---|
@@ -14,16 +15,17 @@ columns, whose elements 3 to 17 lie on one rank:
 | 2 | b | b | b | b | b |
 | 3 | c | c | c | | |
 
-A stretch is the end of a row, some whole rows, and the beginning of a row: three boxes.
-With $d$ dimensions the first and the last row are cut in the same way once more, so
-there are at most $2d - 1$. In the order of the boxes their elements lie one after
-another, as in the stretch. So each box is a view of it, and nothing is copied.
+The stretch consists of the end of a row (a), some whole rows (b) and the beginning of a
+row (c): three boxes. With $d$ dimensions a row is itself a tensor, so its end and its
+beginning are cut in the same way again. This gives at most $2d - 1$ boxes. The elements
+of the boxes, one box after another, have the same order as in the stretch. So each box
+is a view of the stretch, and nothing is copied.
 
 [PyTorch's distributed checkpoints](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html)
-hold boxes, too: a file says at
-which row and column a box begins and how large it is. Whoever loads asks for other
-boxes, and reads where they overlap. That is why a checkpoint can be read on another
-number of ranks, in another stage, and by another library.
+consist of boxes, too: the index says at which row and column a box begins, and how
+large it is. A program that loads the checkpoint needs other boxes, and reads the
+overlaps. For this reason another number of ranks, another stage or another library can
+read the same checkpoint.
 
 :notation $d$: `shape`, the number of its entries
 """
@@ -40,7 +42,7 @@ __all__ = ["Box", "boxes"]
 
 
 def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """The elements from `start` to `stop` of a flattened tensor, as boxes of the tensor.
+    """Cut the elements from `start` to `stop` of a flattened tensor into boxes.
 
     >>> for box in boxes((4, 5), 3, 18):
     ...     print(box.offsets, box.sizes)
@@ -56,11 +58,12 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
     if start == stop:
         return
     if len(shape) < 2:
-        # A number alone has one element, and no place.
+        # A 0-dim tensor has one element and no coordinates.
         yield Box((start,), (stop - start,)) if shape else Box((), ())
         return
     row = prod(shape[1:])
-    # The first row that begins in the stretch, and the last one that ends before it does.
+    # `first` is the first row that begins in the stretch. `last` is the row after the
+    # last one that ends in the stretch.
     first, last = -(-start // row), stop // row
     if last < first:
         yield from in_row(last, shape, start, stop)
@@ -73,7 +76,7 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
 
 
 def in_row(number: int, shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """The boxes of a stretch that lies in one row, which is a tensor itself."""
+    """Cut a stretch that lies inside one row. The row is a tensor with one dimension less."""
     before = number * prod(shape[1:])
     for box in boxes(shape[1:], start - before, stop - before):
         yield Box((number, *box.offsets), (1, *box.sizes))
@@ -81,10 +84,10 @@ def in_row(number: int, shape: Sequence[int], start: int, stop: int) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of a tensor that goes from one index to another in each dimension.
+    """A rectangular part of a tensor.
 
-    :param offsets: where it begins
-    :param sizes: how far it goes
+    :param offsets: the index of its first element, in each dimension
+    :param sizes: its length in each dimension
     """
 
     offsets: tuple[int, ...]
@@ -92,5 +95,5 @@ class Box:
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """The number of elements in the box."""
         return prod(self.sizes)

@@ -1,22 +1,25 @@
-r"""# Elements with checksums
+r"""# Checksums of a checkpoint's elements
 
-> The numbers are summed up while they are written, and again while they are read, so the disk is read once.
+> Checksums are computed while the elements are written, and compared while they are
+> read, so each file is read once.
 
-PyTorch stores each box of a checkpoint as a small archive: a frame of some hundred bytes
-with a name and a dtype, and in it the elements, row by row. To look at a file before it
-is used would mean to read it twice. So the sums are made on the way:
+PyTorch stores each box of a checkpoint as a small archive. An archive has a frame of
+some hundred bytes with a name and a dtype, and inside the frame the elements, row by
+row. Checking a file before its use would read the file twice. So the checksums are
+computed as the elements pass by:
 
 | | frame | elements |
 |---|---|---|
-| when a box is written | as PyTorch makes it | in pieces of 1 MiB, each with its CRC-32 |
-| when it is read here | not read | the pieces that are needed, whose sums are compared |
-| when PyTorch reads it | read | read |
+| this book writes a box | as PyTorch makes it | in pieces of 1 MiB, each with its CRC-32 |
+| this book reads a part of a box | not read | the pieces that hold the part; their checksums are compared |
+| PyTorch reads a box | read | read |
 
-PyTorch wants a tensor of its own for each archive, and a box is a part of a vector. A
-copy of it would be as large as the box, and its memory new, which costs more time than
-the copying. So PyTorch is given an empty tensor of the same shape, whose memory nobody
-touches, and what it writes before and after the elements is kept. A model repeats its
-shapes, so that few frames serve many boxes.
+The elements are written straight from the rank's vector, without PyTorch. If PyTorch
+wrote them, it would save the whole storage behind the box, so the box would first have
+to be copied into a tensor of its own. Only the frame comes from PyTorch: it saves an
+empty tensor of the same shape, and the bytes before and after the elements are kept.
+The memory of the empty tensor is never touched. The shapes in a model repeat, so a few
+frames serve many boxes.
 """
 
 # sidelit: hide
@@ -39,26 +42,27 @@ from shardbook.state.tensor_file import PIECE, as_tensor, in_pieces, new_room
 __all__ = ["Archives", "Elements", "take"]
 # sidelit: show
 
-# Where the elements of a box begin in a file, their bytes, and the CRC-32 of each piece.
+# The position of a box's first element in its file, the number of bytes, and the CRC-32
+# of each piece.
 Elements = tuple[int, int, list[int]]
 
 
 class Archives:
-    """A file to which one archive after another is written.
+    """Writes one archive after another into a file.
 
-    :param file: holds nothing yet
+    :param file: an empty file
     """
 
     def __init__(self, file: BufferedWriter) -> None:
         self.file, self.end, self.room = file, 0, new_room()
-        # By the place where their archive begins.
+        # The keys are the positions where the archives begin.
         self.elements: dict[int, Elements] = {}
         self.frames: dict[tuple[torch.dtype, torch.Size], Frame] = {}
 
     def add(self, values: Tensor) -> None:
-        """Write a box.
+        """Write one box as an archive.
 
-        :param values: of any shape, on any device
+        :param values: the elements, of any shape, on any device
         """
         kind = values.dtype, values.shape
         if kind not in self.frames:
@@ -75,16 +79,16 @@ class Archives:
         self.write(frame.after)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write something as it is."""
+        """Write bytes, and move the end of the file."""
         self.file.write(data)
         self.end += len(data)
 
 
 class Frame:
-    """What PyTorch writes around the elements of a box.
+    """The bytes that PyTorch writes before and after the elements of a box.
 
-    :param dtype: of the box
-    :param shape: of the box
+    :param dtype: the dtype of the box
+    :param shape: the shape of the box
     """
 
     def __init__(self, dtype: torch.dtype, shape: torch.Size) -> None:
@@ -99,9 +103,11 @@ class Frame:
         assert self.found, "PyTorch writes archives in another way"
 
     def write(self, data: memoryview) -> int:
-        """Called by PyTorch with each part of an archive, one after another.
+        """Take one part of an archive. PyTorch calls this method for each part in order.
 
-        The elements are one part. No other one is long, and none has only zeros.
+        One part is the elements. Its size tells it from the others if it is large,
+        because no other part is. A small tensor is filled with zeros, and no other part
+        consists of zeros only.
         """
         size = len(data)
         if not self.found and size == self.nbytes:
@@ -115,7 +121,7 @@ class Frame:
         return size
 
     def flush(self) -> None:
-        """Called by PyTorch after the last part."""
+        """Do nothing. PyTorch calls this method after the last part."""
 
 
 SMALL = 4096
@@ -123,7 +129,7 @@ SMALL = 4096
 
 @contextmanager
 def without_sums() -> Iterator[None]:
-    """In this block PyTorch adds no sums to its archives. It never compares them."""
+    """A block in which PyTorch adds no checksums to its archives. PyTorch never compares them."""
     before = get_crc32_options()
     set_crc32_options(False)
     try:
@@ -140,11 +146,11 @@ def take(
     target: Tensor,
     room: memoryview,
 ) -> None:
-    """Read a part of a box, and compare the sums of the pieces that it lies in.
+    """Read a part of a box, and compare the checksums of the pieces that hold the part.
 
-    :param box: its dtype and shape
-    :param offsets: where the part begins in the box
-    :param target: has the shape of the part, and is written
+    :param box: the dtype and shape of the box
+    :param offsets: the index in the box at which the part begins
+    :param target: receives the elements; has the shape of the part
     :param room: [memory](tensor_file.py#new_room) for a piece
     :raises Changed: if the file holds something else than was written
     """
@@ -158,7 +164,8 @@ def take(
     if length == target.numel() and target.is_contiguous():
         read_into(target.view(-1), file, elements, dtype, first, room)
         return
-    # The part leaves out elements between others.
+    # The elements of the part are not consecutive in the file. So the range from the
+    # first to the last one is read, and the part is copied out of it.
     around = torch.empty(length, dtype=dtype)
     read_into(around, file, elements, dtype, first, room)
     target.copy_(around.as_strided(target.shape, strides))
@@ -174,9 +181,9 @@ def read_into(
 ) -> None:
     """Read consecutive elements of a box.
 
-    :param values: of shape `(n,)`, is written
-    :param dtype: in which they are stored
-    :param first: the number of the first of them
+    :param values: receives the elements, of shape `(n,)`
+    :param dtype: the dtype in the file
+    :param first: the number of the first element in the box
     """
     start, nbytes, sums = elements
     begin, end = (each * dtype.itemsize for each in (first, first + values.numel()))

@@ -1,13 +1,14 @@
-r"""# The index of a checkpoint
+r"""# Reading a checkpoint's index without running a pickle
 
-> PyTorch writes it as a pickle, and a pickle can run any program. Here it is read without running one.
+> The index is a pickle, and a pickle can call any function. This reader allows a dozen
+> names and refuses all others.
 
-The file `.metadata` says which box of which tensor lies in which file. A pickle is a
-small program: it names classes and functions, and what to call them with. So to open a
-stranger's checkpoint could be to run a stranger's code. An index needs a dozen names,
-all of them PyTorch's own descriptions of tensors. Any other is refused before anything
-is called. The files with the numbers are read with `weights_only=True`, for the same
-reason.
+The file `.metadata` is the index of a checkpoint: it says which box of which tensor is
+in which file. PyTorch writes it as a pickle. A pickle is a small program that names
+functions and their arguments. One that names `os.system` and `rm -rf ~` deletes your
+files when you open it. An index needs only a dozen names, all of them PyTorch's
+descriptions of tensors. Any other name is refused before anything is called. The files
+with the elements are read with `weights_only=True`, for the same reason.
 """
 
 # sidelit: hide
@@ -28,17 +29,17 @@ __all__ = ["Changed", "Damaged", "index_of", "reason"]
 
 
 class Damaged(ValueError):
-    """A folder that is no whole checkpoint. The message is for the user."""
+    """A folder is not a complete checkpoint. The message is written for the user."""
 
 
 class Changed(Damaged):
-    """A file that is not what was written."""
+    """A file differs from what was written."""
 
 
 def index_of(folder: Path) -> Metadata:
-    """The index of a checkpoint that PyTorch or this book has written.
+    """Read the index of a checkpoint that PyTorch or this book has written.
 
-    :raises Damaged: if there is none, or it is no index
+    :raises Damaged: if the file is missing or is not an index
     """
     path = folder / ".metadata"
     try:
@@ -75,19 +76,19 @@ ALLOWED = {
     (DESCRIPTIONS, "TensorStorageMetadata"),
     ("torch", "Size"),
     ("pathlib", "PosixPath"),
-    # Where this version of Python has that class.
+    # The module in which this version of Python keeps that class.
     (type(Path()).__module__, "PosixPath"),
     *INDEX_NAMES,
 }
 
 
 class Names(pickle.Unpickler):
-    """Knows the names that an index needs, and the dtypes, and no others."""
+    """Reads pickles that name nothing but dtypes and the classes of an index."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a name stands for.
+        """Look up a name.
 
-        :raises pickle.UnpicklingError: if an index has no use for it
+        :raises pickle.UnpicklingError: if the name does not belong into an index
         """
         if (module, name) in ALLOWED:
             return super().find_class(module, name)
@@ -99,9 +100,9 @@ class Names(pickle.Unpickler):
 
 
 def reason(error: Exception) -> str:
-    """Why PyTorch has refused to unpickle, in one line.
+    """Shorten PyTorch's refusal of a pickle to one line.
 
-    Its message goes on for many lines, about how to load the file all the same.
+    PyTorch's message has many lines, on how to load the file anyway.
     """
     named = re.search(r"(?:GLOBAL|global:?) ([\w.]+)", str(error))
     return f"it names {named[1]}" if named else str(error).partition("\n")[0]

@@ -1,6 +1,7 @@
 r"""# A folder of checkpoints
 
-> A checkpoint appears when it is whole, and one that is damaged is told from one that is not.
+> A checkpoint gets its name only when it is complete, and a damaged one is detected
+> before training goes on.
 
 ```python
 checkpoints = Checkpoints(Path("run"), keep=2)
@@ -12,22 +13,23 @@ while step < steps:
         checkpoints.save(step, model, optimizer, schedule=schedule)
 ```
 
-A program can be killed at any moment, also while it saves. So a checkpoint is written
-under a name that nobody looks for, and gets its own when all ranks are done:
+A program can be killed at any moment, even while it saves. So the ranks write a
+checkpoint under a hidden name, which `load` ignores. The checkpoint gets its real name
+when all ranks are done:
 
-| | in the folder | after a crash |
+| step of `save` | in the folder | after a crash at this step |
 |---|---|---|
-| ranks write | `.step-00000200.partial` | is removed by the next save |
-| the first rank writes what there is: the size and a checksum of each file | `whole.json` in it | the same |
-| the first rank renames it | `step-00000200` | is the newest one |
-| the first rank removes older ones | | they are removed by the next save |
+| the ranks write their files | `.step-00000200.partial` | the next save removes the folder |
+| rank 0 writes the sizes and checksums of all files | `whole.json` in that folder | the same |
+| rank 0 renames the folder | `step-00000200` | this checkpoint is the newest one |
+| rank 0 removes older checkpoints | | the next save removes them |
 
-A rename is done or not done, whatever happens. What comes before it has reached the
-disk, because each file is flushed. Later a disk may still lose a file, or somebody may
-copy half of one. So before anything is loaded the ranks share the files among them, and
-compare their sizes. The checksums are compared [while the elements are
-read](checked_elements.py), so a model that was not loaded to the end is no model: load
-another checkpoint into it before it trains.
+A rename happens completely or not at all. Each file is flushed before the rename, so
+its bytes are on the disk. But a disk may lose a file later, or a copy may end halfway.
+So before anything is loaded, the ranks divide the files among themselves and compare
+the sizes. The checksums are compared [while the elements are
+read](checked_elements.py). If a checksum differs, a part of the model already has new
+values. Then load another checkpoint before you train that model.
 """
 
 # sidelit: hide
@@ -74,11 +76,11 @@ __all__ = ["Checkpoints", "Damaged"]
 class Checkpoints:
     """The checkpoints of one run.
 
-    :param folder: made if it is not there; on a disk that all ranks see
+    :param folder: on a disk that all ranks see; created if it is missing
     :param keep: how many checkpoints stay
-    :param background: whether [a thread](background.py) writes, while training goes on
-    :param frozen: whether parameters that are not trained are saved, too; if not, `load`
-        leaves them as they are
+    :param background: whether [a thread](background.py) writes while training goes on
+    :param frozen: whether frozen parameters are saved, too; if not, `load` leaves them
+        as they are
     """
 
     def __init__(
@@ -106,9 +108,9 @@ class Checkpoints:
         """Save [the state of the run](run_state.py). Collective.
 
         :param step: how many steps the optimizer has taken
-        :param others: what else has a state, the same on every rank
-        :raises OSError: on every rank, if one of them cannot write; nothing stays
-            behind. In the background the next call raises it.
+        :param others: other objects with a state that is the same on every rank
+        :raises OSError: on every rank, if one of them cannot write; no files are left.
+            If a thread writes, the next call raises the error.
         """
         self.wait()
         stored, settings = state_of(model, optimizer, self.frozen, **others)
@@ -120,9 +122,9 @@ class Checkpoints:
             self.background.start(partial(self.write, step, copies, settings, group))
 
     def wait(self) -> None:
-        """Wait until what was begun in the background has its name.
+        """Wait until the checkpoint that a thread writes has its name.
 
-        :raises OSError: as `save`
+        :raises OSError: as `save` does
         """
         if self.background is not None:
             self.background.wait()
@@ -134,7 +136,7 @@ class Checkpoints:
         settings: dict[str, Any],
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Write a checkpoint, and give it its name. Collective."""
+        """Write a checkpoint, then name it. Collective."""
         name = f"step-{step:08d}"
         draft = self.folder / f".{name}.partial"
         try:
@@ -157,10 +159,11 @@ class Checkpoints:
         optimizer: Optimizer | None = None,
         **others: Stateful,
     ) -> int | None:
-        """Go on from the newest checkpoint. Collective.
+        """Load the newest checkpoint. Collective.
 
-        :returns: its step, or `None` if there is no checkpoint yet
-        :raises Damaged: on every rank, if it is damaged; the message names the one before
+        :returns: the step of the checkpoint, or `None` if there is no checkpoint yet
+        :raises Damaged: on every rank, if the checkpoint is damaged; the message names
+            the checkpoint before it
         """
         self.wait()
         come_together(model, "load")
@@ -177,14 +180,14 @@ class Checkpoints:
         return step
 
     def all(self) -> list[Path]:
-        """The whole checkpoints, the newest first."""
+        """The complete checkpoints, the newest first."""
         found = self.folder.glob("step-*") if self.folder.is_dir() else ()
         return sorted(
             (path for path in found if NAME.fullmatch(path.name)), reverse=True
         )
 
     def make_room(self, draft: Path) -> None:
-        """Remove what a save that was killed has left behind."""
+        """Remove unfinished checkpoints of killed runs, and create the folder for a new one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(".step-*.partial"):
             shutil.rmtree(left)
@@ -193,7 +196,7 @@ class Checkpoints:
     def publish(
         self, draft: Path, name: str, step: int, written: list[dict[str, Any]]
     ) -> None:
-        """Give a checkpoint its name, and remove those that are too old."""
+        """Name a checkpoint, and remove the oldest beyond `keep`."""
         files = {file: said for each in written for file, said in each.items()}
         files |= checksums([draft / ".metadata"])
         write_list(draft, step, files)
@@ -206,10 +209,10 @@ class Checkpoints:
             shutil.rmtree(old)
 
     def check(self, folder: Path, before: list[str]) -> int:
-        """Compare the sizes of a checkpoint's files with what was written. Collective.
+        """Compare the sizes of a checkpoint's files with its list. Collective.
 
-        :returns: the step that it was saved after
-        :raises Damaged: on every rank, with what is wrong
+        :returns: the step after which the checkpoint was saved
+        :raises Damaged: on every rank, naming the first file that differs
         """
         said = on_first(lambda: contents(folder))
         rank, ranks = world(None)
@@ -227,10 +230,11 @@ class Checkpoints:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """In this block Python looks for no garbage.
+    """A block without garbage collection.
 
-    PyTorch's engine describes each box by many small objects. They would make Python
-    search all objects of the program, for longer than it takes to write a file.
+    PyTorch describes each box by many small objects. Creating so many objects makes
+    Python's collector search the whole program again and again, which takes longer than
+    writing the file.
     """
     before = gc.isenabled()
     gc.disable()
@@ -245,7 +249,7 @@ NAME = re.compile(r"step-\d{8,}")
 
 
 def refuse_damaged(folder: Path, what: str, before: list[str]) -> NoReturn:
-    """Refuse a checkpoint, and offer the one before.
+    """Refuse a checkpoint, and name the one before it.
 
     :raises Damaged: always
     """

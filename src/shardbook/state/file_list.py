@@ -1,8 +1,9 @@
 r"""# The list of a checkpoint's files
 
-> A checkpoint names its files, with their sizes and checksums, so that a damaged one is known.
+> `whole.json` lists the files of a checkpoint with their sizes and checksums, so damage
+> is detected.
 
-Each rank says what it has written, and the first rank writes the list:
+Each rank reports the files that it has written, and rank 0 writes the list:
 
 ```json
 {"format": 1, "step": 200, "files": {
@@ -11,12 +12,13 @@ Each rank says what it has written, and the first rank writes the list:
  ".metadata": {"size": 4208, "sum": 3380118406}}}
 ```
 
-Of each [archive](checked_elements.py), by the place where it begins, the list says where
-its elements are, how many bytes, and their sums. A file that is missing or too short is
-found before anything is read. The sums are compared while the elements are read.
+In this list, rank 0's file has an [archive](checked_elements.py) that begins at byte 0.
+Its elements begin at byte 704, take 48,000 bytes, and have one checksum for each MiB. A
+missing or short file is detected before anything is read. The checksums are compared
+while the elements are read.
 
-A checksum finds what a disk or a copy has lost. It is no seal: who changes a file can
-change the list, too.
+A checksum detects bytes that a disk or a copy has lost. It does not protect against a
+person who changes a file, because that person can change the list, too.
 """
 
 # sidelit: hide
@@ -50,7 +52,7 @@ def write_list(folder: Path, step: int, files: dict[str, Any]) -> None:
     """Write the list into a checkpoint.
 
     :param step: how many steps the optimizer had taken
-    :param files: the [sums](#checksums) of its files
+    :param files: the sizes and [checksums](#checksums) of the files
     """
     said = {"format": FORMAT, "step": step, "files": files}
     with (folder / WHOLE).open("w") as file:
@@ -60,7 +62,7 @@ def write_list(folder: Path, step: int, files: dict[str, Any]) -> None:
 
 
 def checksums(files: list[Path]) -> dict[str, Any]:
-    """The size and the CRC-32 of each file."""
+    """Compute the size and the CRC-32 of each file."""
     return {
         path.name: {"size": path.stat().st_size, "sum": zlib.crc32(path.read_bytes())}
         for path in files
@@ -68,9 +70,10 @@ def checksums(files: list[Path]) -> dict[str, Any]:
 
 
 def elements_in(folder: Path) -> dict[str, dict[int, Elements]] | None:
-    """Where in each file the elements of its archives are.
+    """Read from the list where the elements of each archive are.
 
-    :returns: by file and by the place where an archive begins; `None` if there is no list
+    :returns: for each file a dictionary, whose keys are the positions where archives
+        begin; `None` if there is no list
     """
     if not (folder / WHOLE).exists():
         return None
@@ -81,7 +84,7 @@ def elements_in(folder: Path) -> dict[str, dict[int, Elements]] | None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Let the names in a folder reach their disk."""
+    """Wait until the names of a folder's files are on the disk."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -93,9 +96,9 @@ def flush_folder(folder: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says that it holds.
+    """Read the list of a checkpoint's files.
 
-    :raises Damaged: if it does not, or was written by a later version
+    :raises Damaged: if the list cannot be read, or a later version wrote it
     """
     try:
         said = json.loads((folder / WHOLE).read_text("utf-8"))
@@ -116,7 +119,7 @@ def contents(folder: Path) -> dict[str, Any]:
 
 
 def differences(folder: Path, said: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with files, in words, as far as it is seen without their elements."""
+    """Describe the files that are missing or have a wrong size. The elements are not read."""
     for name, wanted in said.items():
         path = folder / name
         if not path.is_file():

@@ -1,8 +1,9 @@
-r"""# Which tensor is in which file
+r"""# Tensor names in a model folder
 
-> A model is cut into files of a given size, and a folder has to hold exactly what the model does.
+> An index says which file holds which tensor, and the names in a folder must be those
+> of the model.
 
-Programs find the tensors of a large model by an index:
+A large model is stored in several files. Programs find its tensors by an index:
 
 ```json
 {
@@ -14,10 +15,11 @@ Programs find the tensors of a large model by an index:
 }
 ```
 
-A name that is spelt otherwise would leave a parameter with its random first values, and
-the model would still run. So a folder and a model have to agree in all names. What a
-folder holds beside them, such as tables that an older version of a model has saved, is
-listed by the caller.
+Suppose the folder calls a weight `layers.0.attn.weight`, and the model calls it
+`layers.0.attention.weight`. If names without a match were ignored, the weight would
+keep its random initial values. The model would run, and its output would be wrong. So a
+folder and a model have to agree in all names. The caller lists the names that a folder
+may hold in addition, such as tables that an older version of the model saved.
 """
 
 # sidelit: hide
@@ -50,7 +52,8 @@ __all__ = [
 ]
 # sidelit: show
 
-# From the name of a parameter or buffer to its name in a folder, `None` if it is not there.
+# Gives the name in a folder for the name of a parameter or buffer, or `None` if the
+# folder does not hold it.
 Rename = Callable[[str], "str | None"]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -59,9 +62,10 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 def cut_into_files(
     tensors: Iterable[Named], shard_bytes: int
 ) -> dict[str, list[Named]]:
-    """The tensors of each file, in their order: a file is full before the next begins.
+    """Distribute tensors over files, in their order: a file is filled before the next begins.
 
-    :param shard_bytes: of the elements in one file; a larger tensor has its own file
+    :param shard_bytes: how many bytes of elements a file may hold; a larger tensor gets
+        a file of its own
     """
     full: list[list[Named]] = []
     last: list[Named] = []
@@ -86,11 +90,11 @@ def cut_into_files(
 
 
 def places_of(folder: Path) -> dict[str, Place]:
-    """The place of each tensor in a folder, or in one file.
+    """Find the place of each tensor in a folder, or in one file.
 
-    :raises ValueError: if it is no folder of safetensors, or its index names a tensor
-        that its file does not hold
-    :raises OSError: if it cannot be read
+    :raises ValueError: if the folder holds no safetensors, or its index names a tensor
+        that the file does not hold
+    :raises OSError: if the folder cannot be read
     """
     if folder.is_file():
         return places_in(folder)
@@ -105,7 +109,7 @@ def places_of(folder: Path) -> dict[str, Place]:
 
 
 def places_by_index(folder: Path) -> dict[str, Place]:
-    """The place of each tensor that an index names."""
+    """Find the place of each tensor that an index names."""
     index = folder / INDEX
     try:
         files: dict[str, str] = dict(json.loads(index.read_text("utf-8"))["weight_map"])
@@ -121,7 +125,7 @@ def places_by_index(folder: Path) -> dict[str, Place]:
 
 
 class Shaped(Protocol):
-    """What has a shape and a dtype: a tensor, or the place of one."""
+    """A tensor, or [the place](tensor_file.py#Place) of a tensor in a file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -141,13 +145,14 @@ def wanted(
     cast: bool,
     ignore: Iterable[str],
 ) -> list[tuple[Stretch, There]]:
-    """Where each stretch of a model is in a folder.
+    """Find the tensor of each stretch of a model in a folder.
 
-    Of a tied weight a folder may hold several names. The last one counts, as for
-    `load_state_dict`, which takes one after another.
+    A folder may hold a tied weight under several names. The last one counts, as with
+    `load_state_dict`, which copies one after another.
 
-    :param stretches: with the names that each may have in the folder
-    :raises ValueError: if the folder holds other names than the model, or a tensor in
+    :param stretches: the stretches, each with the names that it may have in the folder
+    :param found: the tensors in the folder, by name
+    :raises ValueError: if the folder holds other names than the model, or a tensor of
         another shape or dtype
     """
     pairs: list[tuple[Stretch, There]] = []
@@ -175,9 +180,9 @@ def wanted(
 def renamed(
     stretches: Iterable[Stretch], rename: Callable[[str], str | tuple[str, ...] | None]
 ) -> list[Stretch]:
-    """Stretches with the names that they have in a folder, without those that have none there.
+    """Give stretches their names in a folder, and drop those without a name there.
 
-    :param rename: gives the name, or several that are possible
+    :param rename: gives the name, or several possible names
     """
     found = []
     for each in stretches:
@@ -204,7 +209,7 @@ def refuse_other_names(folder: Path, missing: list[str], more: list[str]) -> Non
 
 
 def some(names: list[str]) -> str:
-    """The first of many names, and how many more there are."""
+    """List the first three of many names, and count the others."""
     rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + rest
 
@@ -229,14 +234,14 @@ def refuse_misfit(folder: Path, each: Stretch, place: Shaped, *, cast: bool) -> 
 
 
 def short(dtype: torch.dtype) -> str:
-    """The name of a dtype, as a message says it."""
+    """The name of a dtype for a message."""
     return str(dtype).removeprefix("torch.")
 
 
 def inside(folder: Path, name: str) -> Path:
-    """A file of a folder.
+    """The path of a file in a folder.
 
-    :raises ValueError: if an index names a file elsewhere
+    :raises ValueError: if an index names a file outside of the folder
     """
     if Path(name).name != name:
         raise ValueError(f"{folder / INDEX} names {name!r}, which is no file beside it")
@@ -244,9 +249,9 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def refuse_taken(folder: Path) -> None:
-    """Refuse to write where something is.
+    """Refuse to write into a folder that is not empty.
 
-    :raises FileExistsError: if the folder is there and holds something
+    :raises FileExistsError: if the folder holds something, or is a file
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise FileExistsError(
@@ -257,8 +262,8 @@ def refuse_taken(folder: Path) -> None:
 def refuse_extra_state(model: nn.Module, place: str, instead: str) -> None:
     """Refuse a model whose `state_dict` holds more than tensors.
 
-    :param place: where only tensors have a place
-    :param instead: what to do
+    :param place: the format that stores tensors only, for the message
+    :param instead: the advice in the message
     :raises ValueError: naming the module
     """
     for name, module in model.named_modules():
@@ -270,7 +275,7 @@ def refuse_extra_state(model: nn.Module, place: str, instead: str) -> None:
 
 
 def refuse_twice(names: list[str]) -> None:
-    """Refuse two tensors of one name.
+    """Refuse two tensors with the same name.
 
     :raises ValueError: naming the first of them
     """

@@ -1,23 +1,24 @@
-r"""# The index of a foreign checkpoint
+r"""# The index of another program's checkpoint
 
-> Other programs save under keys of their own, so their index is read as if it had this book's keys.
+> Each program chooses the keys of its checkpoints, so its names are translated into
+> those of this book.
 
-A program that trains with `fully_shard` chooses the names of its checkpoint when it
-saves a dictionary, and PyTorch joins the keys by dots:
+A program that trains with `fully_shard` saves a dictionary, and chooses its keys.
+PyTorch joins the keys by dots into the names of the index:
 
-| saved as | in the index | here |
+| the program saves | name in its index | name in this book |
 |---|---|---|
 | `{"model": …, "optim": …}` | `model.0.weight` | `model.0.weight` |
 | | `optim.state.0.weight.exp_avg` | `optim.state.0.weight.exp_avg` |
 | `{"net": …}` | `net.0.weight` | `model.0.weight` |
 | `model.state_dict()` | `0.weight` | `model.0.weight` |
 
-Once the index has the names of [what a rank stores](stored.py), all that reads a
-checkpoint of this book reads the foreign one.
+After the translation, the index has the names of [what a rank stores](stored.py). So
+the functions that read this book's checkpoints can read that checkpoint, too.
 
-The settings of an optimizer, such as its learning rate, are no tensors. PyTorch pickles
-each of them. Here they are read with `weights_only=True`, which builds numbers, texts
-and tuples, and no other object.
+The settings of an optimizer, such as its learning rate, are not tensors, and PyTorch
+pickles each of them. They are read with `weights_only=True`, which creates numbers,
+strings and tuples, and no other objects.
 """
 
 # sidelit: hide
@@ -44,10 +45,10 @@ GROUPS = OPTIMIZER.replace("state", "param_groups")
 
 
 class Foreign(Reader):
-    """Reads a checkpoint whose keys may be others.
+    """Reads a checkpoint with the keys of another program.
 
-    :param model_key: what the program called its model; `None` if the names stand alone
-    :param optimizer_key: what it called the optimizer
+    :param model_key: the key of the model; `None` if the names have no key before them
+    :param optimizer_key: the key of the optimizer, or `None`
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Foreign(Reader):
         ]
 
     def read_metadata(self, *how: Any, **more: Any) -> Metadata:
-        """The index, with the names of this book."""
+        """Read the index, and translate its names."""
         index = super().read_metadata(*how, **more)
         return replace(
             index,
@@ -76,7 +77,7 @@ class Foreign(Reader):
         )
 
     def here(self, name: str) -> str:
-        """The name in this book of what a program has saved."""
+        """Translate a name of the other program into the name of this book."""
         for there, own in self.keys:
             if name.startswith(there):
                 return own + name.removeprefix(there)
@@ -84,14 +85,15 @@ class Foreign(Reader):
 
 
 def prefix_of(key: str | None, rest: str) -> str:
-    """How the names below a key begin."""
+    """The beginning of all names below a key."""
     return rest.lstrip(".") if key is None else f"{key}{rest}"
 
 
 def group_settings(reader: Foreign) -> list[dict[str, Any]]:
-    """The settings of each group of an optimizer, with the names of its parameters.
+    """Read the settings of each parameter group of an optimizer, with its parameters' names.
 
-    :raises Damaged: if a setting is more than data, or the settings are not by group
+    :raises Damaged: if a setting is more than data, or the program saved the settings
+        by parameter instead of by group
     """
     found: dict[int, dict[str, Any]] = {}
     for place, where in reader.read_metadata().storage_data.items():
@@ -109,7 +111,7 @@ def group_settings(reader: Foreign) -> list[dict[str, Any]]:
 
 
 def setting(folder: Path, where: Any) -> Any:
-    """One setting, from its place in a file."""
+    """Read one setting from its place in a file."""
     path = folder / Path(where.relative_path).name
     with path.open("rb") as file:
         file.seek(where.offset)
@@ -121,7 +123,7 @@ def setting(folder: Path, where: Any) -> Any:
 
 
 def refusal(path: Path, error: Exception) -> str:
-    """Say that a file is not loaded, and why."""
+    """The message that a file is not loaded, with the reason."""
     return (
         f"{path} is not loaded, because it holds more than tensors and data: "
         f"{reason(error)}"

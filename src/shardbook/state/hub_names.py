@@ -1,21 +1,21 @@
-r"""# The names that the transformers library writes
+r"""# Names in the files of the transformers library
 
-> Some models of that library have other names in their files than in memory.
+> Some models of `transformers` use other names in their files than in memory.
 
-GPT-NeoX calls its last layer `lm_head` since version 5 of `transformers`, as all models
-do. Its files were written before, and call it `embed_out`. The library renames tensors
-when it reads them, and again when it writes them:
+Since version 5 of `transformers`, GPT-NeoX calls its last layer `lm_head`, as all models
+of the library do. The published files are older, and call the layer `embed_out`. So the
+library renames tensors when it reads them, and renames them back when it writes them:
 
 | in memory | in the files |
 |---|---|
 | `lm_head.weight` | `embed_out.weight` |
 | `gpt_neox.layers.0.attention.dense.weight` | the same |
 
-The library is asked for the names. It gets tensors without elements, and gives them back
-under the names of the files. Some models, with many experts, are stored as other tensors
-too: what is one tensor in memory is several in a file. Then a tensor comes back that was
-not given. Such a model keeps the names that it has in memory, which the library reads as
-well.
+The library's own function gives the names: it receives tensors without elements, and
+returns them under the names of the files. Some models with many experts are also stored
+in other tensors, because one tensor in memory is split into several in the file. For
+such a model, the function returns tensors that were not passed in. Then the names in
+memory are kept, and the library can read those as well.
 """
 
 # sidelit: hide
@@ -33,9 +33,10 @@ __all__ = ["names_in_files"]
 
 
 def names_in_files(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """From the names of a `state_dict` to those that the library writes.
+    """Map the names in a `state_dict` to the names that the library writes.
 
-    Any other model, and any other version of the library, keeps its names.
+    A model of another library keeps its names, and so does any model with a version of
+    `transformers` that cannot rename.
 
     >>> names_in_files(nn.Linear(2, 3), ["weight", "bias"])
     {'weight': 'weight', 'bias': 'bias'}
@@ -48,7 +49,7 @@ def names_in_files(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     try:
         found = renamed(model, dict(given))
     except Exception:
-        # A conversion has met a tensor of another shape than it expects.
+        # A conversion needs the shape of its tensor, and these tensors are empty.
         return same
     back = {id(tensor): name for name, tensor in found.items()}
     if {id(tensor) for tensor in given.values()} != back.keys():
@@ -57,7 +58,7 @@ def names_in_files(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
 
 
 def renaming_of(model: nn.Module) -> Any:
-    """The library's own function, if the model is one of its models."""
+    """The library's renaming function, if the model is one of the library's models."""
     library = sys.modules.get("transformers.modeling_utils")
     base = getattr(library, "PreTrainedModel", None)
     if base is None or not isinstance(model, base):

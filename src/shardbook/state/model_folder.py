@@ -1,39 +1,41 @@
-r"""# A model in a folder that others open
+r"""# Saving a model as safetensors
 
-> All ranks write one safetensors folder of the plain model at once, each rank the elements that it has.
+> All ranks write one safetensors folder of the plain model together, and each rank
+> writes only its own elements.
 
-[A checkpoint](checkpoints.py) is for going on with a run. A model that is done is handed
-to others, who open it with `from_pretrained` of the `transformers` library, or with any
-other program that reads safetensors. They expect the plain model: its names, its shapes,
-and files of at most a few gigabytes.
+[A checkpoint](checkpoints.py) is for continuing a run. A trained model goes to other
+people, who open it with `from_pretrained` of the `transformers` library, or with
+another program that reads safetensors. These programs expect the plain model: its
+names, its shapes, and files of at most a few gigabytes.
 
 ```python
 save_safetensors(model, "tuned", also=model.config.save_pretrained)
 ...
-load_safetensors(model, "tuned")  # or a folder that somebody else has made
+load_safetensors(model, "tuned")  # or a folder that another program wrote
 ```
 
-To gather the model first would take its whole size in memory. But [the places of all
-elements in the files](tensor_file.py) follow from names, shapes and dtypes. So nothing is
-gathered, and no parameter is sent. With 2 ranks in stage 3 and a matrix of 4 rows and 5
-columns in FP32:
+If one rank gathered the model first, this rank would need memory for all of it: 80 GB
+for 20 billion parameters in FP32. But [the places of all elements in the
+files](tensor_file.py) follow from names, shapes and dtypes alone. So each rank writes
+its elements to their places, and no parameter is sent. For example, 2 ranks in stage 3
+save a matrix of 4 rows and 5 columns in FP32:
 
 | rank | has the elements | writes the bytes of the matrix |
 |---|---|---|
 | 0 | 0 to 9 | 0 to 39 |
 | 1 | 10 to 19 | 40 to 79 |
 
-Beside its own elements a rank needs one megabyte, and each of $N$ ranks writes or
-reads a part of $1/N$. All of them have to see the same disk.
+In addition to its own elements, a rank needs one megabyte of memory. Each of $N$ ranks
+writes or reads $1/N$ of the bytes. All ranks have to see the same disk.
 
-| in the folder | what |
+| file in the folder | content |
 |---|---|
-| `model.safetensors` | all of it, if one file is enough |
-| `model-00001-of-00003.safetensors`, … | else each file, as large as is allowed |
-| `model.safetensors.index.json` | then also which name is in which file |
+| `model.safetensors` | the whole model, if one file is enough |
+| `model-00001-of-00003.safetensors`, … | otherwise a part of the model, as large as allowed |
+| `model.safetensors.index.json` | with several files: which name is in which file |
 
-A tied weight stands under its first name only, since the format wants each element once.
-The head of its file tells the other names.
+A tied weight is stored under its first name only, because the format stores each
+element once. The head of its file lists its other names.
 """
 
 # sidelit: hide
@@ -90,21 +92,23 @@ def save_safetensors(
 ) -> None:
     """Write the plain model into a folder. Collective.
 
-    The folder appears when all of it is on the disk.
+    The folder gets its name when all files are on the disk.
 
-    :param model: a model that was sharded
-    :param folder: on a disk that all ranks see; there is nothing of this name yet
-    :param shard_bytes: how large a file may grow; a larger tensor has a file of its own
-    :param dtype: for floating-point parameters and buffers; `None` keeps that of each,
-        under a [policy](policy.py) that of the masters
-    :param rename: gives for a name in the model the name in the folder, or `None` for
-        what is left out; by default [as `transformers` does](hub_names.py)
-    :param also: writes more files, such as a configuration, into the folder that it is
-        given; called on the first rank
-    :raises FileExistsError: on every rank, if the folder is there and holds something
-    :raises OSError: on every rank, if one of them cannot write; nothing stays behind
-    :raises ValueError: if the format has no name for a dtype, or no place for the extra
-        state of a module
+    :param model: a sharded model
+    :param folder: on a disk that all ranks see; missing or empty
+    :param shard_bytes: how many bytes a file may hold; a larger tensor gets a file of
+        its own
+    :param dtype: the dtype of floating-point parameters and buffers in the files;
+        `None` keeps each tensor's dtype, and under a [policy](policy.py) that of the
+        masters
+    :param rename: gives for a name in the model the name in the folder, or `None` to
+        leave the tensor out; by default [as `transformers` does](hub_names.py)
+    :param also: a function that writes more files, such as a configuration, into the
+        folder that it receives; called on rank 0
+    :raises FileExistsError: on every rank, if the folder holds something
+    :raises OSError: on every rank, if one of them cannot write; no files are left
+    :raises ValueError: if the format has no name for a dtype, or a module has extra
+        state, which the format cannot store
     :raises Disagreement: if another rank does something else
     """
     if type(shard_bytes) is not int or shard_bytes < 1:
@@ -211,7 +215,7 @@ def load_safetensors(
 
 
 def read_own(pairs: list[tuple[Stretch, Place]]) -> None:
-    """Read the elements that lie on this rank, file by file."""
+    """Read the elements of this rank, file by file."""
     by_file: dict[Path, list[tuple[Stretch, Place]]] = {}
     for each, place in pairs:
         if each.values.numel():
@@ -224,9 +228,9 @@ def read_own(pairs: list[tuple[Stretch, Place]]) -> None:
 
 
 def held_by_name(model: nn.Module, rename: Rename | None) -> dict[str, Stretch]:
-    """What the files are to hold, in the order of a `state_dict`, as far as it lies here.
+    """The tensors for the files, in the order of a `state_dict`, with this rank's elements.
 
-    The buffers are those of the first rank, so no other rank has elements of them.
+    Rank 0 writes the buffers, so on other ranks they have no elements.
     """
     found = list(stretches(model))
     for _, copy in buffers(model, mine=False):
@@ -245,19 +249,19 @@ def held_by_name(model: nn.Module, rename: Rename | None) -> dict[str, Stretch]:
 
 
 def keys(model: nn.Module) -> Iterator[str]:
-    """The names that a `state_dict` has, in its order."""
+    """The names in a `state_dict`, in its order."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name in (*own_parameters(module), *lasting_buffers(module)):
             yield f"{prefix}.{name}" if prefix else name
 
 
 def written_as(dtype: torch.dtype, chosen: torch.dtype | None) -> torch.dtype:
-    """The dtype that the files have for elements of another one."""
+    """The dtype in the files: the chosen one for floating point, otherwise the tensor's own."""
     return chosen if chosen is not None and dtype.is_floating_point else dtype
 
 
 def write_index(path: Path, named: list[Named], files: Files) -> None:
-    """Write down which tensor is in which file."""
+    """Write the index: which tensor is in which file."""
     said = {
         "metadata": {"total_size": sum(each.nbytes for each in named)},
         "weight_map": {
@@ -270,6 +274,6 @@ def write_index(path: Path, named: list[Named], files: Files) -> None:
 
 
 def flush(file: IO[Any]) -> None:
-    """Wait until the disk has a file."""
+    """Wait until a file is on the disk."""
     file.flush()
     os.fsync(file.fileno())

@@ -1,11 +1,15 @@
-r"""# What an optimizer goes on from
+r"""# Optimizer state in a checkpoint
 
-> The entries of its state by the names of parameters, and the settings of its groups.
+> A checkpoint stores optimizer state by parameter name, and the settings of each
+> parameter group.
 
-An optimizer numbers its parameters, in the order of its groups. A checkpoint names them,
-so that another program may group them in another order. Before a checkpoint is read,
-there has to be room for the entries: a new optimizer has none. The checkpoint's index
-says which there are, of what shape and dtype.
+An optimizer numbers its parameters in the order of its groups. Two runs with other
+groups give the same weight other numbers. So a checkpoint uses names: the first moment
+of `norm.bias` is `optim.state.norm.bias.exp_avg`, whatever its number.
+
+A new optimizer has no state before its first step. So when a checkpoint is loaded, each
+entry first needs memory to be read into. The checkpoint's index lists the entries with
+their shapes and dtypes.
 """
 
 # sidelit: hide
@@ -28,10 +32,10 @@ __all__ = ["groups_from", "groups_of", "numbered", "settings_of", "wanted_state"
 def wanted_state(
     index: Metadata, model: nn.Module, optimizer: Optimizer
 ) -> Iterator[tuple[int, str, Tensor, Stretch]]:
-    """Room for each entry of a checkpoint that belongs to a parameter of an optimizer.
+    """Allocate memory for each entry in a checkpoint that belongs to an optimizer's parameter.
 
-    :returns: the number of the parameter, the entry's key, the room, and what to read
-        into it
+    :returns: the number of the parameter, the entry's key, the memory, and the stretch
+        to read into it
     """
     found: dict[str, dict[str, TensorStorageMetadata]] = {}
     for name, there in index.state_dict_metadata.items():
@@ -57,7 +61,7 @@ def wanted_state(
 
 
 def groups_of(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The settings of each group, with the names of its parameters."""
+    """The settings of each parameter group, with the names of its parameters."""
     names = iter([place.slot.names[0] for place in places_in(model, optimizer)])
     return [
         {**group, "params": [next(names) for _ in group["params"]]}
@@ -68,9 +72,9 @@ def groups_of(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
 def groups_from(
     saved: list[dict[str, Any]], model: nn.Module, optimizer: Optimizer
 ) -> list[dict[str, Any]]:
-    """The settings that were saved, with the numbers of this optimizer's parameters.
+    """The saved settings, with the numbers of this optimizer's parameters.
 
-    :raises ValueError: if the groups hold other parameters than they did
+    :raises ValueError: if a group holds other parameters than each saved group
     """
     now = groups_of(model, optimizer)
     before = {frozenset(group["params"]): group for group in saved}
@@ -90,7 +94,7 @@ def groups_from(
 def numbered(
     state: Mapping[Any, Any], model: nn.Module, optimizer: Optimizer
 ) -> dict[int, Any]:
-    """State by the numbers of an optimizer's parameters, if it is by their names."""
+    """Replace the parameters' names in an optimizer's state by their numbers."""
     numbers = {
         name: number
         for number, place in enumerate(places_in(model, optimizer))
@@ -100,7 +104,7 @@ def numbered(
 
 
 def settings_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The settings once more, under the names by which PyTorch's own programs look for them."""
+    """The settings under the names that PyTorch's own programs use."""
     return {
         f"optim.param_groups.{number}.{key}": value
         for number, group in enumerate(groups_of(model, optimizer))

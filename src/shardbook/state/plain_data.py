@@ -1,16 +1,18 @@
-r"""# Data without programs
+r"""# Object states as JSON
 
-> What objects say of themselves, as text that cannot run anything.
+> The `state_dict` of a schedule or a scaler is stored as JSON, which cannot run code as
+> a pickle can.
 
-A schedule or a scaler says where it stands as a dictionary of numbers. JSON holds those,
-but neither tuples nor keys that are numbers, and a schedule has both. They are marked:
+The state of a schedule or a scaler is a dictionary of numbers. JSON can store such a
+dictionary, but no tuples and no numbers as keys. A learning-rate schedule has both. So
+tuples and dictionaries are marked:
 
 | Python | JSON |
 |---|---|
 | `(0.9, 0.999)` | `{"tuple": [0.9, 0.999]}` |
 | `{10: 1}` | `{"dict": [[10, 1]]}` |
 
-Numbers come back bit for bit, `nan` and infinities too.
+Numbers are restored bit for bit, even `nan` and infinities.
 """
 
 # sidelit: hide
@@ -24,13 +26,14 @@ __all__ = ["plain", "restored"]
 
 
 def plain(value: Any, where: str) -> Any:
-    """A value in a form that `json` can write.
+    """Convert a value into a form that `json` can write.
 
     >>> plain({"betas": (0.9, 0.999), "milestones": {10: 1}}, "the schedule")
     {'dict': [['betas', {'tuple': [0.9, 0.999]}], ['milestones', {'dict': [[10, 1]]}]]}
 
-    :param where: what the value belongs to, as a message says it
-    :raises ValueError: if a part of it is no number, text, list or dictionary
+    :param where: the owner of the value, for the message
+    :raises ValueError: if a part of the value is no number, string, list, tuple or
+        dictionary
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -48,7 +51,7 @@ def plain(value: Any, where: str) -> Any:
 
 
 def restored(value: Any) -> Any:
-    """The value again.
+    """Convert the value back.
 
     >>> restored({"dict": [["betas", {"tuple": [0.9, 0.999]}]]})
     {'betas': (0.9, 0.999)}

@@ -1,19 +1,20 @@
-r"""# What belongs to one rank
+r"""# Buffers and random states of each rank
 
-> Buffers and random numbers differ from rank to rank, so a checkpoint holds them by rank.
+> Buffers and random number generators differ from rank to rank, so a checkpoint stores
+> them for each rank.
 
-After some steps the running mean of a batch norm is that of a rank's own data, and its
-generators have drawn numbers of their own. A run goes on bit for bit only if each rank
-has its own back. A program that knows nothing of ranks finds the first rank's buffers
-under their usual names:
+After some steps, a batch norm on rank 1 has the running mean of rank 1's data. The
+generators of rank 1 have drawn their own random numbers, too. A resumed run takes the
+same steps bit for bit only if each rank gets its own values back. A program without
+ranks reads rank 0's buffers, which have their usual names:
 
-| name in the checkpoint | holds |
+| name in the checkpoint | content |
 |---|---|
-| `model.norm.running_mean` | the buffer of the first rank |
-| `shardbook.rank.1.buffer.norm.running_mean` | that of the second rank |
-| `shardbook.rank.1.generator.cpu` | the state of its generator |
-| `shardbook.rank.1.generator.cuda` | that of the generator of its GPU, whatever its number |
-| `shardbook.rank.1.generator.python` | that of Python's `random` |
+| `model.norm.running_mean` | the buffer on rank 0 |
+| `shardbook.rank.1.buffer.norm.running_mean` | the buffer on rank 1 |
+| `shardbook.rank.1.generator.cpu` | the state of the CPU's generator on rank 1 |
+| `shardbook.rank.1.generator.cuda` | the state of the GPU's generator, whatever the GPU's number |
+| `shardbook.rank.1.generator.python` | the state of Python's `random` on rank 1 |
 """
 
 # sidelit: hide
@@ -40,16 +41,18 @@ __all__ = ["blob", "buffers", "generators", "go_on", "own"]
 
 
 def own(kind: str, name: str) -> str:
-    """The name of something that belongs to this rank."""
+    """The name in a checkpoint for something that belongs to this rank."""
     return f"shardbook.rank.{world(None)[0]}.{kind}.{name}"
 
 
 def buffers(model: nn.Module, *, mine: bool) -> Iterator[tuple[Tensor, Stretch]]:
-    """The buffers that a `state_dict` has, each with a copy of it to write or to read into.
+    """The buffers in a `state_dict`, each with a copy to write from or to read into.
 
-    A buffer that [the policy has cast](model_casts.py#cast_buffers) has its old dtype there.
+    If [the policy has cast](model_casts.py#cast_buffers) a buffer, the copy has the
+    dtype from before.
 
-    :param mine: whether this rank has its own, or takes those of the first one
+    :param mine: whether this rank uses its own buffers in the checkpoint, or those of
+        rank 0
     """
     first = not mine or world(None)[0] == 0
     wide = before_casting.get(model, {})
@@ -63,12 +66,12 @@ def buffers(model: nn.Module, *, mine: bool) -> Iterator[tuple[Tensor, Stretch]]
 
 
 def blob(name: str, values: Tensor) -> Stretch:
-    """A tensor that this rank writes, or reads, whole."""
+    """Describe a tensor that this rank writes or reads as a whole."""
     return Stretch((name,), tuple(values.shape), 0, values.view(-1))
 
 
 def generators(model: nn.Module) -> Iterator[Stretch]:
-    """The states of this rank's generators: the CPU's, Python's, and those of the model's devices."""
+    """The states of this rank's generators: the CPU's, Python's, and the devices' of the model."""
     for source, name in sources(model).items():
         yield blob(own("generator", name), read(source))
     text = json.dumps(plain(random.getstate(), "random"))
@@ -76,9 +79,9 @@ def generators(model: nn.Module) -> Iterator[Stretch]:
 
 
 def go_on(model: nn.Module, found: dict[str, Tensor]) -> None:
-    """Let this rank's generators go on.
+    """Set this rank's generators to the saved states.
 
-    :param found: the states, by the names that they are stored under
+    :param found: the states, by their names in the checkpoint
     """
     for source, name in sources(model).items():
         state = found.get(own("generator", name))
@@ -90,12 +93,12 @@ def go_on(model: nn.Module, found: dict[str, Tensor]) -> None:
 
 
 def sources(model: nn.Module) -> dict[Source, str]:
-    """The generators of a rank, and how each is called.
+    """The generators of a rank, each with its name.
 
-    The name has no number of a device. A rank may find itself on another one when the
-    job is started again, such as the first GPU of its own machine instead of the second
-    GPU of a shared one. With offload no parameter lies on the device that computes; the
-    units know which one that is.
+    The name does not contain a device's number, because a restarted job may give the
+    rank another device. For example, rank 1 may get the first GPU of its own machine
+    instead of the second GPU of a shared one. With offload, no parameter is on the
+    device that computes, so the devices come from the units.
     """
     computing = (
         flat.device for unit in conductor_of(model).drivers for flat in unit.flats
@@ -109,10 +112,10 @@ def sources(model: nn.Module) -> dict[Source, str]:
 
 
 def as_bytes(text: str) -> Tensor:
-    """A text as a tensor of `uint8`."""
+    """Encode a text as a tensor of `uint8`, of shape `(n,)`."""
     return torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
 
 
 def as_text(values: Tensor) -> str:
-    """The text again."""
+    """Decode such a tensor."""
     return bytes(values.tolist()).decode("utf-8")

@@ -1,26 +1,30 @@
 r"""# The state of a run
 
-> All that the next step depends on: parameters, optimizer, random numbers, and what else the program counts.
+> A resumed run needs everything that its next step depends on: parameters, optimizer
+> state, random states and counters.
 
-A run that is to go on as if it had never stopped needs more than its parameters:
+A run with dropout is killed after step 100 and started again. If only its parameters
+are restored, AdamW begins with empty moments, dropout draws other masks, and the reader
+starts again at the beginning of the text. A resumed run takes the same step 101 only if
+all of these were saved:
 
-| what | lies on | stored as |
+| state | on which rank | stored as |
 |---|---|---|
-| parameters, optimizer state | each rank a part | tensors of the plain model, [cut anyhow](sharded.py) |
-| buffers, such as a running mean | each rank its own | that of the first rank, and the others' beside it |
-| the generators of random numbers | each rank its own | bytes, by rank |
-| learning rate, loss scale, place in the data | the same on all | [text](plain_data.py) |
+| parameters, optimizer state | each rank has a part | tensors of the plain model, [in boxes](sharded.py) |
+| buffers | one for each rank | [rank 0's by its usual name](rank_state.py), others by rank |
+| random number generators | one for each rank | bytes, by rank |
+| learning rate, loss scale, position in the data | the same on all ranks | [JSON](plain_data.py) |
 
-The first row fits any number of ranks. The second and third belong to the number that
-has written them: on another one, each rank takes the first rank's buffers, and goes on
-with the random numbers it has.
+Any number of ranks can read the first row. The second and third rows belong to the
+number of ranks that saved them. On another number, each rank takes rank 0's buffers,
+and keeps the generators that it has.
 
-Parameters that are not trained are saved as well, unless `frozen=False`. A run that
-fine-tunes a few of them has the others from the folder that it began with, and need not
-write them again and again.
+Frozen parameters are saved, too, unless you pass `frozen=False`. A run that fine-tunes
+a few parameters has the frozen ones from the folder of the pretrained model, so there
+is no need to write them in each checkpoint.
 
-Objects with `state_dict` and `load_state_dict`, such as a schedule or [a
-scaler](sharded_scaler.py), are passed by name.
+Pass other objects with `state_dict` and `load_state_dict`, such as a schedule or [a
+scaler](sharded_scaler.py), as keyword arguments.
 """
 
 # sidelit: hide
@@ -67,13 +71,13 @@ __all__ = [
 
 
 class Stateful(Protocol):
-    """What can say where it stands, and go on from there."""
+    """An object whose state can be saved and restored."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
+        """The state of the object."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Go on from there."""
+        """Restore the state."""
 
 
 def save_run(
@@ -84,13 +88,14 @@ def save_run(
 ) -> None:
     """Write everything that the next step depends on. Collective.
 
-    :param folder: holds nothing yet
-    :param model: a model that was sharded
-    :param optimizer: of the model's parameters
-    :param others: what else has a state, the same on every rank
+    :param folder: an empty folder
+    :param model: a sharded model
+    :param optimizer: the optimizer of the model's parameters
+    :param others: other objects with a state that is the same on every rank
     :raises ValueError: if a state is more than [data](plain_data.py), or a module has
         extra state
-    :raises RuntimeError: if gradients wait for their exchange, since they would be lost
+    :raises RuntimeError: if gradients of a micro-batch were not exchanged yet, because
+        they would be lost
     :raises Disagreement: if another rank does something else
     """
     write(folder, *state_of(model, optimizer, True, **others))
@@ -103,11 +108,11 @@ def state_of(
     /,
     **others: Stateful,
 ) -> tuple[list[Stretch], dict[str, Any]]:
-    """Everything that the next step depends on, where it lies: nothing is copied. Collective.
+    """Collect everything that the next step depends on, without a copy. Collective.
 
-    :param frozen: whether parameters that are not trained belong to it
-    :returns: what lies on this rank, and settings that are no tensors
-    :raises ValueError: as `save_run`
+    :param frozen: whether to include frozen parameters
+    :returns: the stretches of this rank, and settings that are not tensors
+    :raises ValueError: as `save_run` does
     """
     come_together(model, "save")
     refuse_waiting(model)
@@ -129,8 +134,9 @@ def state_of(
 
 
 def copied(stored: list[Stretch]) -> list[Stretch]:
-    """What this rank writes, in memory of its own on the host, so that training can go on meanwhile."""
-    # A copy from a device returns when it is done: nobody waits for it later.
+    """Copy what this rank writes to the host, so that training can change the originals."""
+    # The copies from a device are blocking, because the thread that writes does not
+    # wait for them.
     return [
         replace(each, values=each.values.to("cpu", copy=True))
         for each in (one.own for one in stored)
@@ -138,7 +144,7 @@ def copied(stored: list[Stretch]) -> list[Stretch]:
 
 
 def come_together(model: nn.Module, action: str) -> None:
-    """Let [the order](exchange_order.py) see that all ranks have come to save, or to load."""
+    """Check with [the order of exchanges](exchange_order.py) that all ranks save, or all load."""
     conductor = conductor_of(model)
     conductor.order.begin(action)
     first = next(iter(conductor.drivers)).sites[0].name
@@ -154,14 +160,13 @@ def load_run(
     /,
     **others: Stateful,
 ) -> None:
-    """Go on from what was saved. Collective. The model was sharded and the optimizer
-    made before, as at the start of the run.
+    """Restore a saved run. Collective. Shard the model and make the optimizer first, as
+    at the start of the run.
 
-    :param frozen: whether parameters that are not trained are read; otherwise they stay
-        as they are
-    :raises Damaged: if the folder is no whole checkpoint
-    :raises ValueError: if it holds other tensors than the model, or nothing for one of
-        the `others`
+    :param frozen: whether to read frozen parameters; otherwise they stay as they are
+    :raises Damaged: if the folder is not a complete checkpoint
+    :raises ValueError: if the checkpoint holds other tensors than the model, or no
+        state for one of the `others`
     :raises Disagreement: if another rank does something else
     """
     come_together(model, "load")
@@ -196,14 +201,14 @@ def load_run(
 
 
 def take_apart(model: nn.Module) -> None:
-    """Free what is whole, since it is about to be old."""
+    """Free the full parameters of all units, because loading makes them stale."""
     for unit in conductor_of(model).drivers:
         refuse_in_block(unit)
         unit.free()
 
 
 def note_changes(model: nn.Module) -> None:
-    """Let the next pass gather what was loaded."""
+    """Mark all parameters as changed, so that the next forward pass gathers them anew."""
     for unit in conductor_of(model).drivers:
         unit.expire()
         for flat in unit.flats:
@@ -214,7 +219,7 @@ TEXT = "shardbook.text"
 
 
 def text_in(reader: Reader, index: Metadata) -> dict[str, Any]:
-    """What the first rank has written as text."""
+    """Read the JSON that rank 0 wrote."""
     there = index.state_dict_metadata.get(TEXT)
     if not isinstance(there, TensorStorageMetadata):
         raise Damaged(
@@ -228,7 +233,7 @@ def text_in(reader: Reader, index: Metadata) -> dict[str, Any]:
 
 
 def states_in(index: Metadata) -> Iterator[Stretch]:
-    """Room for the states of this rank's generators."""
+    """Allocate memory for the states of this rank's generators."""
     prefix = rank_state.own("generator", "")
     for name, there in index.state_dict_metadata.items():
         if name.startswith(prefix) and isinstance(there, TensorStorageMetadata):
@@ -241,7 +246,7 @@ def states_in(index: Metadata) -> Iterator[Stretch]:
 def refuse_waiting(model: nn.Module) -> None:
     """Refuse to save or load between micro-batches.
 
-    :raises RuntimeError: naming a parameter whose gradient is not averaged yet
+    :raises RuntimeError: naming a parameter whose gradient was not averaged yet
     """
     for unit in conductor_of(model).drivers:
         for flat in unit.flats:
@@ -262,9 +267,9 @@ def refuse_missing(
     optimizer: Optimizer | None,
     others: dict[str, Stateful],
 ) -> None:
-    """Refuse a checkpoint that says nothing of what is to go on.
+    """Refuse a checkpoint without the state of an object that is to be restored.
 
-    :raises ValueError: naming it
+    :raises ValueError: naming the object
     """
     missing = [name for name in others if name not in text["others"]]
     if optimizer is not None and text["optimizer"] is None:
@@ -292,7 +297,7 @@ def refuse_more(folder: Path, index: Metadata, model: nn.Module) -> None:
 
 
 def refuse_trained_before(folder: Path, index: Metadata, model: nn.Module) -> None:
-    """Refuse to leave a parameter as it is for which a checkpoint holds other values.
+    """Refuse to skip a frozen parameter that was trained when the checkpoint was saved.
 
     :raises ValueError: naming the parameter
     """

@@ -1,23 +1,29 @@
 r"""# Sharded checkpoints
 
-> Each rank writes what lies on it, and reads what lies on it now, whatever number of ranks has written.
+> Each rank writes the elements that it has, and later reads those that it needs,
+> whatever number of ranks saved them.
 
-PyTorch's distributed checkpoint does the work: files in parallel, an index of all
-[boxes](boxes.py), and a search for the boxes that overlap. It asks a *planner* what
-there is to write or to read. The two planners here answer with the boxes of [this
-rank's stretches](stored.py):
+Four ranks save a matrix of 8 rows, two rows each. Later three ranks load it, and rank 0
+needs the first 22 elements. If the matrix has 8 columns, they are in the file of the
+first rank (rows 0 and 1) and in that of the second (6 elements of row 2). PyTorch's
+distributed checkpoint finds this out. It writes files in parallel, keeps an index of
+all [boxes](boxes.py), and searches the index for boxes that overlap.
 
-| step | to write | to read |
+PyTorch calls a *planner* to learn what a rank writes or reads. The two planners in this
+chapter return the boxes of [this rank's stretches](stored.py):
+
+| step | when writing | when reading |
 |---|---|---|
-| plan, on each rank | its boxes | its boxes, and the parts of the files that overlap them |
+| plan, on each rank | this rank's boxes | this rank's boxes, and the parts of the files that overlap them |
 | plan, on one rank | the index: which box is in which file | |
-| write or read | where the numbers of a box lie in memory | where they belong |
+| transfer | the memory of each box, as source | the memory of each box, as target |
 
-Only the index needs all ranks. Whoever reads has it, and asks nobody.
+Only writing the index needs all ranks. A rank that reads has the complete index, so it
+plans alone.
 
-So a program with another number of ranks, in another stage, or with `fully_shard` finds
-its numbers in the same files. Nothing is gathered: beside its own elements a rank needs
-no memory for the model.
+Another number of ranks, another stage, or a program with `fully_shard` can read the
+same files. Nothing is gathered, so a rank needs no memory for the model in addition to
+its own elements.
 """
 
 # sidelit: hide
@@ -69,11 +75,12 @@ def write(
 ) -> dict[str, Any]:
     """Write a checkpoint. Collective.
 
-    :param folder: that holds nothing yet
-    :param stretches: what lies on this rank
-    :param values: what is no tensor, such as learning rates; written by the first rank
-    :param how: for `torch.distributed.checkpoint.save`
-    :returns: what this rank has written, for [the list](file_list.py)
+    :param folder: an empty folder
+    :param stretches: the tensors of this rank
+    :param values: values that are not tensors, such as learning rates; rank 0 writes
+        them
+    :param how: options of `torch.distributed.checkpoint.save`
+    :returns: the files that this rank has written, for [the list](file_list.py)
     """
     planner = Written(list(stretches))
     names = {stretch.name: stretch.names for stretch in planner.stretches}
@@ -85,12 +92,12 @@ def write(
 def read(
     reader: Reader, index: Metadata, stretches: Iterable[Stretch], *, cast: bool = False
 ) -> None:
-    """Read what lies on this rank into its place. Collective.
+    """Read the elements of this rank into their memory. Collective.
 
-    :param index: that the reader has read
-    :param cast: whether numbers of another dtype are converted
+    :param index: the index of the checkpoint
+    :param cast: whether elements of another dtype are converted
     :raises ValueError: on every rank, if the checkpoint lacks a tensor, or holds it in
-        another shape or dtype, or only a part of it
+        another shape or dtype, or holds only a part of it
     :raises OSError: on every rank, if one of them cannot read
     """
     planner = Wanted(list(stretches), cast=cast)
@@ -104,9 +111,10 @@ def read(
 
 
 class Written(DefaultSavePlanner):
-    """Tells PyTorch what this rank writes.
+    """The planner for writing.
 
-    :param stretches: what lies on this rank; of what lies on several, it writes a share
+    :param stretches: the tensors of this rank; if several ranks have the same elements,
+        this rank writes its share of them
     """
 
     def __init__(self, stretches: list[Stretch]) -> None:
@@ -115,17 +123,17 @@ class Written(DefaultSavePlanner):
         self.memory: dict[MetadataIndex, Tensor] = {}
 
     def create_local_plan(self) -> SavePlan:
-        """The boxes of this rank, and on the first rank what is no tensor."""
+        """Plan this rank's boxes, and on rank 0 the values that are not tensors."""
         values = super().create_local_plan().items if self.is_coordinator else []
         boxes = [item for each in self.stretches for item in self.items(each)]
         self.plan = SavePlan([*values, *boxes])
         return self.plan
 
     def items(self, stretch: Stretch) -> Iterable[WriteItem]:
-        """A request to write each box of a stretch."""
+        """Make a write request for each box of a stretch."""
         parts = list(stretch.own.views())
         if not prod(stretch.shape) and self.is_coordinator:
-            # No rank has an element of it, and a reader looks for its name.
+            # A tensor without elements is on no rank, but a reader expects its name.
             parts = [(Box((0,) * len(stretch.shape), stretch.shape), stretch.whole)]
         for box, values in parts:
             index = MetadataIndex(stretch.name, torch.Size(box.offsets))
@@ -141,20 +149,21 @@ class Written(DefaultSavePlanner):
             )
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """The numbers of a box, on the host.
+        """The elements of a box, on the host.
 
         PyTorch's writer would copy them from a GPU without blocking, and then wait for
-        a stream of the *current* GPU. If that is another one, the file could hold what
-        the host's memory held before. This copy returns when it is done.
+        a stream of the *current* GPU. If the elements were on another GPU, the file
+        could hold old bytes of the host's memory. This copy is blocking, so it is safe.
         """
         found = self.memory.get(index)
         return super().lookup_object(index) if found is None else found.cpu()
 
 
 class Wanted(DefaultLoadPlanner):
-    """Tells PyTorch what this rank reads, and where to.
+    """The planner for reading.
 
-    :param stretches: what lies on this rank
+    :param stretches: the tensors of this rank, which receive the elements
+    :param cast: whether elements of another dtype are converted
     """
 
     def __init__(self, stretches: list[Stretch], *, cast: bool) -> None:
@@ -163,7 +172,7 @@ class Wanted(DefaultLoadPlanner):
         self.memory: dict[MetadataIndex, Tensor] = {}
 
     def create_local_plan(self) -> LoadPlan:
-        """Of each file that holds elements of this rank, the part to read."""
+        """Plan the parts of the files that hold elements of this rank."""
         assert self.metadata is not None
         found = self.metadata.state_dict_metadata
         return LoadPlan(
@@ -171,7 +180,7 @@ class Wanted(DefaultLoadPlanner):
         )
 
     def items(self, wanted: Stretch, found: Mapping[str, Any]) -> list[ReadItem]:
-        """The requests for one stretch."""
+        """Make the read requests for one stretch."""
         tensor = tensor_for(wanted, found, cast=self.cast)
         chunks = []
         for box, values in wanted.views():
@@ -186,12 +195,12 @@ class Wanted(DefaultLoadPlanner):
         ]
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        """Where the numbers of a box belong."""
+        """The memory that receives the elements of a box."""
         return self.memory[index]
 
 
 def chunk(box: Box) -> ChunkStorageMetadata:
-    """A box in PyTorch's words."""
+    """A box as PyTorch's index describes it."""
     return ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
 
 
@@ -201,7 +210,7 @@ def chunk(box: Box) -> ChunkStorageMetadata:
 def tensor_for(
     wanted: Stretch, found: Mapping[str, Any], *, cast: bool
 ) -> TensorStorageMetadata:
-    """What a checkpoint says of the tensor that a stretch belongs to.
+    """Find the description of a stretch's tensor in a checkpoint.
 
     :raises ValueError: naming the tensor
     """
@@ -225,9 +234,9 @@ def tensor_for(
 
 
 def refuse_holes(wanted: Stretch, items: Iterable[ReadItem]) -> None:
-    """Refuse a checkpoint whose boxes leave out elements of a stretch.
+    """Refuse a checkpoint whose boxes do not cover a stretch.
 
-    PyTorch would read what is there, and leave the old values in the holes.
+    PyTorch would read the elements that exist, and keep old values in the gaps.
 
     :raises ValueError: naming the tensor
     """
@@ -240,5 +249,5 @@ def refuse_holes(wanted: Stretch, items: Iterable[ReadItem]) -> None:
 
 
 def short(dtype: torch.dtype) -> str:
-    """The name of a dtype, as a message says it."""
+    """The name of a dtype for a message."""
     return str(dtype).removeprefix("torch.")

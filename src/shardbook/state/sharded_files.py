@@ -1,19 +1,19 @@
 r"""# The files of a sharded checkpoint
 
-> Each rank writes one file, and reads the parts that it needs of all files.
+> Each rank writes one file, and reads from all files the parts that it needs.
 
-PyTorch's engine decides which rank writes which box, and asks a *writer* and a *reader*
-to do it. Those here keep its format, so that other programs can read the files, and are
-as fast as one large `torch.save`:
+PyTorch's engine decides which rank writes which box, and calls a *writer* and a
+*reader*. The two in this chapter keep PyTorch's format, so other programs can read the
+files. They need less memory than PyTorch's, and are as fast as one large `torch.save`:
 
-| | PyTorch's own | here |
+| | PyTorch's writer and reader | this chapter's |
 |---|---|---|
-| a box is written | copied, and the copy kept until the file is done | in pieces of 1 MiB |
-| a box is read | whole, then the part that is needed is copied | the part, into its place |
-| sums | none that are compared | [on the way](checked_elements.py) |
+| write a box | copy it, and keep the copy until the file is complete | write it in pieces of 1 MiB |
+| read a part of a box | read the box, then copy the part | read the part into its memory |
+| checksums | not compared | [compared on the way](checked_elements.py) |
 
-A folder without [the list of its files](file_list.py) comes from another program, and is
-read by PyTorch's own reader.
+If a folder has no [list of its files](file_list.py), another program wrote it. PyTorch's
+own reader reads such a folder.
 """
 
 # sidelit: hide
@@ -54,21 +54,21 @@ __all__ = ["Reader", "Writer"]
 
 
 class Writer(FileSystemWriter):
-    """Writes the files, and an index in which a tied parameter stands under each of its names.
+    """Writes the files, and an index that lists a tied parameter under each of its names.
 
-    :param names: of each tied parameter by the first of them
+    :param names: for the first name of each tensor, all of its names
     """
 
     def __init__(self, folder: Path, names: Mapping[str, tuple[str, ...]]) -> None:
         super().__init__(folder, overwrite=False)
         self.folder, self.names = folder, names
-        # What this rank has written, for [the list](file_list.py).
+        # The files that this rank has written, for [the list](file_list.py).
         self.written: dict[str, Any] = {}
 
     def write_data(
         self, plan: SavePlan, planner: SavePlanner
     ) -> Future[list[WriteResult]]:
-        """Write the file of this rank, and wait until the disk has it."""
+        """Write the file of this rank, and wait until it is on the disk."""
         name = f"{plan.storage_data.prefix}0.distcp"
         results = []
         with (self.folder / name).open("wb") as file:
@@ -89,7 +89,7 @@ class Writer(FileSystemWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index, on one rank, once all files are there."""
+        """Write the index. One rank does this after all files are complete."""
         tensors = metadata.state_dict_metadata
         for name in list(tensors):
             for other in self.names.get(name, ()):
@@ -104,7 +104,7 @@ class Writer(FileSystemWriter):
 
 
 class Reader(FileSystemReader):
-    """Reads the files that the index names."""
+    """Reads from the files that the index names."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -112,11 +112,11 @@ class Reader(FileSystemReader):
         self.boxes: dict[MetadataIndex, Any] = {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The index, on each rank."""
+        """Read the index, on each rank."""
         return index_of(self.folder)
 
     def set_up_storage_reader(self, metadata: Metadata, *how: Any, **more: Any) -> None:
-        """Keep what the index says of the boxes."""
+        """Keep the dtype and shape of each box in the index."""
         super().set_up_storage_reader(metadata, *how, **more)
         self.boxes = {
             MetadataIndex(name, chunk.offsets): (said.properties.dtype, chunk.sizes)
@@ -127,13 +127,13 @@ class Reader(FileSystemReader):
 
     @cached_property
     def elements(self) -> dict[str, dict[int, Elements]] | None:
-        """Where the elements of each box are, if the checkpoint says so."""
+        """The positions of all elements, or `None` if the checkpoint has no list."""
         return elements_in(self.folder)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank needs, file by file, each from its beginning to its end.
+        """Read what this rank needs, one file after another, each from front to back.
 
-        :raises Changed: if a file is not what was written
+        :raises Changed: if a file differs from what was written
         """
         if self.elements is None:
             return super().read_data(plan, planner)
@@ -160,9 +160,9 @@ class Reader(FileSystemReader):
     # sidelit: depth An index and a list of files that do not fit together.
 
     def listed(self, name: str, begin: int) -> Elements:
-        """The place of a box in the list.
+        """Look up a box in the list.
 
-        :raises Damaged: if the list lacks it
+        :raises Damaged: if the list lacks the box
         """
         found = (self.elements or {}).get(name, {}).get(begin)
         if found is None:

@@ -1,27 +1,28 @@
-r"""# What a rank stores
+r"""# What a rank stores in a checkpoint
 
-> Each parameter, buffer and entry of optimizer state by name, with the stretch of it that lies on this rank.
+> A rank describes its part of each tensor as a stretch: the tensor's name, its shape,
+> and a range of its elements.
 
-A checkpoint is made of named tensors in the shapes of the plain model. A rank knows a
-few elements of each. So it describes what it has as *stretches*: a name, a shape, and
-the elements from `start` on. With 3 ranks in stage 3, of a parameter of 20 elements:
+A checkpoint consists of named tensors with the shapes of the plain model. A rank has a
+few elements of each tensor. So it describes them as *stretches*: a name, a shape, and
+the elements from `start` on. Take 3 ranks in stage 3, and a parameter of 20 elements:
 
 | | rank 0 | rank 1 | rank 2 |
 |---|---|---|---|
 | has the elements | 0 to 6 | 7 to 13 | 14 to 19 |
 | writes | 0 to 6 | 7 to 13 | 14 to 19 |
 
-Where several ranks have the same elements, each writes its share of them, so that every
-element is written once and the ranks write equally much. In stage 0:
+If several ranks have the same elements, each writes its share. So each element is
+written once, and all ranks write equally much. In stage 0:
 
 | | rank 0 | rank 1 | rank 2 |
 |---|---|---|---|
 | has the elements | 0 to 19 | 0 to 19 | 0 to 19 |
 | writes | 0 to 5 | 6 to 12 | 13 to 19 |
 
-The names are those that PyTorch's own checkpoints have: `model.` before the name of a
-parameter or buffer, and `optim.state.` before that of the parameter that an optimizer's
-entry belongs to.
+The names are those of PyTorch's own checkpoints: `model.` before the name of a parameter
+or buffer, as in `model.norm.bias`. For optimizer state, `optim.state.` comes before the
+parameter's name and the entry after it: `optim.state.norm.bias.exp_avg`.
 """
 
 # sidelit: hide
@@ -57,13 +58,14 @@ MODEL, OPTIMIZER = "model", "optim.state"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
-    """Some elements of a tensor of the plain model, as they lie on this rank.
+    """A range of elements of a tensor of the plain model, on this rank.
 
-    :param names: under which the tensor is stored; a tied parameter has several
-    :param shape: of the whole tensor
-    :param start: the number of its first element here
-    :param values: the elements themselves, of shape `(n,)`; a checkpoint is read into them
-    :param share: which of how many ranks with the same elements this is
+    :param names: the names under which the tensor is stored; a tied parameter has
+        several
+    :param shape: the shape of the whole tensor
+    :param start: the number of the first element
+    :param values: the elements, of shape `(n,)`; loading writes into them
+    :param share: `(i, n)`: this is rank `i` of the `n` ranks with the same elements
     """
 
     names: tuple[str, ...]
@@ -74,17 +76,17 @@ class Stretch:
 
     @property
     def name(self) -> str:
-        """The first name, under which the bytes are written."""
+        """The first name. The bytes are written under this name."""
         return self.names[0]
 
     @property
     def whole(self) -> Tensor:
-        """The tensor in its shape, if all of its elements lie here."""
+        """The tensor in its shape, if this rank has all of its elements."""
         return self.values.view(self.shape)
 
     @property
     def own(self) -> Stretch:
-        """What this rank writes of it."""
+        """The share of the stretch that this rank writes."""
         index, count = self.share
         size = self.values.numel()
         first, last = size * index // count, size * (index + 1) // count
@@ -92,7 +94,7 @@ class Stretch:
         return Stretch(self.names, self.shape, self.start + first, part)
 
     def views(self) -> Iterator[tuple[Box, Tensor]]:
-        """Its [boxes](boxes.py), each with the elements in the shape of the box."""
+        """The [boxes](boxes.py) of the stretch, each with its elements in the shape of the box."""
         at = 0
         for box in boxes(self.shape, self.start, self.start + self.values.numel()):
             yield box, self.values[at : at + box.numel].view(box.sizes)
@@ -102,9 +104,9 @@ class Stretch:
 def stretches(model: nn.Module, *, frozen: bool = True) -> Iterator[Stretch]:
     """The stretches of a sharded model's parameters, in the order of its units.
 
-    Their values share memory with the model: to write into them is to load.
+    The values share memory with the model, so a value written into a stretch is loaded.
 
-    :param frozen: whether those are among them that require no gradient
+    :param frozen: whether to include parameters that require no gradient
     """
     for place in places(model):
         if not frozen and not place.parameter.requires_grad:
@@ -119,7 +121,7 @@ def stretches_of_state(
 ) -> Iterator[tuple[int, str, Stretch]]:
     """The stretches of an optimizer's state.
 
-    :returns: the number of the parameter in the optimizer, the entry's key, the stretch
+    :returns: the parameter's number in the optimizer, the entry's key, the stretch
     """
     state = optimizer.state_dict()["state"]
     alone = keys_of_numbers(state)
@@ -130,10 +132,13 @@ def stretches_of_state(
 
 
 def entry(place: Slice, key: str, value: Tensor, *, alone: bool) -> Stretch:
-    """An entry of the state of one parameter.
+    """The stretch of one entry of a parameter's state.
 
-    It has an element for each of the parameter's, or it is one number for all of them,
-    such as the count of steps, which is the same on all ranks.
+    Most entries have an element for each element of the parameter, such as `exp_avg`.
+    Others are one number for the whole parameter, such as the count of steps, and are
+    the same on all ranks.
+
+    :param alone: whether the entry is one number
     """
     names = (f"{OPTIMIZER}.{place.slot.names[0]}.{key}",)
     if not alone:
@@ -143,9 +148,10 @@ def entry(place: Slice, key: str, value: Tensor, *, alone: bool) -> Stretch:
 
 
 def stretch(place: Slice, names: tuple[str, ...], values: Tensor) -> Stretch:
-    """The elements of a tensor that is shaped and cut like a parameter."""
+    """The stretch of a tensor that has the shape of a parameter and is cut like it."""
     flat, slot = place.flat, place.slot
-    # A rank whose part begins inside of the parameter has not its first elements.
+    # If this rank's part begins inside the parameter, its first elements are on a lower
+    # rank.
     first = place.unit.rank * flat.layout.shard_numel if flat.sliced else 0
     start = min(max(0, first - slot.offset), slot.numel)
     share = share_of(place.unit.groups, sliced=flat.sliced)
@@ -153,9 +159,10 @@ def stretch(place: Slice, names: tuple[str, ...], values: Tensor) -> Stretch:
 
 
 def share_of(groups: Groups, *, sliced: bool) -> tuple[int, int]:
-    """Which of how many ranks with the same elements this is.
+    """The number of this rank among those with the same elements, and how many there are.
 
-    A slice lies on one rank of each copy of the model. What is not cut lies on all.
+    A slice is on one rank of each copy of the model. A tensor that is not cut is on all
+    ranks.
     """
     copy, copies = (0, 1) if groups.replicas is None else world(groups.replicas)
     if sliced:
@@ -165,7 +172,7 @@ def share_of(groups: Groups, *, sliced: bool) -> tuple[int, int]:
 
 
 def places(model: nn.Module) -> Iterator[Slice]:
-    """Where each parameter of a model lies."""
+    """The slices of a model's parameters."""
     for unit in conductor_of(model).drivers:
         for flat in unit.flats:
             for index in range(len(flat.parameters)):
@@ -173,7 +180,7 @@ def places(model: nn.Module) -> Iterator[Slice]:
 
 
 def places_in(model: nn.Module, optimizer: Optimizer) -> Iterator[Slice]:
-    """Where an optimizer's parameters lie, in the order in which it numbers them."""
+    """The slices of an optimizer's parameters, in the order of their numbers."""
     found = {id(place.parameter): place for place in places(model)}
     for group in optimizer.param_groups:
         yield from (found[id(parameter)] for parameter in group["params"])

@@ -1,23 +1,25 @@
-r"""# A file of named tensors
+r"""# The safetensors format
 
-> A safetensors file begins with a table of what it holds, so any part of a tensor can be written by itself.
+> A safetensors file begins with a table of its tensors, so each rank can compute where
+> its elements belong in the file.
 
-[Safetensors](https://github.com/huggingface/safetensors) is the format in which trained
-models are passed on. A file is a number, a text and bytes:
+[Safetensors](https://github.com/huggingface/safetensors) is the usual format for
+publishing trained models. A file has three parts:
 
-| bytes | what |
+| bytes | content |
 |---|---|
 | 8 | the length $n$ of the text |
-| $n$ | JSON: of each tensor its name, dtype, shape, and the range of its bytes |
+| $n$ | JSON: for each tensor its name, dtype, shape, and the range of its bytes |
 | the rest | the elements of one tensor after another, row by row |
 
-There is no program in it, unlike in a pickle. And the ranges follow from names, shapes
-and dtypes alone. So before any number is known, each rank knows where each of its
-elements belongs. [A folder of a model](model_folder.py) is written in that way.
+Unlike a pickle, such a file cannot run code. The ranges follow from names, shapes and
+dtypes alone, so each rank can compute the position of each of its elements without the
+other ranks. That is how all ranks write [the folder of a model](model_folder.py) at
+once.
 
-A 16-bit tensor with an odd number of elements would leave the next one at an odd
-address. So the tensors with the longest elements come first, as the library
-`safetensors` lays them out.
+A 16-bit tensor of 3 elements takes 6 bytes, so an FP32 tensor after it would begin at
+an address that is not a multiple of 4. Therefore the tensors with the largest elements
+come first. The library `safetensors` uses the same order.
 """
 
 # sidelit: hide
@@ -52,7 +54,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tensor that a file is to hold."""
+    """The name, dtype and shape of a tensor in a file."""
 
     name: str
     dtype: torch.dtype
@@ -60,15 +62,15 @@ class Named:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its elements."""
+        """The number of bytes of the tensor's elements."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the elements of a tensor are.
+    """The place of a tensor's elements in a file.
 
-    :param start: the number of the first byte in the file
+    :param start: the position of the first byte in the file
     """
 
     file: Path
@@ -80,9 +82,9 @@ class Place:
 def laid_out(
     path: Path, tensors: Iterable[Named], about: dict[str, str]
 ) -> tuple[bytes, dict[str, Place], int]:
-    """The head of a file, the place of each tensor, and the size of the file in bytes.
+    """Compute the head of a file, the place of each tensor, and the file's size in bytes.
 
-    :param about: words that go with the tensors
+    :param about: metadata for the head of the file
     :raises ValueError: if the format has no name for a dtype
     """
     held: dict[str, Any] = {"__metadata__": about} if about else {}
@@ -96,7 +98,7 @@ def laid_out(
         }
         end += each.nbytes
     text = json.dumps(held, separators=(",", ":")).encode()
-    # The elements begin at a multiple of 8.
+    # Blanks at the end of the text let the elements begin at a multiple of 8.
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
     places = {}
@@ -109,10 +111,10 @@ def laid_out(
 def pour(
     values: Tensor, file: BufferedRandom, place: Place, first: int, room: memoryview
 ) -> None:
-    """Write elements to their place, in the dtype that the file has.
+    """Write elements to their place, in the dtype of the file.
 
-    :param values: of shape `(n,)`, on any device
-    :param first: the number of their first element in the whole tensor
+    :param values: the elements, of shape `(n,)`, on any device
+    :param first: the number of the first element in the whole tensor
     :param room: [memory](#new_room) for a piece
     """
     file.seek(place.start + first * place.dtype.itemsize)
@@ -124,12 +126,12 @@ def pour(
 def fill(
     values: Tensor, file: BufferedReader, place: Place, first: int, room: memoryview
 ) -> None:
-    """Read elements from their place, and cast them to the dtype that they have here.
+    """Read elements from their place, and cast them to the dtype of `values`.
 
-    :param values: of shape `(n,)`, on any device; is written
-    :param first: the number of the first of them in the whole tensor
+    :param values: receives the elements, of shape `(n,)`, on any device
+    :param first: the number of the first element in the whole tensor
     :param room: [memory](#new_room) for a piece
-    :raises EOFError: if the file ends before
+    :raises EOFError: if the file ends before the elements do
     """
     file.seek(place.start + first * place.dtype.itemsize)
     for part, piece in in_pieces(values, place.dtype, room):
@@ -141,10 +143,11 @@ def fill(
 def in_pieces(
     values: Tensor, dtype: torch.dtype, room: memoryview
 ) -> Iterator[tuple[Tensor, memoryview]]:
-    """The elements in pieces, each with a part of the room for its bytes.
+    """Cut elements into pieces, each with memory for its bytes.
 
-    :param values: of shape `(n,)`
-    :param dtype: that the bytes have
+    :param values: the elements, of shape `(n,)`
+    :param dtype: the dtype of the bytes
+    :param room: [memory](#new_room) for a piece
     """
     size = PIECE // dtype.itemsize
     for start in range(0, values.numel(), size):
@@ -153,10 +156,11 @@ def in_pieces(
 
 
 def new_room() -> memoryview:
-    """Memory for one piece.
+    """Allocate memory for one piece.
 
-    It is used for all pieces of a file. New memory for each would take longer than to
-    fill it, and one megabyte stays in the processor's cache between the copies.
+    The same memory serves all pieces of a file. Allocating memory for each piece would
+    take longer than filling it, and one megabyte stays in the processor's cache between
+    the copies.
     """
     return memoryview(bytearray(PIECE))
 
@@ -165,7 +169,7 @@ PIECE = 1 << 20
 
 
 def as_tensor(room: memoryview, dtype: torch.dtype) -> Tensor:
-    """A piece of memory as a tensor of shape `(n,)`; nothing is copied."""
+    """View memory as a tensor of shape `(n,)`, without a copy."""
     return torch.frombuffer(room, dtype=torch.uint8).view(dtype)
 
 
@@ -193,9 +197,9 @@ DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
 def code_of(dtype: torch.dtype, name: str) -> str:
-    """The format's name of a dtype.
+    """The format's name for a dtype.
 
-    :raises ValueError: if there is none
+    :raises ValueError: if the format has none
     """
     if dtype not in CODES:
         raise ValueError(
@@ -206,14 +210,14 @@ def code_of(dtype: torch.dtype, name: str) -> str:
 
 
 def places_in(path: Path) -> dict[str, Place]:
-    """What a file holds, by name.
+    """Read the table of a file: the place of each tensor, by name.
 
     The library `safetensors` opens the file first. It refuses ranges that overlap, leave
-    a hole, or do not fit the shapes or the size of the file. So what is read afterwards
-    can be relied on.
+    a gap, or do not fit the shapes or the size of the file. So the table that is read
+    afterwards can be trusted.
 
-    :raises ValueError: if it is no such file, or holds a dtype that is not known here
-    :raises OSError: if it cannot be read
+    :raises ValueError: if the file is not in this format, or holds an unknown dtype
+    :raises OSError: if the file cannot be read
     """
     refuse_broken(path)
     with path.open("rb") as file:
@@ -233,9 +237,9 @@ def places_in(path: Path) -> dict[str, Place]:
 
 
 def refuse_broken(path: Path) -> None:
-    """Let the library `safetensors` look at a file.
+    """Check a file with the library `safetensors`.
 
-    :raises ValueError: with what it finds wrong
+    :raises ValueError: with the library's message
     """
     try:
         from safetensors import SafetensorError, safe_open

@@ -1,18 +1,19 @@
-r"""# One act for all ranks
+r"""# Sharing results and errors between ranks
 
-> What one rank finds out or gets wrong is known to all of them, before any goes on.
+> If one rank fails, all ranks raise its error, so no rank waits for the others.
 
-Only one rank makes a folder, and each rank writes files of its own. If the folder cannot
-be made, or one disk is full, all ranks have to end in the same way. A rank that goes on
-alone waits for the others until a time limit, and the reason stands in the log of
-another machine.
+Rank 3 cannot write its file, because the disk of its machine is full. If rank 3 alone
+raised an error, the other ranks would wait for it until a time limit. Their logs would
+report the time limit, and the reason would be in the log of another machine. So all
+ranks get the result or the error before any of them continues:
 
-| | who acts | what all ranks get |
+| function | who acts | what all ranks get |
 |---|---|---|
-| `on_first` | the first rank | its result, or its error |
-| `on_each` | each rank | the results of all, or the error of the first rank that has one |
+| `on_first` | rank 0 | rank 0's result or error |
+| `on_each` | each rank | the results of all ranks, or the error of the first rank that has one |
 
-The values travel as pickles, from rank to rank of one program. No file holds them.
+The results and errors are sent as pickles between the ranks of one program. No file
+contains them.
 """
 
 # sidelit: hide
@@ -36,11 +37,11 @@ T = TypeVar("T")
 
 
 def on_first(act: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Let the first rank act for all, which get its result or its error. Collective.
+    """Call a function on rank 0, and give its result to all ranks. Collective.
 
-    :param act: called on the first rank only
-    :raises OSError: on every rank, if the act does; likewise a `ValueError`, and in the
-        place of any other error a `RuntimeError` that names it
+    :param act: called on rank 0 only
+    :raises OSError: on every rank, if `act` raises one; the same holds for a
+        `ValueError`; any other error becomes a `RuntimeError` that names it
     """
     said: list[Any] = [None, None]
     if world(None)[0] == 0:
@@ -56,9 +57,9 @@ def on_first(act: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
 
 
 def on_each(act: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Let each rank act, and give all of them the results in the order of the ranks. Collective.
+    """Call a function on each rank, and give all results to all ranks, in rank order. Collective.
 
-    :raises OSError: on every rank, as `on_first`, with the number of the rank
+    :raises OSError: on every rank, as `on_first` does, with the number of the rank
     """
     result, wrong = None, None
     try:
@@ -73,7 +74,7 @@ def on_each(act: Callable[[], T], group: dist.ProcessGroup | None = None) -> lis
 
 
 def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The values of all ranks, on all ranks. Collective."""
+    """Give the values of all ranks to all ranks. Collective."""
     found: list[Any] = [None] * world(None)[1]
     dist.all_gather_object(found, value, group=group)
     return found
@@ -83,9 +84,9 @@ def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def as_told(error: Exception, who: str = "") -> Exception:
-    """An error as another rank can raise it.
+    """Convert an error into one that another rank can raise.
 
-    An error of another library may not survive the way there, so it goes as words.
+    An error of another library may not survive being pickled, so its text is sent.
     """
     if isinstance(error, UnpicklingError | EOFError):
         return ValueError(f"{who}a part of a file is no tensor: {reason(error)}")
@@ -96,7 +97,7 @@ def as_told(error: Exception, who: str = "") -> Exception:
 
 @contextmanager
 def told_alike() -> Iterator[None]:
-    """In this block an error of one rank is raised on all of them, in its own words."""
+    """A block in which PyTorch's error about several ranks becomes the error of one rank."""
     try:
         yield
     except CheckpointException as error:

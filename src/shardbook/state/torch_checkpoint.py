@@ -1,30 +1,32 @@
-r"""# Checkpoints of other programs
+r"""# Loading checkpoints of other programs
 
-> What `fully_shard` or plain PyTorch has saved is read into a sharded model, and no pickle runs.
+> `load_torch_checkpoint` reads what `fully_shard` or plain PyTorch has saved into a
+> sharded model, without running a pickle.
 
-A model that was trained elsewhere comes in one of two forms:
+A model that another program trained comes in one of two forms:
 
-| written by | is | a rank reads |
+| written by | form | a rank reads |
 |---|---|---|
-| `torch.distributed.checkpoint.save`, by any number of ranks | a folder | the boxes that overlap its own |
-| `torch.save` | a file | the pages of the file with its own elements |
+| `torch.distributed.checkpoint.save`, on any number of ranks | a folder | the boxes that overlap its own |
+| `torch.save` | a file | the pages of the file that hold its elements |
 
 ```python
 load_torch_checkpoint(model, "fsdp2/step-1000", optimizer)
 load_torch_checkpoint(model, "weights.pt")
 ```
 
-Both forms are pickles, and a pickle can run any program. So the folder's index is read
-[by names that are known](checkpoint_index.py), and all else with `weights_only=True`:
-PyTorch then builds tensors, numbers and containers, and refuses whatever else a file
-names.
+Both forms contain pickles, and a pickle can run any code. So the index of a folder may
+name [a dozen classes](checkpoint_index.py) only. Everything else is read with
+`weights_only=True`: PyTorch then creates tensors, numbers and containers, and refuses
+any other name.
 
-Programs keep model and optimizer under keys of their own, and a file may be the model's
-`state_dict` itself. The default is `"model"` and `"optim"`, as in PyTorch's tutorials,
-and `None` means that the names stand alone.
+Programs choose the keys of the model and the optimizer, and a file may be the model's
+`state_dict` itself. The default keys are `"model"` and `"optim"`, as in PyTorch's
+tutorials. With `None` the names have no key before them.
 
-The way back needs no function. [A checkpoint](checkpoints.py) of this book is a folder
-that `torch.distributed.checkpoint.load` reads into the state of a `fully_shard` model.
+The opposite direction needs no function, because [a checkpoint](checkpoints.py) of this
+book has PyTorch's format: `torch.distributed.checkpoint.load` reads it into the state
+of a `fully_shard` model.
 """
 
 # sidelit: hide
@@ -76,22 +78,22 @@ def load_torch_checkpoint(
     ignore: Iterable[str] = (),
     rename: Rename | None = None,
 ) -> None:
-    """Load what PyTorch has saved. Collective. Each rank keeps the elements that it has.
+    """Load a checkpoint of PyTorch. Collective. Each rank reads its own elements.
 
-    :param model: a model that was sharded
+    :param model: a sharded model
     :param path: a folder of `torch.distributed.checkpoint`, or a file of `torch.save`;
         on a disk that all ranks see
-    :param optimizer: of the model's parameters; goes on from the state that was saved,
-        by the names of parameters, or in their order where a file has numbers
-    :param model_key: under which the model's `state_dict` was saved; `None` if it was
-        saved by itself. A file may do so in any case
-    :param optimizer_key: under which the optimizer's was saved
+    :param optimizer: the optimizer of the model's parameters; its saved state is
+        assigned by the parameters' names, or in their order if a file has numbers
+    :param model_key: the key of the model's `state_dict`; `None` if the folder has no
+        such key. In a file a missing key is allowed in any case
+    :param optimizer_key: the key of the optimizer's `state_dict`
     :param cast: whether parameters and buffers of another dtype are converted
     :param ignore: patterns of names that the checkpoint may hold and the model lacks
     :param rename: gives for a name in the model the name in the checkpoint, or `None`
-        for what is not there
+        if the checkpoint does not hold the tensor
     :raises ValueError: on every rank, if the checkpoint holds other names, shapes or
-        dtypes than the model, or is damaged, or more than tensors and data
+        dtypes than the model, is damaged, or holds more than tensors and data
     :raises OSError: on every rank, if one of them cannot read
     :raises Disagreement: if another rank does something else
     """
@@ -122,7 +124,7 @@ def from_folder(
 ) -> None:
     """Read a folder of `torch.distributed.checkpoint`.
 
-    :param fit: finds what the model needs among the tensors that are there
+    :param fit: finds the tensors of the model among those in the folder
     """
     index = on_first(reader.read_metadata)
     state = list(wanted_state(index, model, optimizer)) if optimizer else []
@@ -144,10 +146,10 @@ def from_folder(
 
 
 def model_in(index: Metadata) -> dict[str, Named]:
-    """The tensors of the model that a folder holds.
+    """The model's tensors in a folder.
 
-    What is no tensor, such as the extra state of a module, is listed so that it is
-    refused by name.
+    An entry that is not a tensor, such as the extra state of a module, is listed, too,
+    so that it is refused by name.
     """
     found = {}
     for name, there in index.state_dict_metadata.items():
@@ -168,8 +170,8 @@ def from_file(
 ) -> None:
     """Read a file of `torch.save`.
 
-    The file is mapped into memory, not read: only the pages with this rank's elements
-    are, one parameter after another.
+    The file is mapped into memory. So the system reads only the pages with this rank's
+    elements, one parameter after another.
     """
     whole = opened(path)
     pairs = fit(found=state_dict_in(whole, keys[0], path))
@@ -190,7 +192,7 @@ def from_file(
 
 
 def opened(path: Path) -> Mapping[str, Any]:
-    """What a file of `torch.save` holds, mapped where its format allows it. Collective."""
+    """Open a file of `torch.save`, and map it if its format allows that. Collective."""
     found: list[Any] = []
 
     def load() -> None:
@@ -215,9 +217,9 @@ def opened(path: Path) -> Mapping[str, Any]:
 def state_dict_in(
     whole: Mapping[str, Any], key: str | None, path: Path
 ) -> dict[str, Any]:
-    """The model's `state_dict` in a file: under its key, or the whole file.
+    """Find the model's `state_dict` in a file: under its key, or the whole file.
 
-    :raises ValueError: if there is none, or it holds parts of parameters
+    :raises ValueError: if the file has no `state_dict`, or holds slices of parameters
     """
     found = whole if key is None else whole.get(key, whole)
     if not isinstance(found, Mapping) or any(
@@ -240,7 +242,7 @@ def state_dict_in(
 
 
 def refuse_no_optimizer(path: Path) -> NoReturn:
-    """Refuse a checkpoint from which an optimizer cannot go on.
+    """Refuse a checkpoint without the state of an optimizer.
 
     :raises ValueError: always
     """

@@ -1,10 +1,10 @@
-r"""# What a run is made of
+r"""# The parts of a run
 
-> The model, the optimizer, the scaler and the text, put together as the options say.
+> A run consists of a model, an optimizer, a scaler, a reader of text and a schedule,
+> made from the options.
 
-A [step](loop.py#step) needs seven things, and what it leaves behind is in them as well. A
-run that [saves the state of all seven](saving.py), and restores it later, takes the same
-next step:
+A [step](loop.py#step) reads and changes seven objects. If [the state of all seven is
+saved](saving.py) and restored later, the next step is the same as without the break:
 
 | part of the run | what it remembers |
 |---|---|
@@ -12,12 +12,12 @@ next step:
 | `optimizer` | its moments and step counters |
 | `scaler` | the loss scale |
 | `batches` | [the position](position.py) in the text |
-| `schedule` | nothing, since [the rate](schedule.py) follows from the step's number |
-| `number` | the steps that were done |
-| `not_finite` | how many of them [were skipped](not_finite.py) |
+| `schedule` | nothing, because [the rate](schedule.py) follows from the step's number |
+| `number` | how many steps were done |
+| `not_finite` | how many steps [were skipped](not_finite.py) |
 
-The GPT draws no random numbers while it trains. A model with dropout has one thing
-more to remember, its rank's generators.
+The GPT draws no random numbers while it trains. For a model with dropout, the states of
+the rank's random number generators are saved, too.
 """
 
 # sidelit: hide
@@ -50,13 +50,13 @@ __all__ = ["Run", "assemble", "make_optimizer", "mistakes", "policy_of", "setup_
 
 @dataclass(slots=True)
 class Run:
-    """All that decides the next step of a run.
+    """Everything that the next step of a run depends on.
 
-    :param accumulate: the micro-batches of a step
-    :param clip: the largest norm of the gradient; `None` for any
+    :param accumulate: the number of micro-batches in a step
+    :param clip: the largest norm of the gradient; `None` for no limit
     :param number: how many steps were done
-    :param not_finite: what becomes of a step that [is not finite](not_finite.py)
-    :param others: what else is saved with the run, by name
+    :param not_finite: what happens to a step that [is not finite](not_finite.py)
+    :param others: other objects to save with the run, by name
     """
 
     model: nn.Module
@@ -74,7 +74,7 @@ class Run:
 def assemble(
     options: argparse.Namespace, training: corpus.Reader, device: torch.device
 ) -> Run:
-    """A run before its first step."""
+    """Make a run from the options, before its first step."""
     return run_with(sharded_model(options, device), options, training)
 
 
@@ -84,9 +84,9 @@ def run_with(
     training: corpus.Reader,
     others: dict[str, Stateful] | None = None,
 ) -> Run:
-    """A run of a sharded model, before its first step.
+    """Make a run of a sharded model, before its first step.
 
-    :param others: what else is saved with the run, by name
+    :param others: other objects to save with the run, by name
     """
     return Run(
         model,
@@ -108,12 +108,13 @@ def run_with(
 
 
 def sharded_model(options: argparse.Namespace, device: torch.device) -> gpt.GPT:
-    """The GPT with the techniques that were asked for, each applied from outside."""
-    # The same seed on every rank gives the same model on every rank. `shard` would copy
-    # rank 0's values anyway.
+    """Make the GPT, and apply the chosen techniques to it from outside."""
+    # With the same seed, every rank draws the same initial values. (`shard` would copy
+    # rank 0's values anyway.)
     torch.manual_seed(options.seed)
-    # Here the model has shapes and no memory. It [gets its values](construct.py) unit
-    # by unit, so no rank ever holds all of it, unless the stage wants that.
+    # On the meta device the model has shapes but no memory. `shard` [draws its
+    # values](construct.py) unit by unit, so in stage 3 no rank ever holds the whole
+    # model.
     with torch.device("meta"):
         model = gpt.GPT(options.config)
     if options.checkpoint != "none":
@@ -122,14 +123,14 @@ def sharded_model(options: argparse.Namespace, device: torch.device) -> gpt.GPT:
     policy, mesh = policy_of(options), mesh_of(options, device)
     shard(model, stage=options.stage, mesh=mesh, policy=policy, device=device)
     if options.compile != "none":
-        # What a block computes is compiled, and not the hooks that gather it.
+        # This compiles what a block computes, but not the hooks that gather the block.
         for block in model.blocks:
             block.compile(backend=options.compile)
     return model
 
 
 def policy_of(options: argparse.Namespace) -> Policy:
-    """The formats of a run. The model returns FP32, since the loss is computed outside of it."""
+    """The formats of a run. The model returns FP32, because the loss is computed outside of it."""
     if options.precision == "fp32":
         return Policy(offload=options.offload)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[options.precision]
@@ -141,11 +142,12 @@ def policy_of(options: argparse.Namespace) -> Policy:
 def make_optimizer(
     options: argparse.Namespace, model: nn.Module
 ) -> torch.optim.Optimizer:
-    """An ordinary optimizer over the model's own parameters, without those that are frozen.
+    """Make an ordinary optimizer over the model's parameters, without the frozen ones.
 
-    Unless the stage is 0, each parameter is a 1-D slice of a shard by now, often an
-    empty one. To an elementwise optimizer that makes no difference. `foreach=False`
-    treats one slice after the other and so needs temporaries for a single one.
+    In stages 1 to 3, each parameter is a 1-D slice of a shard by now, and many slices
+    are empty. An elementwise optimizer computes the same numbers for a slice as for the
+    whole parameter. `foreach=False` updates one slice after the other, so only one
+    slice needs temporaries at a time.
     """
     trained = [each for each in model.parameters() if each.requires_grad]
     if options.optimizer == "sgd":
@@ -154,9 +156,9 @@ def make_optimizer(
 
 
 def setup_of(options: argparse.Namespace, world_size: int, text: int) -> Setup:
-    """What [the forecast](forecast.py) has to know of a run.
+    """Describe a run for [the forecast](forecast.py).
 
-    :param text: the bytes of text that a rank holds
+    :param text: the bytes of text on a rank
     """
     return Setup(
         config=options.config,
@@ -180,7 +182,7 @@ def setup_of(options: argparse.Namespace, world_size: int, text: int) -> Setup:
 
 @contextmanager
 def mistakes() -> Iterator[None]:
-    """The library's own refusals, turned into sentences for the command line."""
+    """A block in which a `ValueError` of the library becomes a message of the command line."""
     try:
         yield
     except ValueError as refusal:

@@ -1,16 +1,17 @@
 r"""# The loss on unseen text
 
-> How well the model predicts text that it was not trained on, and what text it writes.
+> An evaluation computes the loss on text that the model was not trained on, and the
+> model continues a prompt.
 
-The loss in training says how well the model does on text that it learns from. A model
-that learns its text by heart has a low loss there and a high one elsewhere. So the run
+A model that has learned its text by heart has a low loss on this text and a high loss
+on any other. So the loss in training does not tell you how good the model is. A run
 holds back [the end of the text](text.py), and computes the loss on it: after the last
-step, and with `--evaluate-every 100` after every 100 steps. At the end the model goes
-on from `--prompt`, because a few lines show what no number does.
+step, and with `--evaluate-every 100` after every 100 steps. At the end the model
+continues `--prompt`, because a few written lines show more than a number.
 
-Both take forward passes, and in a sharded model a forward pass takes all ranks. So all
-ranks evaluate, each on its own share, and all ranks write the same text, of which rank
-0 prints one copy.
+Both need forward passes. In a sharded model a forward pass gathers the units, and a
+gather needs all ranks. So all ranks evaluate, each on its own share of the text. All
+ranks continue the prompt, too, with the same result, and rank 0 prints it.
 """
 
 # sidelit: hide
@@ -35,13 +36,13 @@ __all__ = ["evaluate", "mean_over_ranks", "sample"]
 def evaluate(
     model: nn.Module, unseen: corpus.Reader, batches: int | None = None
 ) -> float:
-    """The mean loss of this rank's share of the text that the model was not trained on.
+    """Compute the mean loss on this rank's share of the unseen text.
 
-    An evaluation gathers the units, too, and a gather needs all ranks. So every rank
-    has to run the model equally often, or [training stops](exchange_order.py) with a
-    sentence that says so. The reader gives each rank the same number of batches.
+    All ranks have to run the model equally often. If one rank had a batch more, its
+    gather would find no partner, and [training would stop with an
+    error](exchange_order.py). The reader gives each rank the same number of batches.
 
-    :param batches: how many to read at most; `None` means all
+    :param batches: how many batches to read at most; `None` means all
     """
     numbers = range(min(unseen.batches, batches or unseen.batches))
     losses = [
@@ -52,7 +53,7 @@ def evaluate(
 
 
 def mean_over_ranks(value: float, device: torch.device | None) -> float:
-    """The mean of a number that each rank has one of."""
+    """The mean of one number from each rank."""
     total = torch.tensor([value], dtype=torch.float64, device=device)
     all_reduce(total)
     return total.item() / dist.get_world_size()
@@ -60,10 +61,10 @@ def mean_over_ranks(value: float, device: torch.device | None) -> float:
 
 @torch.no_grad()
 def sample(options: argparse.Namespace, model: nn.Module, device: torch.device) -> str:
-    """Text that the model writes, one token after the other, from the prompt on.
+    """Continue the prompt, one token after the other.
 
-    Each token is drawn with the probability that the model gives it. The ranks draw
-    with the same seed from the same logits, so they draw the same tokens.
+    Each token is drawn with the probability that the model gives it. All ranks have the
+    same logits and the same seed, so they draw the same tokens.
     """
     tokens = encode(options)
     generator = torch.Generator().manual_seed(options.seed)
@@ -84,7 +85,7 @@ def encode(options: argparse.Namespace) -> list[int]:
 
 
 def decode(options: argparse.Namespace, tokens: list[int]) -> str:
-    """Tokens as text. Bytes that are no letter become a question mark in a diamond."""
+    """Convert tokens to text. Bytes that are not valid UTF-8 become �."""
     if options.tokenizer is None:
         return printable(bytes(tokens).decode(errors="replace"))
     text: str = load(options.tokenizer).decode(tokens)
@@ -92,10 +93,10 @@ def decode(options: argparse.Namespace, tokens: list[int]) -> str:
 
 
 def printable(text: str) -> str:
-    r"""A text that a terminal can show.
+    r"""Replace control characters, so that a terminal can show the text.
 
-    A model that has learned little writes control characters, too, and a terminal would
-    obey them.
+    A model that has learned little writes control characters, and a terminal would
+    execute them, for example clear the screen.
 
     >>> printable("a\x1b[2Jb\n")
     'a�[2Jb\n'

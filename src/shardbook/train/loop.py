@@ -1,6 +1,7 @@
 r"""# Training a sharded model
 
-> One command starts the ranks, trains, and compares what it counted with what was predicted.
+> One command starts the ranks, trains a GPT, and compares the counted bytes with the
+> forecast.
 
 ```sh
 torchrun --standalone --nproc-per-node 2 -m shardbook.train --steps 200
@@ -8,25 +9,26 @@ torchrun --standalone --nproc-per-node 2 -m shardbook.train --steps 200
 
 Each of the two processes is a rank. Both build the same [GPT](gpt.py), shard it with
 [one call](model.py#shard), and read [different windows](corpus.py#Reader) of the text.
-Nothing in the training loop shows that the model is sharded. At the end rank 0 prints a
-table: the loss, the speed, and the bytes that were sent and stored. Beside each figure
-in bytes stands [its forecast](forecast.py). The peak has one only in stage 3 without
-the three options of the next paragraph.
+The training loop is the same as for a plain model. At the end rank 0 prints a table:
+the loss, the speed, and the bytes that were sent and stored. Next to each number of
+bytes the table shows [its forecast](forecast.py). The peak has a forecast only in
+stage 3 without the three options of the next paragraph.
 
 Three options turn on the other techniques: `--precision bf16` or `fp16` [computes in 16
 bits](policy.py), `--checkpoint non-reentrant` [recomputes
 activations](checkpointing.py), and `--offload` [stores parameters, gradients and
 optimizer state on the host](offload.py).
 
-A run can do more, and each part of that has its own chapter: options [in a
-file](option_file.py), [text](text.py) of your own, [a schedule](schedule.py), clipping,
-an eye on [what is not finite](not_finite.py), [an evaluation](evaluation.py) every so
-often, [checkpoints](saving.py) to go on from, [tracking](tracking.py), [a trace of one
-step](trace.py), [a picture of the peak](memory_snapshot.py). With `--plan` the program
-only says [whether the run fits](plan.py).
+Each further feature of the program has its own chapter: options [in a
+file](option_file.py), [your own text](text.py), [a learning-rate
+schedule](schedule.py), [clipping](clip.py), [checks for NaN and
+infinity](not_finite.py), [evaluations](evaluation.py), [resuming from a
+checkpoint](saving.py), [tracking](tracking.py), [a trace of one step](trace.py) and [a
+snapshot of the memory at its peak](memory_snapshot.py). With `--plan` the program only
+computes [whether the run fits into memory](plan.py).
 
-Without `torchrun` the same program trains on one rank. World size 1 is no special case
-in this book: the same lines run, and the collectives send nothing.
+Without `torchrun` the same program trains on one rank. World size 1 is not a special
+case in this book: the same lines run, and the collectives send nothing.
 """
 
 # sidelit: hide
@@ -70,9 +72,9 @@ __all__ = ["main", "make_optimizer", "step", "train"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train as the command line says.
+    """Run the program with the options of the command line.
 
-    :param arguments: the options, `sys.argv` if left out
+    :param arguments: the options; by default `sys.argv`
     :returns: the exit code: 1 after a mistake of the user, and for a plan that does not
         fit; 143 if [`SIGTERM`](saving.py) has ended the run
     """
@@ -84,14 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prepare(options)
         with start(options) as device:
             return train(options, device)
-    # A mistake in the options is told in one sentence. Any other error is ours, and
-    # keeps its traceback.
+    # A mistake in the options is printed as one sentence. Any other error is a bug of
+    # this program, so its traceback is printed.
     except Mistake as mistake:
         return complain("shardbook.train", mistake)
 
 
 def train(options: argparse.Namespace, device: torch.device) -> int:
-    """Train on this rank together with all others; the process group is already there.
+    """Train on this rank, together with all others. The process group exists already.
 
     :returns: the exit code of the program
     """
@@ -99,7 +101,7 @@ def train(options: argparse.Namespace, device: torch.device) -> int:
         training, unseen = readers(options, device)
         run = assemble(options, training, device)
     counted = Counted()
-    # A run that was saved goes on from there.
+    # `Saves` loads the newest checkpoint if there is one.
     saves = Saves(options, run)
     code = take_steps(options, run, saves, unseen, counted)
     if code is None:
@@ -117,12 +119,12 @@ def take_steps(
     unseen: Reader,
     counted: Counted,
 ) -> int | None:
-    """Take the steps that are left, with all that goes on beside them.
+    """Take the remaining steps, with evaluations, tracking and checkpoints in between.
 
-    :param unseen: the text to evaluate on
-    :param counted: what is counted on the way
-    :returns: the exit code of a program that has nothing to report: 0 if no step was
-        left, 143 if `SIGTERM` has come; `None` after the last step
+    :param unseen: the text for evaluations
+    :param counted: collects the counts for the report
+    :returns: the exit code if there is nothing to report: 0 if no step was left, 143
+        after `SIGTERM`; `None` after the last step
     """
     steps = range(run.number, options.steps)
     if not steps:
@@ -145,7 +147,8 @@ def take_steps(
                 progress.say(f"step {number + 1}  unseen text {figures['unseen']:.3f}")
             track(number, figures)
             progress.show(number, figures["loss"])
-            # No exchange is under way, and `run` holds all that decides the next step.
+            # Between steps no exchange is running, and `run` holds everything that the
+            # next step depends on.
             if saves.after_step():
                 progress.say(
                     f"saved after step {run.number}, as SIGTERM wants this job to end"
@@ -155,13 +158,17 @@ def take_steps(
 
 
 def step(run: Run) -> Taken:
-    """One step of the optimizer, from one or several micro-batches; returns the mean loss of this rank.
+    """Take one optimizer step from one or several micro-batches, and return what is known of it.
 
-    With [a scaler for one process](loss_scaling.py) these lines would train an
-    unsharded model, too. Gradients add up over micro-batches, so each loss is divided
-    by their number. Over ranks the gradients are averaged already, after each
-    micro-batch, and the forecast counts that. [Under `no_sync`](accumulate.py) they
-    would be sent once and be whole meanwhile.
+    With [a scaler for one process](loss_scaling.py) these lines would train a plain
+    model, too. With 4 micro-batches, `backward` runs four times and adds up four
+    gradients. So each loss is divided by 4, and the sum is the mean. The division by
+    the number of ranks is not needed, because each backward pass averages over the
+    ranks.
+
+    The ranks exchange gradients after each micro-batch, and the forecast counts these
+    bytes. [Under `no_sync`](accumulate.py) they would exchange once per step, but each
+    rank would store full gradients until then.
     """
     losses: list[float] = []
     rate = run.schedule.apply(run.optimizer, run.number)
@@ -169,8 +176,8 @@ def step(run: Run) -> Taken:
         inputs_BT, targets_BT = next(run.batches)
         with label("forward", f"micro-batch {micro}"):
             loss = gpt.loss(run.model(inputs_BT), targets_BT) / run.accumulate
-        # In FP32 and BF16 the scaler is turned off. Then these are `loss.backward()`
-        # and `optimizer.step()`.
+        # In FP32 and BF16 the scaler is turned off. Then `scale` returns the loss
+        # itself, and the scaler's `step` is that of the optimizer.
         with label("backward", f"micro-batch {micro}"):
             run.scaler.scale(loss).backward()
         losses.append(loss.item())
@@ -179,7 +186,7 @@ def step(run: Run) -> Taken:
         if fault is None:
             run.scaler.step(run.optimizer)
         run.scaler.update()
-    # `zero_grad` sets the gradients to `None`, and their memory is free until the next
+    # `zero_grad` sets the gradients to `None`, which frees their memory until the next
     # backward pass.
     run.optimizer.zero_grad()
     run.number += 1
@@ -188,16 +195,16 @@ def step(run: Run) -> Taken:
 
 
 def looked_at(run: Run, losses: list[float]) -> tuple[float | None, str | None]:
-    """Look whether [the gradient is finite](not_finite.py), and limit its norm, if the run has a limit.
+    """Check whether [the gradient is finite](not_finite.py), and clip its norm if the run has a limit.
 
-    :param losses: of this rank's micro-batches
-    :returns: the norm before it was limited, if one was taken, and why the step is left
-        out, if it is
-    :raises Mistake: if the run stops at such a step
+    :param losses: the losses of this rank's micro-batches
+    :returns: the norm before clipping, or `None` if it was not computed; and the reason
+        if the step is skipped
+    :raises Mistake: if the run stops at a step that is not finite
     """
     if run.clip is None and not run.not_finite.looks:
         return None, None
-    # The limit is for the gradient itself, and not for its multiple by the loss scale.
+    # The limit applies to the gradient itself, so the loss scale is divided out first.
     run.scaler.unscale_(run.optimizer)
     if not run.not_finite.looks:
         return clip_grad_norm_(run.model, run.clip or math.inf).item(), None
@@ -210,13 +217,13 @@ def looked_at(run: Run, losses: list[float]) -> tuple[float | None, str | None]:
 
 
 def total(losses: list[float]) -> float:
-    """The sum in the order of the micro-batches. Newer Pythons would round `sum` otherwise."""
+    """Add up numbers in their order. Since Python 3.12 the built-in `sum` rounds differently."""
     return functools.reduce(operator.add, losses, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What is known of a step once it was taken. What a run does not have is `None`."""
+    """The figures of a finished step. A figure that the run does not have is `None`."""
 
     loss: float
     learning_rate: float
@@ -225,7 +232,7 @@ class Taken:
     fault: str | None = None
 
     def figures(self) -> dict[str, float]:
-        """What there is, [by name](tracking.py)."""
+        """The figures that are not `None`, [by name](tracking.py)."""
         pairs = [
             ("loss", self.loss),
             ("learning_rate", self.learning_rate),
@@ -239,9 +246,9 @@ class Taken:
 def watched_step(
     options: argparse.Namespace, run: Run, steps: range, counted: Counted
 ) -> tuple[Taken, dict[str, float]]:
-    """Take a step, and count what it sends, how long it takes, and in the last step what it stores.
+    """Take a step, and count the bytes it sends, its time, and in the last step the bytes it stores.
 
-    :returns: what is known of the step, and all its figures [by name](tracking.py)
+    :returns: the finished step, and all its figures [by name](tracking.py)
     """
     number = run.number
     # The last step runs under the meter. It takes longer than the others, and its time
@@ -261,7 +268,7 @@ def watched_step(
 
 
 def evaluation_is_due(options: argparse.Namespace, number: int) -> bool:
-    """Whether the loss on the unseen text is wanted after this step. After the last it always is."""
+    """Whether to evaluate after this step. The last step is always followed by an evaluation."""
     every: int = options.evaluate_every or options.steps
     last: int = options.steps
     return (number + 1) % every == 0 or number + 1 == last
@@ -271,13 +278,13 @@ def evaluation_is_due(options: argparse.Namespace, number: int) -> bool:
 
 
 def progress_of(options: argparse.Namespace, run: Run) -> Progress:
-    """Rank 0's line of progress, unless labml draws one there."""
+    """Rank 0's line of progress, unless labml shows its own."""
     shows = dist.get_rank() == 0 and not labml_shows(options)
     return Progress(options.steps, first=run.number, enabled=shows)
 
 
 def make_meter(options: argparse.Namespace, run: Run) -> Meter:
-    """The meter of the last step, which also remembers its peak if that is wanted."""
+    """The meter of the last step. With `--memory-snapshot` the meter also records its peak."""
     if options.memory_snapshot is None:
         return Meter()
     texts = [run.batches.reader.text]
@@ -285,7 +292,7 @@ def make_meter(options: argparse.Namespace, run: Run) -> Meter:
 
 
 def show_plan(options: argparse.Namespace) -> int:
-    """Print the plan, on one rank, and write it if a file was named."""
+    """Print the plan on rank 0, and write it to a file if `--json` names one."""
     made, setup = plan(options)
     if os.environ.get("RANK", "0") == "0":
         print(table(options, made, setup))
@@ -296,7 +303,7 @@ def show_plan(options: argparse.Namespace) -> int:
 
 
 def say(sentence: str) -> None:
-    """Print a sentence, on one rank."""
+    """Print a sentence on rank 0."""
     if dist.get_rank() == 0:
         print(sentence)
 
@@ -308,7 +315,7 @@ def show_skipped(run: Run) -> None:
 
 
 def show_sample(options: argparse.Namespace, run: Run, device: torch.device) -> None:
-    """Print what the model writes. All ranks compute it, and one prints it."""
+    """Print the continued prompt. All ranks compute the text, and rank 0 prints it."""
     if options.sample:
         written = sample(options, run.model, device)
         if dist.get_rank() == 0:

@@ -1,13 +1,14 @@
-r"""# Several machines
+r"""# Training on several machines
 
-> Where the network between machines is slow, each machine gets a copy of the model, and shards that.
+> If the network between machines is slow, each machine holds a copy of the model and
+> shards it among its own ranks.
 
 Four ranks on two machines could share one copy of a model. Then each unit would be
 gathered over the network between the machines, once for the forward pass and once for
 the backward pass. With `--mesh 2x2` there are two copies, and the two ranks of a machine
-share one. Units are gathered inside of a machine, and only [the mean of the
-gradients](groups.py) travels between machines. For a GPT of 33.7 million parameters in
-FP32, 135 MB, what one machine sends to the other in a step is:
+share one. Units are gathered inside a machine, and only [the mean of the
+gradients](groups.py) is computed between machines. A GPT of 33.7 million parameters in
+FP32 has 135 MB. In one step, one machine sends to the other:
 
 | | formula | with $A = 2$ machines of $S = 2$ ranks |
 |---|---|---|
@@ -15,15 +16,17 @@ FP32, 135 MB, what one machine sends to the other in a step is:
 | one copy, at least | $(2 + S)\,\frac{A-1}{A}\,B$ | 270 MB |
 
 In the first row each of the $S$ ranks of a machine averages its part of the gradients,
-$B/S$ bytes, with the other copies. In the second row two gathers bring each other
-machine the part that a machine stores, $B/A$. They send more where a collective sends
-one piece to several ranks of a machine. For the reduce-scatter, each rank sends [over
-gloo](exchange.py) every rank of the other machines a piece. `python -m
-benchmarks.two_nodes` measures both over a network of limited speed. The price is
-memory: with $A$ copies a rank stores $1/S$ of parameters, gradients and moments, and no
-longer $1/(A\,S)$.
+$B/S$ bytes, with the other copies. In the second row a machine stores $B/A$ bytes, and
+two gathers send them to each other machine. The gathers send more if a collective sends
+one piece to several ranks of the same machine. For the reduce-scatter, each rank sends
+[over gloo](exchange.py) one piece to every rank of the other machines. `python -m
+benchmarks.two_nodes` measures both rows over a network of limited speed.
 
-Every machine starts the same line, which names the machine where all of them meet:
+The price of the copies is memory. With $A$ copies a rank stores $1/S$ of parameters,
+gradients and moments instead of $1/(A\,S)$.
+
+You start the same line on every machine. The line names the machine where all of them
+meet:
 
 ```sh
 torchrun --nnodes 2 --nproc-per-node 8 --max-restarts 3 \
@@ -31,10 +34,11 @@ torchrun --nnodes 2 --nproc-per-node 8 --max-restarts 3 \
     -m shardbook.train --mesh 2x8 --checkpoints /shared/run
 ```
 
-`torchrun` numbers the ranks of a machine one after the other, and a row of the mesh has
-such neighbours. The folder of [the checkpoints](saving.py) has to be one that all
-machines see, because each rank writes its part. The folder `examples/` of the repository
-holds this line as a script, a script for Slurm and a `PyTorchJob` for Kubernetes.
+`torchrun` numbers the ranks of one machine consecutively, and a row of the mesh
+consists of consecutive ranks. So each row is one machine. The folder of [the
+checkpoints](saving.py) has to be on a disk that all machines see, because each rank
+writes its part. The folder `examples/` of the repository has this line as a script, a
+script for Slurm and a `PyTorchJob` for Kubernetes.
 
 :notation $A$: `copies`, the number of copies of the model, here one for each machine
 :notation $S$: `ranks`, the number of ranks that share one copy
@@ -62,7 +66,7 @@ __all__ = ["Shape", "mesh_of", "part_of_store", "refuse_unfit_shape", "shape"]
 
 
 class Shape(NamedTuple):
-    """How many copies of the model there are, and how many ranks share each of them."""
+    """The number of copies of the model, and the number of ranks that share each copy."""
 
     copies: int
     ranks: int
@@ -77,7 +81,7 @@ class Shape(NamedTuple):
 
 
 def shape(text: str) -> Shape:
-    """A shape as the command line writes it.
+    """Read a shape from the command line.
 
     >>> shape("2x4")
     Shape(copies=2, ranks=4)
@@ -107,16 +111,18 @@ def mesh_of(options: argparse.Namespace, device: torch.device) -> Any:
 def part_of_store(
     store: Any, rank: int, world_size: int, limit: timedelta
 ) -> PrefixStore:
-    """A part of a store that only the ranks use that run now.
+    """Agree on a part of a store that belongs to this attempt only.
 
-    When a rank dies, `torchrun` ends the ranks of all machines and starts them again. The
-    store stays, and holds what the dead have written. `TORCHELASTIC_RESTART_COUNT` does not
-    tell the attempts apart: the `torchrun` of the machine where the rank has died counts
-    the restart, and that of another machine may count none.
+    When a rank dies, `torchrun` ends the ranks of all machines and starts them again.
+    The store survives with the entries of the earlier attempt.
+    `TORCHELASTIC_RESTART_COUNT` does not distinguish the attempts: the `torchrun` on the
+    machine of the dead rank counts the restart, and that of another machine may not
+    count it.
 
-    So rank 0 offers a new name, and each other rank accepts it. A rank may come early and
-    find the name that an earlier rank 0 has offered. Then nobody answers, and the rank
-    looks again. An answer is for one process, which never started before.
+    So rank 0 offers a new name, and each other rank accepts it. A rank may start early
+    and find the name of an earlier rank 0. This rank 0 no longer answers, so the rank
+    looks again. Each answer names one process, so an old answer cannot be mistaken for
+    a new one.
 
     :param store: the same for all ranks
     :param limit: how long to wait for the other ranks
@@ -136,7 +142,7 @@ OFFER = "shardbook.train: offered name"
 
 
 def accepted_name(store: Any, rank: int, limit: timedelta) -> str:
-    """The name that the rank 0 of this attempt has offered, and answered for."""
+    """Wait for the name that rank 0 of this attempt offers, and for its answer."""
     process, name = uuid4().hex, ""
     until = time.monotonic() + limit.total_seconds()
     while time.monotonic() < until:

@@ -1,14 +1,16 @@
-r"""# Text in files
+r"""# Memory-mapped text
 
-> Files become one long row of tokens, and a rank reads only the windows that it needs.
+> Text files are mapped into memory as one row of tokens, so a rank reads only the
+> windows that it needs.
 
-A training text may be larger than the memory of its machine. So it is not read but
-*mapped*: the system gives the file an address, and fetches a page of it when a program
-reads there. What was fetched lies in the system's cache, once for all ranks of a
-machine, and the system drops it again when memory is short. None of it belongs to a
-rank, and none of it counts in [what a rank stores](forecast.py).
+A training text may be larger than the memory of its machine: 500 GB of text, on a
+machine with 128 GB. So the text is *mapped* instead of read. The system gives the file
+an address, and fetches a page of the file when a program reads at this address. The
+page stays in the system's cache, once for all ranks of the machine, until memory is
+short. A mapped text belongs to no rank, so it does not count in [what a rank
+stores](forecast.py).
 
-Several files are one text, laid end to end. A window may begin in one file and end in
+Several files form one text, in their order. A window may begin in one file and end in
 the next:
 
 | file | its tokens | a window of 4 that begins at token 5 |
@@ -16,9 +18,9 @@ the next:
 | `a.txt` | 0 to 6 | 5, 6 |
 | `b.txt` | 7 to 11 | 7, 8 |
 
-A byte is a token, unless [a tokenizer](tokens.py) has written other ones. Of a folder
-all files are read, in the order of their names, so every rank sees the same row. A name
-that begins with a dot is left out.
+A token is a byte, unless [a tokenizer](tokens.py) has written the file. If you name a
+folder, all of its files are used in the order of their names, so every rank sees the
+same row. Files whose names begin with a dot are left out.
 
 :notation $T$: `context`, the number of tokens in a window
 """
@@ -44,7 +46,7 @@ __all__ = ["MappedText", "files_of", "fingerprint"]
 
 
 class MappedText:
-    """One row of tokens in several files. A slice of it is a tensor, a copy of what the files say.
+    """One row of tokens in several files. A slice of it is a new tensor.
 
     :param files: the files in their order
     :param dtype: the type of a token in these files
@@ -52,10 +54,10 @@ class MappedText:
 
     def __init__(self, files: Sequence[Path], dtype: torch.dtype = torch.uint8) -> None:
         self.dtype = dtype
-        # An empty file has no tokens, and no address.
+        # An empty file cannot be mapped.
         self.maps = [mapped(file) for file in files if file.stat().st_size]
         sizes = (len(each) // dtype.itemsize for each in self.maps)
-        # Where each file begins in the row, and where the row ends.
+        # The position in the row where each file begins, and the end of the row.
         self.starts = [0, *accumulate(sizes)]
         self.first, self.last = 0, self.starts[-1]
 
@@ -70,7 +72,7 @@ class MappedText:
         while at < stop:
             index = bisect_right(self.starts, at) - 1
             end = min(stop, self.starts[index + 1])
-            # The tensor that looks at the map lives for this line only.
+            # This view of the map exists for this line only, so the map can be closed.
             result[at - start : end - start] = torch.frombuffer(
                 self.maps[index],
                 dtype=self.dtype,
@@ -89,15 +91,15 @@ class MappedText:
 
 
 def mapped(file: Path) -> mmap.mmap:
-    """The bytes of a file at an address. A write would reach a private copy, and there is none."""
+    """Map a file. The map is private, so a write would not change the file."""
     with file.open("rb") as opened:
         return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file, or all files of the folder in the order of their names.
+    """The file, or all files of a folder in the order of their names.
 
-    :raises Mistake: if there are none
+    :raises Mistake: if there is no such file or folder, or the folder holds no file
     """
     if path.is_file():
         return [path]
@@ -115,10 +117,11 @@ def files_of(path: Path) -> list[Path]:
 
 
 def fingerprint(text: Text) -> str:
-    """A few letters that another text does not share.
+    """Compute a short hash by which a text can be recognized.
 
-    They are made from the length and from 64 short pieces, so that a text of any size
-    takes no time. A change between the pieces that keeps the length is not seen.
+    The hash uses the length and 64 short pieces of the text, so a large text takes no
+    longer than a small one. A change between the pieces that keeps the length is not
+    detected.
 
     >>> fingerprint(torch.arange(100)) == fingerprint(torch.arange(100).flip(0))
     False

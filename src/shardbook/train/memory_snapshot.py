@@ -1,11 +1,13 @@
-r"""# What the memory holds at the peak
+r"""# A snapshot of the memory at its peak
 
-> The moment in which a rank stores the most, storage by storage, in the words of this book.
+> `--memory-snapshot` lists every storage that is alive when a rank stores the most,
+> with its kind and its unit.
 
-A peak is one number. To lower it, you need to know what it is made of. `--memory-snapshot
-FOLDER` lets [the meter](measure.py) of the last step remember its peak: every storage
-that was alive then, how large it was, and what it was. In the run of [the training
-chapter](loop.py), `memory-rank0.json` begins like this:
+Suppose a step needs 44 MB at its peak, and you want to lower this number. Then you need
+to know which tensors are alive at that moment. With `--memory-snapshot FOLDER` [the
+meter](measure.py) of the last step records its peak: every storage that was alive, its
+size, and its kind. In the run of [the training chapter](loop.py), `memory-rank0.json`
+begins like this:
 
 ```json
 {
@@ -24,18 +26,19 @@ chapter](loop.py), `memory-rank0.json` begins like this:
 
 | kind | what it is |
 |---|---|
-| `shard` | [what a rank keeps](flat.py#Flat) of a unit's parameters |
-| `full` | [the whole vector](unit.py) of a unit that is in use or on its way |
+| `shard` | [the part](flat.py#Flat) of a unit's parameters that a rank keeps |
+| `full` | [the whole vector](unit.py) of a unit that is in use or is being gathered |
 | `grad_full` | [the vector](gradients.py) that collects the gradients of a unit |
-| `sending` | such a vector on its way to the other ranks |
+| `sending` | such a vector while it is sent to the other ranks |
 | `gradients` | mean gradients that wait for the optimizer |
-| `optimizer state` | its moments and counters |
-| `text` | the text that is trained on, if it is not mapped |
-| `activations and temporaries` | the rest: what the forward pass saved, what operations make, what arrives |
+| `optimizer state` | the optimizer's moments and counters |
+| `text` | the training text, if it is not mapped |
+| `activations and temporaries` | the rest: saved activations, results of operations, received messages |
 
-`storages` lists them one by one, the largest first, each with its unit. `operation` is the
-operation that reached the peak, and `whole` names the units that were whole then, so it
-is plain where in the step this was.
+`storages` lists the storages one by one, the largest first, each with its unit.
+`operation` is the operation that reached the peak, and `whole` names the units that were
+whole at that moment. In this run, the backward pass of GELU was in block 3, while block
+2 was prefetched.
 """
 
 # sidelit: hide
@@ -64,11 +67,11 @@ OTHER = "activations and temporaries"
 
 
 class MemorySnapshot(Meter):
-    """A meter that remembers what the peak was made of.
+    """A meter that records which storages made up the peak.
 
-    :param model: a sharded model; it names the units
-    :param optimizer: what trains it
-    :param texts: what is read
+    :param model: a sharded model, which names the units
+    :param optimizer: the model's optimizer
+    :param texts: the training texts
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class MemorySnapshot(Meter):
         return result
 
     def remember(self, operation: str) -> None:
-        """Write down what is stored now."""
+        """Record all storages that are alive now."""
         named = self.named()
         self.operation = operation
         self.whole = [
@@ -112,7 +115,7 @@ class MemorySnapshot(Meter):
         ]
 
     def named(self) -> Named:
-        """The storages that have a name: their kind and their unit."""
+        """The kind and the unit of each storage that is known."""
         with as_plain():
             found = [
                 *((tensor, "optimizer state", "") for tensor in self.moments()),
@@ -126,8 +129,8 @@ class MemorySnapshot(Meter):
         }
 
     def of_units(self) -> Iterator[tuple[Tensor | None, str, str]]:
-        """What the units hold. Where a vector has two names, the later one counts: below stage 3 `shard` is a
-        part of `full`.
+        """The vectors of all units. If a vector has two names, the later one counts: below stage 3 `shard`
+        is a part of `full`.
         """
         for unit in self.units:
             for flat in unit.flats:
@@ -139,7 +142,7 @@ class MemorySnapshot(Meter):
                     yield parameter.grad, "gradients", unit.name
 
     def moments(self) -> Iterator[Any]:
-        """What the optimizer keeps for each parameter."""
+        """The optimizer's state of each parameter."""
         for state in self.optimizer.state.values():
             yield from state.values()
 

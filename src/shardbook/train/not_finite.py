@@ -1,16 +1,17 @@
 r"""# Losses and gradients that are not finite
 
-> A NaN is found before the optimizer takes a step with it, and the unit that made it is named.
+> A NaN or infinity is detected before the optimizer steps with it, and the message
+> names the unit that it came from.
 
-One NaN among the gradients is in all parameters after a few steps: the step writes it
-into a weight, the next forward pass spreads it. The run goes on without an error,
-saves, and removes its older checkpoints, and all that it leaves behind is NaN.
+One NaN among the gradients is in all parameters after a few steps: the optimizer writes
+it into a weight, and the next forward pass spreads it. The run raises no error. It
+saves new checkpoints and removes the older ones, until every checkpoint contains NaN.
 
-So before each step the ranks exchange one number each. It is the sum of the squares of
-a rank's part of the gradient. If the sum of all of them is finite, so is each gradient,
-and its root is [the norm](clip.py) that clipping needs anyway. A loss can be infinite
-while the gradients are finite. So a rank with such a loss sends a negative number
-instead, which no sum of squares is:
+So before each step, each rank sends one number to the others: the sum of the squares of
+its part of the gradient. If the sum over all ranks is finite, so is every gradient. The
+root of this sum is [the norm](clip.py), which clipping needs anyway. A loss can be
+infinite while the gradients are finite. In this case a rank sends a negative number
+instead, which no sum of squares can be:
 
 | rank | its losses | its part of the gradient | sends |
 |---|---|---|---|
@@ -18,27 +19,29 @@ instead, which no sum of squares is:
 | 1 | 2.2, inf | $(1, 2)$ | −2: its second micro-batch |
 | 2 | 2.0, 2.2 | (1, NaN) | NaN |
 
-All ranks see the same numbers, so all of them decide alike. `--not-finite` says what
-they do:
+All ranks receive the same numbers, so all of them make the same decision.
+`--not-finite` chooses what they do:
 
-- `stop`, the default: the program ends with one sentence and exit code 1, and its newest
-  checkpoint is from before. Started again, it comes to the same step with the same
-  numbers, so it takes other options to get further.
-- `skip`: the gradients are dropped, and the optimizer keeps its state. The schedule
-  and the text move on, as if the step had been taken. A run that [goes on](saving.py)
-  after a skipped step does so to the same bit, and knows how many there were.
-- `continue`: nothing is looked at, and the step is taken, as in plain PyTorch.
+- `stop`, the default: the program ends with one sentence and exit code 1. Its newest
+  checkpoint is from before this step. If you start it again with the same options, it
+  computes the same numbers and stops at the same step.
+- `skip`: the gradients are dropped, and the optimizer keeps its state. The learning-rate
+  schedule and the text move on as if the step had been taken. The number of skipped
+  steps is saved, so [a resumed run](saving.py) takes the same steps bit for bit.
+- `continue`: nothing is checked, and the step is taken, as in plain PyTorch.
 
-In FP16 [the scaler](sharded_scaler.py) skips a step whose gradients overflow, and makes
-its factor $S$ smaller. That is no fault. It is one if $S$ is 1 already, since then the
-gradients are infinite or NaN without any help from $S$. A loss that is not finite is
-always a fault, because $S$ is applied after it.
+In FP16 [the scaler](sharded_scaler.py) skips a step whose gradients overflow, and
+lowers the loss scale $S$. Such an overflow is expected, so it does not count as a
+fault. But if $S$ is already 1, the gradients are infinite or NaN without the scale,
+which is a fault. An infinite loss is always a fault, because $S$ is multiplied to the
+loss after it was computed.
 
-Only after a fault do the ranks exchange more: which units have gradients that are not
-finite. A NaN travels with the backward pass, from the loss to the first layer. [The
-record](prefetch.py) of the forward pass says in which order the units ran, so of those
-units the one that ran last has made it. If a loss itself is not finite, the parameters
-may be to blame, and the first unit whose parameters are not finite is named beside it.
+Only after a fault, the ranks exchange which units have gradients that are not finite. A
+NaN spreads with the backward pass, from the loss towards the first layer. [The
+record](prefetch.py) of the forward pass gives the order of the units. So among the
+units with a NaN, it came from the unit that ran last in the forward pass. If a loss
+itself is not finite, its cause may be the parameters. Then the message also names the
+first unit whose parameters are not finite.
 
 :notation $S$: `scale`, the loss scale, 1 without a scaler
 """
@@ -73,34 +76,33 @@ __all__ = ["NotFinite", "not_finite"]
 
 
 class NotFinite:
-    """What a run does about a loss or a gradient that is not finite.
+    """Detects a loss or a gradient that is not finite, and stops the run or skips the step.
 
     :param policy: `"stop"`, `"skip"` or `"continue"`
     """
 
     def __init__(self, policy: str = "continue") -> None:
         self.policy = policy
-        # The steps that this run has left out, those before it was restored included.
+        # The skipped steps of this run, including those before it was resumed.
         self.skipped = 0
 
     @property
     def looks(self) -> bool:
-        """Whether steps are looked at."""
+        """Whether steps are checked."""
         return self.policy != "continue"
 
     @torch.no_grad()
     def look(
         self, model: nn.Module, losses: Sequence[float], scale: Callable[[], float]
     ) -> tuple[Tensor, str | None]:
-        """Look at a step before it is taken. Collective.
+        """Check a step before it is taken. Collective.
 
-        :param model: with its gradients, which have lost the factor of the loss
-        :param losses: of this rank, one for each micro-batch
-        :param scale: the factor that the gradients have lost; called only if one of
-            them is not finite
-        :returns: the norm of the gradient, 0-dim, FP64, and what is wrong, if anything
-            is. Both are the same on every rank; the norm is of no use if a loss is not
-            finite.
+        :param model: the model with its gradients, already divided by the loss scale
+        :param losses: the losses of this rank, one for each micro-batch
+        :param scale: returns the loss scale; called only if a gradient is not finite
+        :returns: the norm of the gradient, 0-dim, FP64, and a description of the fault,
+            or `None`. Both are the same on every rank. The norm is meaningless if a
+            loss is not finite.
         """
         own = sum_of_powers(model, 2.0)
         bad = [micro for micro, loss in enumerate(losses) if not math.isfinite(loss)]
@@ -114,9 +116,10 @@ class NotFinite:
         return total.sqrt(), fault(model, sums.tolist(), scale)
 
     def act(self, number: int, found: str) -> None:
-        """Stop or skip a step, as the policy says.
+        """Stop the run or skip the step, according to the policy.
 
-        :param number: of the step, counted from 1
+        :param number: the number of the step, counted from 1
+        :param found: the description of the fault
         :raises Mistake: on every rank, if the policy is to stop
         """
         if self.policy == "stop":
@@ -128,18 +131,19 @@ class NotFinite:
         self.skipped += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """How many steps were skipped."""
+        """The number of skipped steps."""
         return {"skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting."""
+        """Restore the number of skipped steps."""
         self.skipped = state["skipped"]
 
 
 def rows_of(groups: Groups) -> list[int]:
-    """The places, among all ranks, of those that share this rank's copy of the model.
+    """The indices, among all ranks, of those that share this rank's copy of the model.
 
-    [Other copies](groups.py) have the same gradients, and add up to the same norm.
+    [Other copies](groups.py) have the same gradients and the same norm, so adding them
+    would count the gradient twice.
     """
     if groups.copies == 1:
         return list(range(world(groups.everyone)[1]))
@@ -151,9 +155,10 @@ def rows_of(groups: Groups) -> list[int]:
 def fault(
     model: nn.Module, sums: list[float], scale: Callable[[], float]
 ) -> str | None:
-    """What is wrong with a step, in words; the same on every rank. Collective after a fault.
+    """Describe what is wrong with a step, or return `None`. Collective after a fault.
 
-    :param sums: what the ranks have sent, in their order
+    :param sums: the numbers that the ranks sent, in rank order
+    :param scale: returns the loss scale
     """
     losses = [(-1 - int(sent), rank) for rank, sent in enumerate(sums) if sent < 0]
     if losses:
@@ -161,11 +166,11 @@ def fault(
         said = (
             f"the loss itself, of rank {rank}, micro-batch {micro}, is infinite or NaN"
         )
-        # The first in the order of the forward pass.
+        # Here the units are searched in the order of the forward pass.
         units = list(reversed(in_backward_order(model)))
         guilty = first_bad(model, units, parameters_of)
         return f"{said}, as are parameters of {guilty.name}" if guilty else said
-    # Smaller factors are for the scaler to try.
+    # An overflow with a scale above 1 is left to the scaler, which lowers the scale.
     if all(map(math.isfinite, sums)) or scale() > 1:
         return None
     guilty = first_bad(model, in_backward_order(model), gradients_of)
@@ -174,19 +179,20 @@ def fault(
 
 
 def in_backward_order(model: nn.Module) -> list[Unit]:
-    """The units, the one nearest to the loss first."""
+    """The units in the order of the backward pass: the one nearest to the loss comes first."""
     conductor = conductor_of(model)
     seen: list[Unit] = []
     if isinstance(conductor, PrefetchingConductor):
         seen = conductor.orders[True]
-    # Units that the last forward pass has not used may have gradients from before.
+    # A unit that the last forward pass did not use may have a gradient from an earlier
+    # micro-batch. So all other units are appended.
     return list(dict.fromkeys([*reversed(seen), *reversed(conductor.drivers)]))
 
 
 def first_bad(
     model: nn.Module, units: list[Unit], tensors: Callable[[Unit], Iterable[Tensor]]
 ) -> Unit | None:
-    """The first unit with a tensor that is not finite on any rank. Collective."""
+    """The first unit that has a tensor with NaN or infinity on some rank. Collective."""
     with as_plain():
         bad = [not all(map(finite, tensors(unit))) for unit in units]
     device = units[0].flats[0].full.device
@@ -200,19 +206,19 @@ def first_bad(
 
 
 def parameters_of(unit: Unit) -> Iterator[Tensor]:
-    """What a rank keeps of the parameters of a unit."""
+    """This rank's part of a unit's parameters."""
     return (flat.shard for flat in unit.flats)
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether all elements of a tensor are numbers."""
-    # An element by itself takes a byte of memory here; a norm would take none, but the
-    # square of a large number can be infinite.
+    """Whether all elements of a tensor are finite."""
+    # This takes one byte of memory for each element. A norm would take none, but the
+    # square of a large finite number can be infinite.
     return bool(tensor.isfinite().all())
 
 
 def not_finite(add: Callable[..., Any]) -> None:
-    """What becomes of a step whose loss or gradient is not finite."""
+    """Add the option for losses and gradients that are not finite."""
     add(
         "--not-finite",
         choices=["stop", "skip", "continue"],

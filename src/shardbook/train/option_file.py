@@ -1,6 +1,7 @@
-r"""# Options in a file
+r"""# Options in a configuration file
 
-> A run is described by a file, and the command line changes what differs today.
+> `--config` reads the options of a run from a TOML or YAML file, and the command line
+> overrides the file.
 
 ```toml
 [model]
@@ -13,14 +14,15 @@ schedule = "cosine"
 warmup = 200
 ```
 
-`--config run.toml` reads such a file. Each key is an option without its dashes, and a
-table is only a heading: its name is up to you. A file whose name ends in `.yaml` or
-`.yml` says the same in YAML, for which pyyaml has to be installed. A path in the file
-begins where the program is started, as it does on the command line. The command line
-wins over the file.
+`--config run.toml` reads this file. Each key is an option without its dashes. A table is
+only a heading, so you can choose its name. A file whose name ends in `.yaml` or `.yml`
+is read as YAML, for which pyyaml has to be installed. A relative path in the file
+starts at the folder in which you start the program, as on the command line. The command
+line overrides the file, for example `--config run.toml --steps 100`.
 
-The values of a file go through the same checks as those of the command line: each is
-written as an argument and parsed. The message of a mistake names the file and the line.
+The program converts each entry into an argument and parses it, so the values of a file
+are checked like those of the command line. If a value is wrong, the message names the
+file and the line.
 """
 
 # sidelit: hide
@@ -45,11 +47,11 @@ __all__ = ["arguments_in"]
 
 
 def arguments_in(path: Path, parser: argparse.ArgumentParser) -> list[str]:
-    """The options in a file, as they would stand on the command line.
+    """Convert the options in a file into arguments of the command line.
 
-    :param parser: knows the options, and checks each of them
-    :raises Mistake: naming the file and the line, if the file is not there or cannot be
-        read, or an option in it is unknown or has a value that makes no sense
+    :param parser: the parser of the options, which also checks them
+    :raises Mistake: naming the file and the line, if the file cannot be read, or an
+        option in it is unknown or has a wrong value
     """
     text = read(path)
     result: list[str] = []
@@ -65,7 +67,7 @@ def arguments_in(path: Path, parser: argparse.ArgumentParser) -> list[str]:
 
 
 def entries(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All keys with their values, those inside of tables too."""
+    """All keys with their values, including those inside tables."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from entries(value)
@@ -76,14 +78,15 @@ def entries(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def as_arguments(
     parser: argparse.ArgumentParser, key: str, value: Any, place: str
 ) -> list[str]:
-    """One entry as the words of a command line."""
+    """Convert one entry into arguments of the command line."""
     flag = f"--{key.replace('_', '-')}"
     actions = {
         name: action for action in parser._actions for name in action.option_strings
     }
     if flag not in actions or key in ("help", "config"):
         raise Mistake(f"{place}: {key} is no option of a file; see --help")
-    # A switch is there or not. One that can be turned off has a second name.
+    # A switch has no value: it is either given or left out. A switch that can be turned
+    # off has a second name, such as `--no-offload`.
     if actions[flag].nargs == 0:
         off = [name for name in (f"--no-{flag[2:]}",) if name in actions]
         if not isinstance(value, bool):
@@ -91,12 +94,12 @@ def as_arguments(
         return [flag] if value else off
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise Mistake(f"{place}: {key} is {value!r}, but it must be a word or a number")
-    # In one word, because a value may begin with a dash.
+    # The option and its value form one argument, because a value may begin with a dash.
     return [f"{flag}={value}"]
 
 
 def parsed(path: Path, text: str) -> dict[str, Any]:
-    """The file as a dictionary, by the kind that its name says."""
+    """Parse a file into a dictionary. The end of its name chooses TOML or YAML."""
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)
@@ -113,9 +116,9 @@ def parsed(path: Path, text: str) -> dict[str, Any]:
 
 
 def parsed_yaml(path: Path, text: str) -> dict[str, Any]:
-    """A YAML file as a dictionary.
+    """Parse YAML into a dictionary.
 
-    :raises Mistake: if pyyaml is missing, or the text is no YAML, or it holds no keys
+    :raises Mistake: if pyyaml is missing, or the text is not YAML, or it has no keys
     """
     try:
         import yaml
@@ -137,9 +140,9 @@ def parsed_yaml(path: Path, text: str) -> dict[str, Any]:
 
 
 def read(path: Path) -> str:
-    """The text of the file.
+    """Read the text of a file.
 
-    :raises Mistake: if it cannot be read
+    :raises Mistake: if the file cannot be read
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -149,8 +152,8 @@ def read(path: Path) -> str:
 
 
 def line_of(key: str, text: str) -> int:
-    """The number of the line where a key has its value."""
+    """Find the number of the line with a key and its value."""
     pattern = rf"""^[\s{{,]*["']?{re.escape(key)}["']?\s*[:=]"""
     found = re.search(pattern, text, re.MULTILINE)
-    # A match may begin with the blank lines above.
+    # The match may include blank lines above the key, so its end counts.
     return text.count("\n", 0, found.end()) + 1 if found else 1

@@ -1,12 +1,14 @@
-r"""# What a run can be told
+r"""# The option groups of the training program
 
-> Seven groups of options, from the shape of the model to what a run leaves behind.
+> Seven groups of options set the model, the text, the training, the techniques, the
+> machine, the checkpoints and the output.
 
-Each option has a default with which the run works, so that a first run needs none. The
-group *techniques* holds what the other parts of this book are about, one word each. The
-group *machine* is [in the chapter on ranks](ranks.py#machine). [All of them
-together](options.py) make the command line, and each of them can stand [in a
-file](option_file.py) as well.
+Each option has a default that works, so your first run needs no options. The group
+*techniques* turns on the subjects of this book: ZeRO stages, mixed precision,
+checkpointing, offload and compiling, one word each. The group *machine* is [in the
+chapter on ranks](ranks.py#machine), and *saving* is [in the chapter on
+resuming](saving.py#saving). [All groups together](options.py) form the command line.
+Each option can also be given [in a file](option_file.py).
 """
 
 # sidelit: hide
@@ -87,7 +89,7 @@ def text(add: Add) -> None:
 
 
 def training(add: Add) -> None:
-    """How long, and in steps of which size."""
+    """The length of the run, the size of its steps, the optimizer and the learning rate."""
     add("--steps", type=int, default=200, help="steps of the optimizer, at least 2")
     add(
         "--batch",
@@ -149,7 +151,7 @@ def training(add: Add) -> None:
 
 
 def techniques(add: Add) -> None:
-    """ZeRO, checkpoints, mixed precision, and what goes with them."""
+    """The ZeRO stage, the mesh, precision, checkpointing, offload and compiling."""
     add(
         "--stage",
         type=int,
@@ -194,7 +196,7 @@ def techniques(add: Add) -> None:
 
 
 def writing(add: Add) -> None:
-    """What a run leaves behind."""
+    """The output of a run: a written sample, figures, a trace, and a memory snapshot."""
     add(
         "--sample",
         type=int,

@@ -1,9 +1,12 @@
-r"""# The options of a training run
+r"""# Parsing and checking the options
 
-> What the command line may say.
+> The options are parsed and checked before the run starts, so a wrong value is reported
+> within a second.
 
-The options are checked before anything else happens. What is wrong [is said in one
-sentence](command.py). Then [the ranks meet](ranks.py), and [training begins](loop.py).
+Suppose a run should write its figures to a folder that does not exist. If this were
+detected at the end, hours of training would be lost. So all options are checked first,
+and a mistake [is reported in one sentence](command.py). Then [the ranks
+meet](ranks.py), and [training begins](loop.py).
 """
 
 # sidelit: hide
@@ -27,9 +30,10 @@ __all__ = ["add_config", "parse", "parser", "read"]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, checked, with the model's shape as `options.config`.
+    """Parse and check the options. The model's shape becomes `options.config`.
 
-    :raises Mistake: if an option is unknown, or its value makes no sense
+    :param arguments: the arguments; `None` for those of this process
+    :raises Mistake: if an option is unknown, or has a wrong value
     """
     options = read(parser(), arguments)
     shape = {name: getattr(options, name) for name in SHAPE}
@@ -48,16 +52,17 @@ SHAPE = ("layers", "width", "heads", "context")
 def read(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 ) -> argparse.Namespace:
-    """The options of a command line and of the file that it names, checked as far as
-    every program has them.
+    """Parse the options of a command line and of the file that it names. The options
+    that all programs have are checked.
 
-    :param arguments: `None` for those of this process
-    :raises Mistake: as `parse`
+    :param arguments: the arguments; `None` for those of this process
+    :raises Mistake: as `parse` does
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(given)
     if options.file is not None:
-        # The words of the file come first, so that the command line has the last one.
+        # The arguments from the file come first, so that those of the command line
+        # override them.
         options = parser.parse_args([*arguments_in(options.file, parser), *given])
     refuse_senseless(options)
     refuse_unwritable(options)
@@ -65,7 +70,7 @@ def read(
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every option with its default."""
+    """Make the parser with all options and their defaults."""
     result = Parser(
         prog="shardbook.train",
         description="Train a small GPT on the bytes of a book, or on text of your own, its parameters, "
@@ -73,7 +78,8 @@ def parser() -> argparse.ArgumentParser:
         "was sent and stored with the formulas.",
         epilog=f"Start it with: {LAUNCH} --steps 200",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        # A shortened option would be another one as soon as a new one begins alike.
+        # Abbreviations are not allowed. `--check` would mean `--checkpoint` today, and
+        # become ambiguous when a new option begins with `--check`.
         allow_abbrev=False,
     )
     add_config(result)
@@ -82,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Let a parser name [a file](option_file.py) of options."""
+    """Add the option that names [a file](option_file.py) of options."""
     parser.add_argument(
         "--config",
         type=Path,

@@ -1,35 +1,40 @@
-r"""# Whether it fits
+r"""# Planning the memory of a run
 
-> What a rank will store and send, and whether there is room for it, before anything starts.
+> `--plan` computes the bytes that a rank will store and send, and compares them with
+> the free memory.
 
 ```sh
 python -m shardbook.train --plan --ranks 8 --layers 24 --width 1024 --heads 16 --context 1024
 ```
 
-The options are those of the run. [The forecast](forecast.py) says what is stored
-between steps and what is sent, to the byte. [The planner](planner.py) says how much more
-a step takes at most, since its kinds do not all reach their largest size at the same
-moment. For two cases that the planner leaves open this chapter has a bound:
+The other options are those of the run. [The forecast](forecast.py) computes exactly the
+bytes that are stored between steps and the bytes that are sent. [The
+planner](planner.py) computes an upper bound for the bytes that a step adds. A run may
+stay below this bound, because gradients, gathered units and activations reach their
+largest sizes at different moments. For two cases without a bound in the planner, this
+chapter adds one:
 
-- In 16 bits activations are smaller than in FP32. The plan counts them as FP32.
-- With several micro-batches the mean of those before waits while a backward pass
-  collects the next gradients. In stages 0 and 1 both are there when the pass ends.
+- In 16 bits, activations are smaller than in FP32. The plan counts them as FP32.
+- With several micro-batches, the mean gradient of the earlier ones is stored while a
+  backward pass collects the next gradients. In stages 0 and 1 both exist when the
+  backward pass ends.
 
-Then the sum is compared with the memory that a rank may take. On a GPU that is what is
-free on it. On a CPU it is what the system can still give away, shared by the ranks of
-this machine. `--memory 80` plans for another machine, with 80 GB for each rank. With
-`--offload` on a GPU, what is on the host is compared with the host's memory.
+The sum is compared with the free memory. On a GPU this is the free memory of the GPU.
+On a CPU it is the available memory of the system, divided by the ranks on this machine.
+With `--memory 80` you plan for another machine, with 80 GB for each rank. With
+`--offload` on a GPU, the part on the host is compared with the host's memory.
 
-The program returns 0 if the run fits, and 1 if it does not. So a script can ask first:
+The program returns 0 if the run fits, and 1 if it does not. So a script can start a job
+only if it fits:
 
 ```sh
 python -m shardbook.train --config run.toml --plan --ranks 8 --memory 80 && sbatch run.sh
 ```
 
-What the plan leaves out: Python and PyTorch themselves, about 220 MB for each
-process; temporaries inside one operation; buffers of the communication backend; what an
-allocator adds. On a GPU and with `--compile` the activations are an estimate, since
-other tensors are saved there.
+The plan does not include Python and PyTorch themselves (about 220 MB for each process),
+temporaries inside one operation, buffers of the communication backend, and the
+fragmentation of an allocator. On a GPU and with `--compile`, other tensors are saved for
+the backward pass than on a CPU, so the activations are an estimate there.
 """
 
 # sidelit: hide
@@ -58,12 +63,13 @@ __all__ = ["Plan", "plan", "plan_figures", "table"]
 class Plan:
     """The bytes of the rank that stores or sends the most.
 
-    :param steady: what is stored between steps, by its terms
-    :param extra: what a step adds to that at most, by its kinds
-    :param sent: in one step
-    :param host: the part of all that is stored on the host, if not all of it is
-    :param room: what a rank may take; `None` if that is not known
-    :param host_room: the same on the host, where some of it is there
+    :param steady: the bytes that are stored between steps, by term
+    :param extra: the bytes that a step adds at most, by kind
+    :param sent: the bytes that are sent in one step
+    :param host: the stored bytes that are on the host; 0 if the host is the device
+    :param room: the free memory for a rank; `None` if unknown
+    :param host_room: the free memory on the host for a rank; `None` if unknown or if
+        the host is the device
     """
 
     steady: dict[str, int]
@@ -75,24 +81,24 @@ class Plan:
 
     @property
     def most(self) -> int:
-        """What a step takes at most."""
+        """The largest number of bytes that a step can store."""
         return sum(self.steady.values()) + sum(self.extra.values())
 
     @property
     def fits(self) -> bool | None:
-        """Whether there is room; `None` if it is not known how much there is."""
+        """Whether the run fits; `None` if the free memory is unknown."""
         pairs = [(self.most - self.host, self.room), (self.host, self.host_room)]
         known = [need <= room for need, room in pairs if room is not None]
         return all(known) if known else None
 
 
 def plan(options: argparse.Namespace) -> tuple[Plan, Setup]:
-    """The plan of a run, made without starting it, and what it was made for."""
+    """Make the plan of a run without starting it, and return its setup, too."""
     alone = "1" if options.mesh is None else str(options.mesh.size)
     ranks = options.ranks or number("WORLD_SIZE", least=1, default=alone)
     refuse_unfit_shape(options, ranks)
     setup = setup_of(options, ranks, text_bytes(options))
-    # Ranks differ in padding, and in what gloo sends for a single number.
+    # Ranks differ in their padding, and in the bytes that gloo sends for a small tensor.
     forecasts = [forecast(setup, rank) for rank in sample_of(ranks)]
     layouts = layouts_of(setup.config, setup.sharing, setup.policy, setup.copies)
     own = own_bytes(
@@ -104,8 +110,8 @@ def plan(options: argparse.Namespace) -> tuple[Plan, Setup]:
         setup.copies,
     )
     kinds = total(layouts, setup.stage, setup.policy)
-    # The mean of the micro-batches before. From stage 2 on it takes the place of the
-    # gradients that the planner counts.
+    # In stages 0 and 1 the mean gradient of earlier micro-batches is stored as well.
+    # From stage 2 on it takes the place of the gradients that the planner counts.
     waits = setup.accumulate > 1 and setup.stage < 2
     mean = 4 * sum(each.shard_numel if setup.stage else each.padded for each in layouts)
     gradients = kinds.gradients + kinds.gradients_on_host
@@ -128,20 +134,20 @@ def plan(options: argparse.Namespace) -> tuple[Plan, Setup]:
 
 
 def sample_of(ranks: int) -> list[int]:
-    """The ranks that a plan looks at: all of them, or the first ones and the last of very many."""
+    """The ranks that a plan computes: all, or if they are many, the first 32 and the last."""
     return [*range(min(ranks, 32)), *([ranks - 1] if ranks > 32 else [])]
 
 
 def text_bytes(options: argparse.Namespace) -> int:
-    """What a rank holds of the text: all of the book, and nothing of files."""
+    """The bytes of text on a rank: the whole book, or nothing if files are mapped."""
     mapped = options.data is not None or options.tokenizer is not None
     return 0 if mapped else len(corpus.read())
 
 
 def rooms(options: argparse.Namespace, ranks: int) -> tuple[int | None, int | None]:
-    """What one rank may take on its device, and on the host if that is something else."""
+    """The free memory for one rank on its device, and on the host if the device is a GPU."""
     if options.memory is not None:
-        # That is another machine, and how much memory its host has was not said.
+        # The plan is for another machine, and the memory of its host is unknown.
         return round(options.memory * 1e9), None
     here = number("LOCAL_WORLD_SIZE", least=1, default=str(ranks))
     host = available()
@@ -149,19 +155,19 @@ def rooms(options: argparse.Namespace, ranks: int) -> tuple[int | None, int | No
     if device_kind(options) == "cpu":
         return share, None
     free, _ = torch.cuda.mem_get_info()
-    # With more ranks than GPUs some of them share one.
+    # If there are more ranks than GPUs, several ranks share one.
     return free // -(-here // torch.cuda.device_count()), share
 
 
 def device_kind(options: argparse.Namespace) -> str:
-    """Where the run would compute. On another machine that is a GPU, unless `--device` says otherwise."""
+    """The kind of device. For another machine it is a GPU, unless `--device` says otherwise."""
     if options.memory is not None:
         return "cpu" if options.device == "cpu" else "cuda"
     return choose_device(options)[0].type
 
 
 def available() -> int | None:
-    """The bytes that this system can still give away, as Linux counts them; `None` elsewhere."""
+    """The available memory of this system as Linux counts it; `None` on other systems."""
     file = Path("/proc/meminfo")
     if not file.exists():
         return None
@@ -171,7 +177,7 @@ def available() -> int | None:
 
 
 def table(options: argparse.Namespace, made: Plan, setup: Setup) -> str:
-    """The plan for a person to read."""
+    """Format the plan as a table."""
     rows = [
         *((name, value, "between steps") for name, value in made.steady.items()),
         *((name, value, "in a step, at most") for name, value in made.extra.items()),
@@ -197,7 +203,7 @@ def table(options: argparse.Namespace, made: Plan, setup: Setup) -> str:
 
 
 def verdict(made: Plan) -> str:
-    """The last line: whether it fits, and what to do if not."""
+    """The last line: whether the run fits, and otherwise what to change."""
     if made.fits is None:
         return "Whether it fits is not known here: say with --memory how much there is."
     if made.fits:
@@ -212,7 +218,7 @@ def verdict(made: Plan) -> str:
 
 
 def limits() -> list[int]:
-    """What a container leaves this process, by both versions of Linux's control groups."""
+    """The free memory of a container, by both versions of Linux's control groups."""
     found = []
     for most, used in CONTROL_GROUPS:
         if most.exists() and used.exists():
@@ -232,7 +238,7 @@ CONTROL_GROUPS = [
 def plan_figures(
     options: argparse.Namespace, made: Plan, setup: Setup
 ) -> dict[str, Any]:
-    """The plan under flat names, for `--json`."""
+    """The plan as a dictionary, for `--json`."""
     return {
         "ranks": setup.world_size,
         "stage": setup.stage,

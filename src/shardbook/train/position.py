@@ -1,12 +1,13 @@
-r"""# Where a run is in its text
+r"""# The position of a run in its text
 
-> Two numbers say which windows were read, whatever the number of ranks.
+> An epoch and a window say which windows were read, and do not depend on the number of
+> ranks.
 
-[The reader](corpus.py#Reader) numbers its batches, and a batch has as many windows as
-all ranks read together. So batch 12 of 2 ranks is not batch 12 of 4. A run that was
-saved on 2 ranks and goes on with 4 needs a position that does not depend on their
-number. Here it is an *epoch* and a *window*: how often the text was read to its end,
-and how many windows of the present order have been read since.
+[The reader](corpus.py#Reader) numbers its batches. The windows of a batch are divided
+among all ranks, so batch 12 of 2 ranks and batch 12 of 4 ranks are different windows.
+Suppose a run is saved on 2 ranks and resumed on 4. Then it needs a position that does
+not depend on their number: an *epoch*, which counts how often the text was read to its
+end, and a *window*, which counts the windows that were read since.
 
 | | 2 ranks, 3 windows each | goes on with 4 ranks |
 |---|---|---|
@@ -14,8 +15,8 @@ and how many windows of the present order have been read since.
 | position | epoch 0, window 30 | epoch 0, window 30 |
 | the next step reads | windows 30 to 35 | windows 30 to 41 |
 
-No window is read twice, and none is left out. With the same number of windows in a step
-the run reads exactly what it would have read without the break.
+No window is read twice, and none is left out. If a step has the same number of windows
+as before, the run reads exactly the windows that it would have read without the break.
 
 ```python
 saved = batches.state_dict()
@@ -44,7 +45,7 @@ __all__ = ["Batches"]
 class Batches:
     """This rank's batches, one after the other, without end.
 
-    :param reader: where they come from
+    :param reader: the source of the batches
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -57,8 +58,8 @@ class Batches:
         return self
 
     def __next__(self) -> tuple[Tensor, Tensor]:
-        # $N_d B$ windows are read in common. At the end of the text fewer may be left,
-        # and they are left out, because every rank needs a whole batch.
+        # All ranks together read $N_d B$ windows. If fewer are left at the end of the
+        # text, they are skipped, because every rank needs a whole batch.
         share = self.reader.batch_size * self.reader.world_size
         if self.window + share > self.reader.windows:
             self.epoch, self.window = self.epoch + 1, 0
@@ -67,7 +68,7 @@ class Batches:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what it is a position in: plain values, the same on every rank."""
+        """The position, with the text and the order to which it belongs. It is the same on every rank."""
         return {
             "epoch": self.epoch,
             "window": self.window,
@@ -77,10 +78,10 @@ class Batches:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a position that was saved, also by another number of ranks.
+        """Restore a position, even one that was saved with another number of ranks.
 
-        :raises ValueError: if it is a position in another text, or in another order of
-            it
+        :raises ValueError: if the position belongs to another text, or to another order
+            of the windows
         """
         own = self.state_dict()
         for name in ("text", "context", "seed"):

@@ -1,10 +1,12 @@
-r"""# Ranks
+r"""# Starting the ranks
 
-> How a process learns which rank it is, and on which device.
+> Each process reads its rank from the environment, chooses its device, and joins the
+> process group.
 
-`torchrun` starts one process for each rank and tells it by environment variables who it
-is: `RANK` of `WORLD_SIZE`, and where the others can be met. This chapter reads these
-variables, joins the process group, and leaves it at the end.
+`torchrun` starts one process for each rank, and sets environment variables: `RANK=1`
+and `WORLD_SIZE=4` make a process rank 1 of 4. `MASTER_ADDR` and `MASTER_PORT` say where
+the ranks meet. This chapter reads these variables, joins the process group, and leaves
+it at the end.
 """
 
 # sidelit: hide
@@ -34,8 +36,8 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
     """Join the process group, and leave it at the end.
 
     :returns: the device of this rank
-    :raises Mistake: if the environment names no possible rank, or there is no such
-        device
+    :raises Mistake: if the environment's variables contradict each other, or the device
+        does not exist
     """
     launched = "RANK" in os.environ or "WORLD_SIZE" in os.environ
     rank, world_size = environment() if launched else (0, 1)
@@ -43,11 +45,11 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     limit = timedelta(minutes=5)
-    # A process that was started alone meets nobody, so its meeting place is in its own
-    # memory.
+    # A process that was started without `torchrun` is the only rank, so its store is in
+    # its own memory.
     store = dist.HashStore() if not launched else meeting_place(rank, world_size, limit)  # type: ignore[attr-defined]
-    # If one rank fails, the others should not wait for it as long as the backend would
-    # by default.
+    # If one rank fails, the others should wait for it at most five minutes. The default
+    # of the backend is longer.
     dist.init_process_group(
         backend,
         rank=rank,
@@ -62,18 +64,18 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
 
 
 def meeting_place(rank: int, world_size: int, limit: timedelta) -> Any:
-    """The store where the ranks tell each other their addresses.
+    """The store through which the ranks exchange their addresses.
 
-    `torchrun` may [start the ranks again](saving.py), and keeps the store meanwhile,
-    with the addresses of ranks that are gone. So the ranks that run now [agree on a
-    part of it](machines.py#part_of_store) that is new.
+    `torchrun` may [start the ranks again](saving.py). The store survives the restart,
+    with the addresses of ranks that no longer exist. So the new ranks [agree on a new
+    part of the store](machines.py#part_of_store).
     """
     store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=limit))  # type: ignore[attr-defined]
     return part_of_store(store, rank, world_size, limit)
 
 
 def environment() -> tuple[int, int]:
-    """This process's rank and the world size, as `torchrun` has set them."""
+    """The rank of this process and the world size, as set by `torchrun`."""
     world_size = number("WORLD_SIZE", least=1)
     rank = number("RANK", least=0)
     refuse_impossible(rank, world_size)
@@ -81,7 +83,7 @@ def environment() -> tuple[int, int]:
 
 
 def choose_device(options: argparse.Namespace) -> tuple[torch.device, str]:
-    """The device of this rank and the backend that connects such devices."""
+    """Choose the device of this rank, and the backend that connects such devices."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     here = number("LOCAL_WORLD_SIZE", least=1, default="1")
     kind = options.device
@@ -99,7 +101,7 @@ def choose_device(options: argparse.Namespace) -> tuple[torch.device, str]:
 
 
 def machine(add: Callable[..., Any]) -> None:
-    """Where the run takes place, and whether it would fit there."""
+    """The options for the device, the backend, and a plan of the memory."""
     add(
         "--device",
         choices=["auto", "cpu", "cuda"],
@@ -135,7 +137,7 @@ def machine(add: Callable[..., Any]) -> None:
 
 
 def number(name: str, *, least: int, default: str | None = None) -> int:
-    """A whole number from the environment."""
+    """Read a whole number from the environment."""
     value = os.environ.get(name, default)
     if value is None:
         raise OwnMistake(f"{name} is not set; start the ranks with {LAUNCH}")
@@ -164,10 +166,10 @@ def refuse_impossible(rank: int, world_size: int) -> None:
 
 
 def refuse_missing(kind: str, backend: str, gpus: int, here: int) -> None:
-    """Refuse a device that is not there, or that the backend does not connect.
+    """Refuse a device that does not exist, or that the backend does not connect.
 
-    :param gpus: how many this machine has
-    :param here: how many ranks run on it
+    :param gpus: the number of GPUs on this machine
+    :param here: the number of ranks on this machine
     :raises Mistake: naming the option or the number
     """
     if kind == "cpu":

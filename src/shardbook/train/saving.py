@@ -1,34 +1,35 @@
-r"""# Saving and going on
+r"""# Resuming a run
 
-> The line that started a run goes on with it, whatever has ended it.
+> The command line that started a run also resumes it, after a crash, a `SIGTERM` or a
+> full disk.
 
 ```sh
 torchrun --standalone --nproc-per-node 2 --max-restarts 3 \
     -m shardbook.train --checkpoints run --save-every 50
 ```
 
-With `--checkpoints` a run saves [its state](run_state.py) into a folder every so many
-steps, and after its last one. At its start it looks into the folder, and goes on from
-the newest checkpoint. So nobody has to know whether a run is new. If a process dies,
-`torchrun` ends the others and starts all of them again, and each step since the last
-checkpoint is taken once more, with the same result to the bit:
+With `--checkpoints` a run saves [its state](run_state.py) into a folder, here every 50
+steps, and after its last step. At its start the program searches the folder and resumes
+from the newest checkpoint. So the same line starts a new run and resumes an old one. If
+a process dies, `torchrun` ends the others and starts all of them again. Each step since
+the last checkpoint is repeated, with the same result bit for bit:
 
-| | steps that were taken | the next one |
+| event | steps in the model's state | next step |
 |---|---|---|
-| the run starts | | 1 |
-| it saves, after step 50 | 1 to 50 | 51 |
+| the run starts | none | 1 |
+| the run saves after step 50 | 1 to 50 | 51 |
 | a machine loses power in step 73 | 1 to 72 | |
-| `torchrun` starts it again | 1 to 50 | 51 |
+| `torchrun` starts the run again | 1 to 50 | 51 |
 
 If a checkpoint cannot be written, because the disk is full or read-only, the run ends
-with one sentence. The checkpoint before it stays, and nothing half-written does.
+with one sentence. The previous checkpoint stays, and no half-written files are left.
 
-A scheduler that wants a machine back sends `SIGTERM` and waits a little. A run answers
-by saving after the step that is under way, or the one after it, and ends. All ranks
-have to leave after the same step, though the signal reaches them at different moments.
-So a rank that got it writes the number of the *next* step into [the
-store](store_rounds.py). No other rank can finish that step before this one has begun
-it, and so each finds the number there when it looks.
+A scheduler of a cluster that needs a machine for another job sends `SIGTERM` and waits
+a little. The run then saves after the current step or the next one, and ends. All ranks
+have to leave after the same step, but the signal reaches them at different moments. So
+a rank that received the signal writes the number of the *next* step into [the
+store](store_rounds.py). No other rank can finish that step before this rank has begun
+it. So every rank finds the number in the store when it checks after that step.
 """
 
 # sidelit: hide
@@ -52,15 +53,15 @@ from shardbook.train.assemble import Run
 __all__ = ["LEFT", "Saves", "saving"]
 # sidelit: show
 
-# The exit code of a program that `SIGTERM` has ended.
+# The exit code of a program that was ended by `SIGTERM`.
 LEFT = 128 + signal.SIGTERM
 
 
 class Saves:
-    """The checkpoints of a run, and the signal that ends it.
+    """Saves and resumes a run, and ends it after `SIGTERM`.
 
-    :param run: before its first step; it goes on from the newest checkpoint
-    :param frozen: whether [what is not trained](run_state.py) is saved, too
+    :param run: a run before its first step; it is resumed from the newest checkpoint
+    :param frozen: whether [frozen parameters](run_state.py) are saved, too
     """
 
     def __init__(
@@ -103,14 +104,15 @@ class Saves:
         trace: TracebackType | None,
     ) -> None:
         self.signals.ignore()
-        # All ranks end [at the same step](not_finite.py). What a thread has begun to
-        # save is from before, and gets its name.
+        # At a loss or gradient that [is not finite](not_finite.py), all ranks end at
+        # the same step. A thread may still be writing an earlier, good checkpoint, so
+        # the program waits until this checkpoint has its name.
         if self.checkpoints is not None and isinstance(error, Mistake):
             with suppress(OSError):
                 self.checkpoints.wait()
 
     def after_step(self) -> bool:
-        """Save, if it is time to, and tell whether the run has to end here. Collective.
+        """Save if a checkpoint is due, and return whether the run has to end now. Collective.
 
         :raises Mistake: if a checkpoint cannot be written
         """
@@ -133,7 +135,7 @@ class Saves:
 
 
 def others(run: Run) -> dict[str, Any]:
-    """What has a state beside the model and its optimizer."""
+    """The objects with a state other than the model and the optimizer."""
     return {
         "scaler": run.scaler,
         "batches": run.batches,
@@ -143,7 +145,7 @@ def others(run: Run) -> dict[str, Any]:
 
 
 class Signal:
-    """Whether `SIGTERM` has come to a rank, and after which step all of them leave."""
+    """Receives `SIGTERM`, and lets all ranks leave after the same step."""
 
     KEY = "shardbook.train: leave after step"
 
@@ -152,7 +154,7 @@ class Signal:
         self.before: Any = None
 
     def listen(self) -> None:
-        """Note the signal from now on, and go on."""
+        """From now on, record the signal instead of ending the program."""
         self.before = signal.signal(signal.SIGTERM, self.note)
 
     def ignore(self) -> None:
@@ -161,22 +163,25 @@ class Signal:
             signal.signal(signal.SIGTERM, self.before)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """What the signal does."""
+        """Record that the signal came."""
         self.came = True
 
     def due(self, step: int) -> bool:
-        """Whether all ranks leave after this step, the number of steps that were taken."""
+        """Whether all ranks leave now.
+
+        :param step: how many steps were taken
+        """
         store = default_store()
         if store.check([self.KEY]):
             return int(store.get(self.KEY)) <= step
         if self.came:
             store.set(self.KEY, str(step + 1))
-        # One rank alone has nobody to wait for.
+        # A single rank can leave at once.
         return self.came and dist.get_world_size() == 1
 
 
 def saving(add: Callable[..., Any]) -> None:
-    """Where a run saves itself, and how often."""
+    """The options for checkpoints."""
     add(
         "--checkpoints",
         type=Path,

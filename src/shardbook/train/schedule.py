@@ -1,19 +1,21 @@
-r"""# The learning rate
+r"""# The learning-rate schedule
 
-> It rises during the first steps, and may fall along a cosine to the last.
+> The learning rate rises during the warm-up, and then stays or falls along a cosine.
 
-At the beginning AdamW knows little of its gradients: its two averages rest on a few
-steps, and a full step may be far too long. So the learning rate starts small and grows
-by the same amount in each step until the warm-up ends. Towards the end of a run smaller
-steps find a lower loss. With `--schedule cosine` the rate falls slowly at first, fast
-in the middle and slowly again:
+With a peak of 0.001 and a warm-up of 200 steps, the first step has the learning rate
+0.000005, the 100th has 0.0005, and the 200th has 0.001. The warm-up helps because
+AdamW divides by averages of the gradients. At the beginning these averages rest on a
+few steps, and a full step may be far too long.
+
+Towards the end of a run, smaller steps find a lower loss. With `--schedule cosine` the
+rate falls slowly at first, fast in the middle, and slowly again:
 
 $$\eta_t = \eta \cdot \frac{t + 1}{W} \quad (t < W), \qquad
 \eta_t = \eta \Bigl( f + (1 - f)\,\frac{1 + \cos \pi x}{2} \Bigr), \quad
 x = \frac{t - W}{T - 1 - W}$$
 
-The rate is a function of the step's number and of the options, and of nothing else. So
-a schedule has no state: a run that resumes at step 700 has the rate of step 700.
+The rate depends only on the step's number and the options. So a schedule has no state:
+a run that is resumed at step 700 has the rate of step 700.
 
 :notation $\eta$: `peak`, the learning rate after the warm-up
 :notation $t$: `number`, the step, counted from 0
@@ -63,7 +65,7 @@ class Schedule:
         return self.peak * fallen
 
     def apply(self, optimizer: torch.optim.Optimizer, number: int) -> float:
-        """Give an optimizer the rate of a step."""
+        """Set the optimizer's learning rate for a step."""
         rate = self.at(number)
         for group in optimizer.param_groups:
             group["lr"] = rate

@@ -1,14 +1,15 @@
-r"""# The text of a run
+r"""# The training text
 
-> A book that comes with the library, or files of your own, in bytes or in tokens.
+> A run trains on a short book from the library or on your own files, as bytes or as
+> tokens.
 
-Without options a run reads [a book](corpus.py), which is so short that each rank holds
-all of it on its device. `--data PATH` names a file or a folder instead, which is
-[mapped](mapped_text.py) and never read as a whole. With `--tokenizer FILE` it is
+Without options a run reads [a book](corpus.py) of 148 kB, which each rank stores
+completely on its device. `--data PATH` names a file or a folder instead, which is
+[mapped](mapped_text.py) and never read as a whole. With `--tokenizer FILE` the text is
 [encoded](tokens.py) first.
 
-The end of the text is held out, one tenth unless `--held-out` says otherwise. The model
-never trains on it, and [an evaluation](evaluation.py) reads it.
+The end of the text, one tenth by default, is held out. The model is never trained on
+this part, and [evaluations](evaluation.py) use it. `--held-out` sets its size.
 """
 
 # sidelit: hide
@@ -30,10 +31,10 @@ __all__ = ["prepare", "readers", "stored"]
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Find the files of the text, and encode them if that is wanted.
+    """Find the files of the text, and encode them if there is a tokenizer.
 
-    This takes place before the ranks meet. Encoding can take longer than ranks wait for
-    each other.
+    This happens before the ranks meet, because encoding can take longer than ranks wait
+    for each other.
 
     :raises Mistake: if there are no files, or they cannot be encoded
     """
@@ -41,7 +42,7 @@ def prepare(options: argparse.Namespace) -> None:
     options.token_dtype = torch.uint8
     if options.tokenizer is not None:
         options.token_dtype = token_dtype(load(options.tokenizer))
-        # The book in tokens is a file like any other.
+        # If no files were named, the book is encoded into a file like any other text.
         with as_file(files("shardbook") / "data" / "alice.txt") as book:
             texts = options.files or [book]
             options.files = [encoded(options.tokenizer, texts, options.cache)]
@@ -50,12 +51,12 @@ def prepare(options: argparse.Namespace) -> None:
 def readers(
     options: argparse.Namespace, device: torch.device
 ) -> tuple[corpus.Reader, corpus.Reader]:
-    """This rank's share of the training text and of the unseen text."""
+    """The readers of this rank's share of the training text and of the unseen text."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     context = options.context
     training, unseen = halves(options, device)
-    # The unseen text is short. With many ranks there may be less than a whole batch of
-    # it for each.
+    # The unseen text is short. With many ranks it may have less than a whole batch for
+    # each, so the batch is made smaller.
     share = min(options.batch, max(1, (len(unseen) - 1) // context // world_size))
 
     def reader(part: Text, batch: int) -> corpus.Reader:
@@ -73,7 +74,7 @@ def readers(
 
 
 def halves(options: argparse.Namespace, device: torch.device) -> tuple[Text, Text]:
-    """The text that is trained on, and the text that is not."""
+    """Split the text into the training text and the unseen text."""
     if not options.files:
         training, unseen = corpus.split(corpus.read(), options.held_out)
         return training.to(device), unseen.to(device)
@@ -83,5 +84,5 @@ def halves(options: argparse.Namespace, device: torch.device) -> tuple[Text, Tex
 
 
 def stored(*parts: Text) -> int:
-    """The bytes of text that a rank holds. What is mapped belongs to the system."""
+    """The bytes of text on a rank. Mapped text belongs to the system, so it counts 0."""
     return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))

@@ -1,21 +1,23 @@
-r"""# Tokens instead of bytes
+r"""# Encoding text with a tokenizer
 
-> With a tokenizer, the text is encoded once and kept as a file of numbers.
+> A tokenizer encodes the text once, and the tokens are kept in a file that all ranks
+> map into memory.
 
-A byte is the smallest token there is. A tokenizer gives common pieces of words a number
-each, so a window of the same length holds more text. `--tokenizer FILE` names a file of
-the [tokenizers](https://pypi.org/project/tokenizers/) library, which most models come
-with under the name `tokenizer.json`. The model's vocabulary is then that of the
-tokenizer.
+Without a tokenizer each byte is a token, so `The Rabbit` takes 10 tokens. A tokenizer
+gives common words and pieces of words a number each, so the same text may take 2. A
+window of the same length then holds more text. `--tokenizer FILE` names a file of the
+[tokenizers](https://pypi.org/project/tokenizers/) library. Most published models come
+with such a file, under the name `tokenizer.json`. The model then has the vocabulary of
+the tokenizer.
 
-To encode a text takes much longer than to read it. So it is done before the ranks meet,
-by one process of each machine, and the numbers are [mapped](mapped_text.py) afterwards
-as bytes would be. The file lies in a cache (`--cache`), under a name made from the
-tokenizer and from the names, sizes and times of the text's files. If one of them
-changes, the text is encoded anew.
+Encoding a text takes much longer than reading it. So one process of each machine
+encodes the text before the ranks meet, and the tokens are [mapped](mapped_text.py)
+afterwards like bytes. The file of tokens is in a cache (`--cache`). Its name is made
+from the tokenizer and from the names, sizes and times of the text's files. If one of
+them changes, the text is encoded again.
 
-A token takes 2 bytes if the vocabulary has at most 65,536 numbers, and 4 if it has
-more. Text is taken 1 MB at a time, whole lines only, so no word is cut.
+A token takes 2 bytes if the vocabulary has at most 65,536 tokens, and otherwise 4. The
+text is encoded in pieces of 1 MB that consist of whole lines, so no word is cut.
 """
 
 # sidelit: hide
@@ -41,15 +43,15 @@ PIECE = 2**20
 
 
 def encoded(tokenizer_file: Path, files: Sequence[Path], cache: Path) -> Path:
-    """The file that holds a text as tokens; it is written if it is not there yet.
+    """Return the file with the tokens of a text. The file is written if it is missing.
 
-    :param tokenizer_file: the tokenizer's own file
-    :param files: the text
+    :param tokenizer_file: the file of the tokenizer
+    :param files: the files of the text
     :param cache: the folder for the result
     """
     result = cache / f"tokens-{name_for(tokenizer_file, files)}.bin"
-    # All processes of a machine come here. The first has the lock and writes. The
-    # others wait for the lock, and then the file is there.
+    # All processes of a machine reach this line. The first gets the lock and writes the
+    # file. The others wait for the lock, and find the file complete.
     with lock_file(result) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not result.exists():
@@ -60,7 +62,7 @@ def encoded(tokenizer_file: Path, files: Sequence[Path], cache: Path) -> Path:
 
 
 def write_tokens(tokenizer: Any, files: Sequence[Path], target: Path) -> None:
-    """Encode all files, one after the other, without ever holding a whole one."""
+    """Encode all files, one after the other, in pieces."""
     kind = "H" if token_dtype(tokenizer) is torch.uint16 else "i"
     with target.open("wb") as numbers:
         for file in files:
@@ -70,7 +72,7 @@ def write_tokens(tokenizer: Any, files: Sequence[Path], target: Path) -> None:
 
 
 def pieces(file: Path) -> Iterator[str]:
-    """The text of a file, in whole lines of about 1 MB together."""
+    """Read a file in pieces of about 1 MB, each of whole lines."""
     with file.open(encoding="utf-8", newline="") as opened:
         try:
             while lines := opened.readlines(PIECE):
@@ -83,12 +85,12 @@ def pieces(file: Path) -> Iterator[str]:
 
 
 def token_dtype(tokenizer: Any) -> torch.dtype:
-    """The narrowest type that holds every token."""
+    """The smallest dtype that holds every token."""
     return torch.uint16 if tokenizer.get_vocab_size() <= 2**16 else torch.int32
 
 
 def name_for(tokenizer_file: Path, files: Sequence[Path]) -> str:
-    """A name that another text, or another tokenizer, does not get."""
+    """Compute a name that differs for another text or another tokenizer."""
     made = hashlib.blake2b(tokenizer_file.read_bytes(), digest_size=8)
     for file in files:
         about = file.stat()
@@ -101,9 +103,9 @@ def name_for(tokenizer_file: Path, files: Sequence[Path]) -> str:
 
 
 def load(tokenizer_file: Path) -> Any:
-    """The tokenizer.
+    """Load the tokenizer.
 
-    :raises Mistake: if the library is missing, or the file is none of its
+    :raises Mistake: if the library is missing, or the file is not a tokenizer
     """
     try:
         from tokenizers import Tokenizer
@@ -115,15 +117,15 @@ def load(tokenizer_file: Path) -> Any:
         raise Mistake(f"--tokenizer {tokenizer_file}: there is no such file")
     try:
         return Tokenizer.from_file(str(tokenizer_file))
-    # The library raises a plain `Exception`.
+    # The library raises a plain `Exception` for any problem with the file.
     except Exception as error:
         raise Mistake(f"--tokenizer {tokenizer_file}: {error}") from error
 
 
 def lock_file(result: Path) -> IO[str]:
-    """The file that processes lock, in the folder of the cache, which is made if it is not there.
+    """Open the lock file in the folder of the cache, and create the folder if it is missing.
 
-    :raises Mistake: if that is not allowed
+    :raises Mistake: if the folder cannot be written
     """
     try:
         result.parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,12 @@
 r"""# A trace of one step
 
-> Where the time of a step goes, in a file that a browser shows.
+> `--profile` writes a timeline of one step for each rank, which a browser can show.
 
 `--profile FOLDER` runs PyTorch's profiler around one step of each rank, and writes a
 trace for each: `trace-rank0.json`, `trace-rank1.json`. Open it at `chrome://tracing` or in
-[Perfetto](https://ui.perfetto.dev). Each thread is a row, and each operation a bar as
-long as it took. What the library does with a unit has [a label](labels.py), such as
-`gather block1`. The program adds three more:
+[Perfetto](https://ui.perfetto.dev). Each thread is a row, and each operation is a bar
+whose length is its time. The library labels its own actions [with the name of the
+unit](labels.py), such as `gather block1`. The program adds three labels:
 
 | label | what happens |
 |---|---|
@@ -17,9 +17,10 @@ long as it took. What the library does with a unit has [a label](labels.py), suc
 In a good trace of stage 3, a `gather` begins well before the `wait for` of the same
 unit, and the `wait for` is short.
 
-The step is the third one, or the first if the run has no more than three. The first two
-are slower than the others, since memory is allocated and the optimizer's state is made.
-The last one runs under [the meter](measure.py).
+The traced step is the third, or the first if the run has at most three steps. The first
+two steps are slower than the others, because they allocate memory and create the
+optimizer's state. The last step runs under [the meter](measure.py), which slows it
+down.
 """
 
 # sidelit: hide
@@ -39,11 +40,11 @@ __all__ = ["traced"]
 
 @contextmanager
 def traced(folder: Path | None, number: int, steps: range) -> Iterator[None]:
-    """Trace the block, if this is the step for it.
+    """Trace the block if this is the step to trace.
 
-    :param folder: where the trace goes; `None` if there is to be none
-    :param number: the step
-    :param steps: the steps of this run, all of them
+    :param folder: the folder for the trace; `None` for no trace
+    :param number: the number of the step
+    :param steps: all steps of this run
     """
     if folder is None or number != steps[2 if len(steps) > 3 else 0]:
         yield

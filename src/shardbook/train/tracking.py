@@ -1,9 +1,9 @@
-r"""# Tracking
+r"""# Tracking the figures of each step
 
-> Each step leaves a line of figures, for a program to read or for labml to draw.
+> Each step writes its loss, norm, bytes and time to a JSON file or to labml.
 
-[The table](report.py) at the end says how a run went on the whole. To see where a loss
-jumped, its figures are needed step by step. A step has these:
+[The table](report.py) at the end summarizes a run. Suppose the loss has jumped
+somewhere in 5,000 steps. To find the step, you need the figures of every step:
 
 | name | what it is | when |
 |---|---|---|
@@ -16,18 +16,20 @@ jumped, its figures are needed step by step. A step has these:
 | `loss_scale` | [the factor](loss_scaling.py) of the loss | with `--precision fp16` |
 | `unseen` | the loss on the unseen text, the mean over all ranks | after an evaluation |
 
-`--jsonl FILE` appends them to a file, one step a line, in JSON. Rank 0 writes it. Each line is
-written out at once, so whatever ends the run, the file is complete up to the last step.
+With `--jsonl FILE` rank 0 appends the figures to a file, one line of JSON for each step.
+Each line is flushed at once. So even if the run is killed, the file is complete up to
+the last step.
 
 ```json
 {"step": 1, "loss": 5.5694990158081055, "learning_rate": 0.001,
  "norm": 6.454769134521484, "sent": 5251816, "seconds": 1.768}
 ```
 
-`--track labml` hands them to [labml](https://pypi.org/project/labml/). There all ranks
-are one run: rank 0 chooses its name, and each rank adds its own figures to it. They lie
-in the folder `logs`, and nothing leaves the machine. On a terminal labml shows them as
-well, and then it takes the place of [the line of progress](report.py#Progress).
+With `--track labml` the figures go to [labml](https://pypi.org/project/labml/). There
+all ranks form one run: rank 0 chooses the name of the run, and each rank adds its own
+figures. labml writes into the folder `logs`, and sends nothing to other machines. On a
+terminal labml also shows the figures, in place of [the line of
+progress](report.py#Progress).
 """
 
 # sidelit: hide
@@ -61,9 +63,9 @@ Track = Callable[[int, Mapping[str, float]], None]
 
 @contextmanager
 def tracking(options: argparse.Namespace, first: int = 0) -> Iterator[Track]:
-    """A function that takes the number of a step and its figures, and writes them wherever that is wanted.
+    """Give a function that writes the figures of a step to the chosen places.
 
-    :param first: how many steps were taken before, in a run that goes on
+    :param first: how many steps were taken before, in a resumed run
     """
     with ExitStack() as stack:
         tracks: list[Track] = []
@@ -84,13 +86,14 @@ def tracking(options: argparse.Namespace, first: int = 0) -> Iterator[Track]:
 
 @contextmanager
 def json_lines(path: Path, first: int = 0, *, again: bool = False) -> Iterator[Track]:
-    """Lines at the end of a file, which a run that goes on goes on with.
+    """Append one line of JSON to a file for each step. A resumed run continues the file.
 
-    Steps that it will take once more are removed, so that each stands there once.
+    The lines of steps that will be repeated are removed first, so each step has one
+    line.
 
     :param first: how many steps of the run were taken before
-    :param again: whether the run was started before, and may have left lines of steps
-        that nothing was saved after
+    :param again: whether the run was started before, so that the file may have lines of
+        steps after the last checkpoint
     :raises Mistake: on this rank alone, if the disk is full
     """
     tidy(path, first if first or again else None)
@@ -111,18 +114,18 @@ def json_lines(path: Path, first: int = 0, *, again: bool = False) -> Iterator[T
 
 
 def tidy(path: Path, last: int | None) -> None:
-    """Remove half a line from the end of a file, and the lines of steps that are taken again.
+    """Remove an incomplete line from the end of a file, and the lines of steps that will be repeated.
 
-    Several runs may have written to the file, one after the other. Only the lines of
-    the newest one are its own.
+    Several runs may have written to the file, one after the other. Only lines of the
+    newest run are removed.
 
-    :param last: the step whose line stays as the run's last one; `None` to keep them all
+    :param last: the last step whose line stays; `None` to keep all lines
     """
     # A pipe or a terminal holds no lines from before.
     if not path.is_file():
         return
     lines = path.read_text("utf-8").splitlines(keepends=True)
-    # What is killed, or a machine without power, leaves half a line.
+    # A program that is killed, or a machine that loses power, may leave half a line.
     kept = [*takewhile(whole, lines)]
     if last is not None:
         steps = [json.loads(line)["step"] for line in kept]
@@ -142,7 +145,7 @@ def tidy(path: Path, last: int | None) -> None:
 
 
 def whole(line: str) -> bool:
-    """Whether a line was written to its end."""
+    """Whether a line is complete."""
     try:
         json.loads(line)
     except ValueError:
@@ -152,13 +155,14 @@ def whole(line: str) -> bool:
 
 @contextmanager
 def labml_run(options: argparse.Namespace) -> Iterator[Track]:
-    """One run of labml's, which all ranks share."""
+    """Track with one run of labml that all ranks share."""
     from labml import experiment, tracker
 
     name = [uuid.uuid4().hex]
     dist.broadcast_object_list(name, src=0)
-    # labml says where it writes, on every rank, and asks git about the folder. The
-    # folder of the program would be the library's own, so it is given this one.
+    # On every rank labml prints where it writes, so its output is redirected. labml
+    # also records the git commit of the program's folder. That folder would be the
+    # library's, so the current folder is passed instead.
     with contextlib.redirect_stdout(io.StringIO()):
         experiment.create(
             uuid=name[0],
@@ -182,13 +186,13 @@ def labml_run(options: argparse.Namespace) -> Iterator[Track]:
 
 
 def labml_shows(options: argparse.Namespace) -> bool:
-    """Whether labml draws the progress: on a terminal, on rank 0."""
+    """Whether labml shows the progress: on a terminal, on rank 0."""
     here = options.track == "labml" and sys.stdout.isatty()
     return here and dist.get_rank() == 0
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The options as plain values, which labml writes beside the figures."""
+    """The options as plain values, which labml stores with the figures."""
     plain = (bool, int, float, str)
     return {
         name: value if isinstance(value, plain) else str(value)
@@ -201,9 +205,9 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def refuse_missing_tracker(options: argparse.Namespace) -> None:
-    """Refuse to track with a library that is not there.
+    """Refuse to track with a library that is not installed.
 
-    :raises Mistake: saying what to install, and what to do without it
+    :raises Mistake: naming the library to install, and the alternative
     """
     if options.track == "labml" and find_spec("labml") is None:
         raise Mistake(
@@ -215,8 +219,8 @@ def refuse_missing_tracker(options: argparse.Namespace) -> None:
 def finish_writing() -> None:
     """Wait until labml's thread has written its file.
 
-    [The program](ranks.py) ends without a shutdown of the interpreter, which would wait
-    for it.
+    [The program](ranks.py) ends without a shutdown of the interpreter. A shutdown would
+    wait for the thread, so this function does.
     """
     for thread in threading.enumerate():
         if type(thread).__module__.startswith("labml."):

@@ -26,6 +26,7 @@ evaluation, gathers the parameters here, while stage 0 sends nothing.
 The optimizer stays as it is. `model.parameters()` gives it this rank's slices, and it
 updates these.
 
+:figure: stage_homes
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of parameters of a unit
 """

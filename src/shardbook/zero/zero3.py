@@ -21,6 +21,7 @@ $$3\,P_u\,\frac{N_d - 1}{N_d}$$
 elements: two all-gathers and one reduce-scatter. The other stages send two thirds of
 that.
 
+:figure: bytes_over_a_step
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
 :notation $P_u$: `padded`, the length of its flat vector with its padding

@@ -77,8 +77,8 @@ def read(config: Config, name: str) -> Figure:
     if not heads or not all(isinstance(head, str) for head in heads):
         raise table.error("`table` names the columns of the figure's table", "table")
     columns = {f"table/{number}": head for number, head in enumerate(heads, 1)}
-    said.update({context: _line(table, head, table.line(head)) for context, head in columns.items()})
-    recordings = tuple(_recording(config, table, file) for file in table.take("data", list))
+    said.update({context: sentence(table, head, table.line(head)) for context, head in columns.items()})
+    recordings = tuple(recorded(config, table, file) for file in table.take("data", list))
     if not recordings:
         raise table.error("a figure is drawn from data, and `data` names no file", "data")
     table.finish()
@@ -89,24 +89,29 @@ def read(config: Config, name: str) -> Figure:
 def _sentences(table: Table) -> Iterator[tuple[str, tuple[Token, ...]]]:
     for key in ("title", "description", "caption"):
         text = table.take(key, str)
-        yield key, _line(table, text, _line_of(table, key))
+        yield key, sentence(table, text, line_of(table, key))
     for key, text in table.take("words", dict, {}).items():
         if not isinstance(text, str) or not re.fullmatch(r"\w+", key):
-            raise table.at(_line_of(table, key), f"the word {key!r} must be a string")
-        yield f"words/{key}", _line(table, text, _line_of(table, key))
+            raise table.at(line_of(table, key), f"the word {key!r} must be a string")
+        yield f"words/{key}", sentence(table, text, line_of(table, key))
 
 
-def _line(table: Table, text: str, number: int) -> tuple[Token, ...]:
+def sentence(table: Table, text: str, number: int) -> tuple[Token, ...]:
+    """Parse one sentence of a table of words, which stands at this line of it."""
     return markup.line(" ".join(text.split()), path=table.shown, number=number)
 
 
-def _line_of(table: Table, key: str) -> int:
+def line_of(table: Table, key: str) -> int:
     """Where a key is given its value: the same word may stand in a sentence above it."""
     found = re.search(rf"^\s*{key}\s*=", table.text, re.MULTILINE)
     return table.text.count("\n", 0, found.end()) + 1 if found else 1
 
 
-def _recording(config: Config, table: Table, file: object) -> Recording:
+def recorded(config: Config, table: Table, file: object) -> Recording:
+    """Read a recording that a table of words names.
+
+    Raises `SidelitError` if it is not there or is none.
+    """
     path = config.folder / RECORDED / str(file)
     if not path.is_file():
         hint = f"record it, or name another file of {config.shown(path.parent)}/"

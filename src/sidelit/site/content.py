@@ -22,6 +22,7 @@ from sidelit.config import SITE, Chapter, Config, Lesson, Prose
 from sidelit.errors import SidelitError
 from sidelit.figures import figure
 from sidelit.ids.anchors import Anchor
+from sidelit.interactive import stepper
 from sidelit.site import lesson_head
 from sidelit.source import source
 from sidelit.source.marks import Depth
@@ -168,7 +169,8 @@ def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...
     site = catalog.PageUnits(SITE, tuple(catalog.SectionUnits(name, said) for name, said in own if said))
     current = {text.item.name for text in texts}
     figures = (each.units() for each in figure.read_all(config))
-    return (*(page_units(text, current) for text in texts), *figures, site)
+    steppers = (stepper.read(config, name).script.units() for name in stepper.names(config))
+    return (*(page_units(text, current) for text in texts), *figures, *steppers, site)
 
 
 def page_units(text: Text, current: Collection[str] = ()) -> catalog.PageUnits:

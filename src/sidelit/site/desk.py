@@ -9,14 +9,16 @@ printed at a desk of their own, whose links lead from the lesson.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from markdown_it.token import Token
 from markupsafe import Markup
 
+from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
+from sidelit.interactive.words import Script, filled
 from sidelit.origin import fill
 from sidelit.site import balance, drawn, page, views, ways
 from sidelit.site.content import Piece, Text
@@ -45,6 +47,7 @@ class Desk:
         self.labels = {key: words[key] for key in prose.LABELS if key in words}
         self._taken: Counter[str] = Counter()
         self.figures_shown: Counter[str] = Counter()
+        self.needed: dict[str, None] = {}
 
     def html(
         self, tokens: Sequence[Token], section: str = "", offset: int = 0, heading_ids: bool = False
@@ -98,6 +101,16 @@ class Desk:
         self.figures_shown[name] += 1
         return drawn.html(drawing, self.shown.lang, self.figures_shown[name], self._of_a_figure)
 
+    def said(self, script: Script, context: str, values: Mapping[str, object]) -> Markup:
+        """A sentence of what a reader can move, in the language of this page, its blanks filled."""
+        tokens, lang = script.said[context], self.shown.lang
+        state = "current"
+        if self.press.shelf is not None and lang != "en":
+            found = catalog.translate(tokens, self.press.shelf.catalog(script.page, lang), context)
+            tokens, state = found.tokens, found.state
+        html = self._of_a_figure(filled(tokens, values))
+        return Markup('<span lang="en">{}</span>').format(html) if state in ("stale", "missing") else html
+
     def _of_a_figure(self, sentence: Sequence[Token]) -> Markup:
         """A title or a caption: its links start from this page, but a wrong one stands in another file."""
         inline = sentence[1]
@@ -140,7 +153,7 @@ class Desk:
         depth = piece.qualname.count(".")
         line = piece.lines[0][0] if piece.lines else piece.first_line
         doc = Markup(self.html(words.tokens, name or piece.id, _offset(piece)))
-        lines = tuple(_line(number, html) for number, html in piece.lines)
+        lines = tuple(views.code_line(number, html) for number, html in piece.lines)
         return views.SectionView(
             id=name or piece.id,
             aliases=() if name else piece.aliases,
@@ -198,10 +211,10 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a directive is drawn; `said` prints the words in it."""
+    """Where a directive is drawn; `printed` prints the words in it."""
 
     desk: Desk
-    said: Callable[[Sequence[Token]], str]
+    printed: Callable[[Sequence[Token]], str]
 
     @property
     def book(self) -> Book:
@@ -209,7 +222,7 @@ class _Place:
         return Book(press.config, press.index, press.texts)
 
     def words(self, tokens: Sequence[Token]) -> Markup:
-        return Markup(self.said(tokens))
+        return Markup(self.printed(tokens))
 
     def section(self, text: Text, piece: Piece) -> views.SectionView:
         return self.desk.taken(text, piece)
@@ -225,6 +238,12 @@ class _Place:
 
     def figure(self, name: str, path: str, line: int) -> Markup:
         return self.desk.figure(name, path, line)
+
+    def said(self, script: Script, context: str, values: Mapping[str, object]) -> Markup:
+        return self.desk.said(script, context, values)
+
+    def needs(self, name: str) -> None:
+        self.desk.needed[name] = None
 
     def fragment(self, template: str, **values: object) -> Markup:
         return page.fragment(f"directives/{template}", self.desk.shown.lang, values)
@@ -249,7 +268,3 @@ def _offset(piece: Piece) -> int:
     """How far headings inside a text move down, so that none skips a level below its section's own."""
     # The templates set a definition in h2, a method in h3, and anything deeper in h4.
     return 1 + min(piece.qualname.count("."), 2) if piece.qualname else 0
-
-
-def _line(number: int, html: str) -> views.CodeLine:
-    return views.CodeLine(number, Markup(html), len(html) - len(html.lstrip(" ")))

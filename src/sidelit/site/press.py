@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from sidelit.catalog.catalog import Shelf
 from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.figures.gallery import Gallery
@@ -40,6 +41,8 @@ class Press:
     texts: Mapping[str, Text] = field(default_factory=dict)
     """Every page as it was written, by its source."""
     figures: Gallery = field(default_factory=Gallery)
+    shelf: Shelf | None = None
+    """The catalogues."""
     lenient: bool = False
     """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
     report: Callable[[SidelitError], None] = lambda error: None

@@ -81,6 +81,11 @@ class CodeLine:
     indent: int
 
 
+def code_line(number: int, html: str) -> CodeLine:
+    """A line of code from its coloured HTML."""
+    return CodeLine(number, Markup(html), len(html) - len(html.lstrip(" ")))
+
+
 @dataclass(frozen=True, slots=True)
 class Fold:
     """What stands above sections that are folded together; each of them has it.
@@ -170,6 +175,8 @@ class PageInfo:
     """The files of the faces that most of its formulas are set in."""
     has_depth: bool = False
     has_figures: bool = False
+    needs: tuple[str, ...] = ()
+    """What a reader can move on the page: each has a stylesheet and a script of its name."""
     figure: Markup | str = ""
     """The figure beside the opening of a chapter."""
     arranged: bool = False

@@ -242,7 +242,7 @@ def shallow(module: nn.Module) -> nn.Module:
 
 def replica(module: nn.Module) -> nn.Module:
     """What `nn.DataParallel` makes of a module, for each of its devices."""
-    twin: nn.Module = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    twin: nn.Module = module._replicate_for_data_parallel()
     twin.bias = None
     return twin
 

@@ -17,6 +17,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from sidelit.config import Config
+from sidelit.interactive.words import Script
 from sidelit.site.content import Piece, Text
 from sidelit.site.links import Index
 from sidelit.site.views import Edition, NavGroup, SectionView
@@ -56,6 +57,12 @@ class Place(Protocol):
 
     def figure(self, name: str, path: str, line: int) -> Markup:
         """The drawing of a figure."""
+
+    def said(self, script: Script, context: str, values: Mapping[str, object]) -> Markup:
+        """A sentence of what a reader can move, in the language of this page."""
+
+    def needs(self, name: str) -> None:
+        """Give the page the stylesheet and the script of this name."""
 
     def fragment(self, template: str, **values: object) -> Markup:
         """Fill a template of the folder `directives/`; it may use the words of the interface as `ui`."""

@@ -1,0 +1,104 @@
+"""A small project with one stepper, `put`: a recorded run of two ranks, and the same run without a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from press.project import edit
+
+WORDS = """\
+title = "Putting an item"
+caption = "A ring of `Ring`."
+data = "put.json"
+
+[kinds]
+"items" = "items of the ring"
+"rest" = "all else"
+
+[states]
+EMPTY = "empty"
+ASKED = "asked for"
+FULL = "full"
+
+[notes]
+sum = "the sum is {rank_0} and {rank_1}"
+lost = "{count} items are lost, first {what}"
+
+[scenes]
+make = "A ring is made."
+put = "An item goes round."
+
+[twins.no_put]
+data = "no_put.json"
+label = "Without the item"
+about = "Nothing is put: {missing} items are missing."
+"""
+LESSON = """\
+# Steps of a ring
+> A ring is filled.
+:minutes: 5
+:aim: say what a ring holds
+
+::: stepper put
+:::
+
+::: moment put make
+:::
+"""
+COURSE = """[course]
+label = "Course"
+lessons = [{ source = "lessons/steps.md" }]
+
+[[parts]]
+number"""
+MAKE = "sample/ring.py#Ring.__init__"
+PUT = "sample/ring.py#Ring.put"
+APPEND = "self._items.append(item)"
+DEQUE = "self._items: deque[object] = deque(maxlen=size)"
+STEPS: list[dict[str, Any]] = [
+    {"at": MAKE, "line": DEQUE, "unit": None, "states": ["EMPTY", "EMPTY"], "bytes": [[0, 10], [0, 20]]},
+    {"at": MAKE, "line": DEQUE, "unit": "b", "states": ["EMPTY", "ASKED"], "bytes": [[0, 10], [0, 20]]},
+    {"at": PUT, "line": APPEND, "unit": "b", "states": ["EMPTY", "ASKED"], "bytes": [[50, 10], [0, 20]]},
+    {"at": PUT, "line": APPEND, "unit": "a", "states": ["FULL", "FULL"], "bytes": [[50, 10], [80, 20]]},
+]
+STEPS[2] |= {"payload": {"bytes": 1500, "from": 1}, "sum": [3, 4]}
+STEPS[3] |= {"payload": {"bytes": 900, "both": True}}
+
+
+def run() -> dict[str, Any]:
+    """What is recorded, to be changed as a test wants it."""
+    return {
+        "kinds": ["items", "rest"],
+        "units": [{"name": "b"}, {"name": "a"}],
+        "scenes": [{"name": "make", "first": 0}, {"name": "put", "first": 2}],
+        "events": [dict(event) for event in STEPS],
+    }
+
+
+def broken() -> dict[str, Any]:
+    """The same run without the line that puts an item."""
+    found = {**run(), "values": {"missing": 2}}
+    found["events"][2] |= {"removed": True, "sum": [6, 8], "lost": {"count": 2, "what": "x"}}
+    return found
+
+
+def furnish(project: Path) -> Path:
+    """Give a project the stepper `put` in a lesson of its own; return the folder of its site."""
+    site = project / "site"
+    for name in ("steppers", "recorded", "lessons"):
+        (site / name).mkdir(exist_ok=True)
+    (site / "steppers" / "put.toml").write_text(WORDS, "utf-8")
+    (site / "lessons" / "steps.md").write_text(LESSON, "utf-8")
+    edit(site / "sidelit.toml", "[[parts]]\nnumber", COURSE)
+    record(site, "put", run())
+    record(site, "no_put", broken())
+    return site
+
+
+def record(site: Path, name: str, data: object) -> None:
+    """Write a recording."""
+    head = {"command": f"make record ARGS={name}", "commit": "0" * 40, "machine": "two cores"}
+    text = json.dumps({**head, "versions": {"python": "3.11"}, "data": data}, sort_keys=True)
+    (site / "recorded" / f"{name}.json").write_text(text, "utf-8")
