@@ -127,7 +127,7 @@ class InFP32(TorchFunctionMode):
 
     PyTorch calls a function mode before it runs one of its own functions, whether a
     module or a line of `forward` calls that function. It does not call the mode for
-    functions inside of that function, so no value is cast twice.
+    functions inside that function, so no value is cast twice.
 
     :param norms: functions that return the dtype of their input
     :param losses: functions whose result stays in FP32
@@ -168,7 +168,7 @@ class InFP32(TorchFunctionMode):
         return self in active.rules
 
     def enter(self, *_: Any) -> None:
-        """Begin a forward pass. Inside of another one this changes nothing."""
+        """Begin a forward pass. Inside another one this changes nothing."""
         if not self.in_force:
             self.__enter__()
         active.rules.append(self)
