@@ -161,7 +161,7 @@ class Hooks:
         use = Use(next_number())
         clear_away(self, interrupted=self.uses.begin(use))
         if len(self.uses) > 1:
-            # This is a part inside the module, and the module has gathered already.
+            # The call is inside another one of the module, which has gathered already.
             return
         self.conductor.forward_begins(self.unit)
         self.unit.wait()
