@@ -1,17 +1,17 @@
 r"""# A loss in chunks
 
-> The logits of a few positions at a time are enough to train on all of them.
+> The loss is computed for a few positions at a time, so the logits of all positions never exist at once.
 
 [The head](gpt.py#Head) gives each position one score for each token. With $n$ positions
-and $V$ tokens these *logits* are $nV$ numbers, and the plain loss holds three tensors
-of that size at once: the logarithms of the probabilities, their gradient, and the
-gradient of the logits. For 512 positions and 8192 tokens that is 50 MB, as much as
-three whole heads of width 512. The result of all this is a single number.
+and $V$ tokens these *logits* are $nV$ numbers. The plain loss holds three tensors of
+that size at once: the logarithms of the probabilities, their gradient, and the gradient
+of the logits. For 512 positions and 8192 tokens that is 50 MB, as much as three whole
+heads of width 512. Its result is a single number.
 
-No position's logits depend on another's. So this chapter takes the positions in chunks,
-$c$ of them. It computes the logits of one chunk, its part of the loss and its part of
-the gradients, forgets the logits, and goes on to the next chunk. At most two tensors of
-the size $nV/c$ exist.
+The logits of one position do not depend on those of another. So this chapter divides
+the positions into $c$ chunks. For each chunk it computes the logits, a part of the loss
+and a part of the gradients, and frees the logits before the next chunk. At most two
+tensors of the size $nV/c$ exist at a time.
 
 ```python
 model = shard(ChunkedGPT(config, chunks=8))
@@ -19,28 +19,28 @@ loss = model(bytes_BT, next_bytes_BT)
 loss.backward()
 ```
 
-The gradients are computed *in the forward pass*. There the logits are at hand. To wait
-for the backward pass would mean to compute them twice, one more product of the head's
-matrix for each chunk. Two gradients are kept from the forward to the backward pass:
-that of the matrix, and that of what the matrix is multiplied with, the output of the
-head's norm.
+The gradients are computed *in the forward pass*, because only then do the logits exist.
+In the backward pass they would have to be computed again, with one more product of the
+head's matrix for each chunk. Two gradients are kept until the backward pass: that of
+the matrix, and that of the other factor of the product, the output of the head's norm.
 
 The class below is made for the book's GPT. [The function](#chunked_loss) works in the
-`forward` of any module that holds such a matrix, because there the matrix is whole.
+`forward` of any module that holds such a matrix, because there the matrix is unsharded.
 
-Sums over positions are now sums of the chunks' sums, so the last bits differ from those
-of the plain loss. A sharded model with a chunked loss still equals the unsharded model
-with the same chunked loss, bit for bit.
+The loss is now a sum of the chunks' sums, so its last bits differ from those of the
+plain loss. A sharded model with a chunked loss still equals the unsharded model with
+the same chunked loss, bit for bit.
 
-**With a matrix in 16 bits** the logits have 16 bits, as those of a linear layer have,
-and all that follows is computed in FP32: the logarithms, each position's share $1/n$,
-the sum, and both gradients until the backward pass. A sum of 9,216 losses of 9 nats is
-83,000, and FP16 ends at 65,504. The gradients wait in FP32 for [the loss
-scale](loss_scaling.py), which arrives with the backward pass as the gradient of the
-loss. It multiplies them before they are rounded to 16 bits. In the other order the
-smallest would be lost before the scale could save them. The price is that the
-gradients' two products run in FP32, from an FP32 copy of the matrix, and that both
-gradients take four bytes a number until the backward pass.
+**A matrix in 16 bits.** The logits then have 16 bits, like those of a linear layer. All
+that follows is computed in FP32: the logarithms, each position's share $1/n$, the sum,
+and both gradients until the backward pass. In 16 bits the sum could overflow: 9,216
+losses of 9 nats add up to 83,000, and the largest finite FP16 value is 65,504. The
+gradients wait in FP32 for [the loss scale](loss_scaling.py), which arrives in the
+backward pass as the gradient of the loss. The scale multiplies them before they are
+rounded to 16 bits. In the other order the smallest gradients would be lost before the
+scale could save them. The price is that the two products of the gradients run in FP32,
+with an FP32 copy of the matrix, and that both gradients take four bytes a number until
+the backward pass.
 
 :notation $n$: `positions`, the number of positions in a batch
 :notation $c$: `chunks`, the number of chunks
@@ -66,13 +66,13 @@ IGNORED = -100
 
 
 class ChunkedGPT(GPT):
-    """[The GPT](gpt.py#GPT), whose last layer takes the targets and returns the loss.
+    """[The GPT](gpt.py#GPT) with a last layer that takes the targets and returns the loss.
 
     The parameters have the same names and start from the same values, so a saved
     `state_dict` fits both.
 
     :param config: the model's shape
-    :param chunks: into how many chunks the positions of a batch are divided
+    :param chunks: the number of chunks into which the positions of a batch are divided
     :raises ValueError: if `chunks` is smaller than 1
     """
 
@@ -83,11 +83,10 @@ class ChunkedGPT(GPT):
         self[-1] = ChunkedHead(plain, chunks)
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """The mean loss, or without targets the logits, as whoever writes text needs
-        them.
+        """The mean loss, or without targets the logits, with which a program writes text.
 
         `nn.Sequential` passes one value from layer to layer. The head needs two, so
-        this class runs the chain by itself. Each layer is called as a module, because
+        this class runs the chain itself. Each layer is called as a module, because
         [hooks](hooks.py#Hooks) on that call gather the layer.
         """
         *layers, head = self
@@ -99,7 +98,7 @@ class ChunkedGPT(GPT):
 
 
 class ChunkedHead(nn.Module):
-    """The head and the loss in one layer: what leaves it is one number.
+    """The head and the loss in one layer, whose output is one number.
 
     It takes over the layers of a plain head, and with them the names of the parameters.
     """
@@ -125,18 +124,18 @@ def chunked_loss(
 ) -> Tensor:
     """The mean cross-entropy of `x_BTC @ weight_VC.T`, without ever holding that product.
 
-    As in `F.cross_entropy`, a target of -100 takes no part.
+    As in `F.cross_entropy`, a target of -100 is ignored.
 
-    :param x_BTC: what the last linear layer reads
+    :param x_BTC: the input of the last linear layer
     :param weight_VC: that layer's matrix; it has no bias
-    :param chunks: into how many chunks the positions are divided
+    :param chunks: the number of chunks into which the positions are divided
     :returns: 0-dim, in the dtype of the matrix, or in FP32 if that has 16 bits
     """
     # Autocast would compute the products in 16 bits, and then round the sum of the
     # gradients after each chunk. So the dtype of the matrix decides.
     with torch.autocast(x_BTC.device.type, enabled=False):
         x_NC = x_BTC.flatten(0, -2).to(weight_VC.dtype)
-        # Without gradients, the loss is all that is wanted.
+        # Without gradients, only the loss is computed.
         wanted = torch.is_grad_enabled()
         loss: Tensor = _Chunked.apply(
             x_NC, weight_VC, targets_BT.flatten(), chunks, wanted
@@ -145,7 +144,7 @@ def chunked_loss(
 
 
 class _Chunked(torch.autograd.Function):
-    """One node for all chunks, so that autograd saves nothing of any of them."""
+    """One node for all chunks, so that autograd saves no tensor of any chunk."""
 
     @staticmethod
     def forward(
@@ -156,7 +155,7 @@ class _Chunked(torch.autograd.Function):
         chunks: int,
         wanted: bool,
     ) -> Tensor:
-        # FP32 at least. A matrix that has this dtype is not copied.
+        # FP32 at least. A matrix that has this dtype already is not copied.
         wide = torch.promote_types(weight_VC.dtype, torch.float32)
         valid_N = (targets_N != IGNORED).to(wide)
         # Each position's share of the mean.
@@ -180,7 +179,8 @@ class _Chunked(torch.autograd.Function):
                 torch.mm(grad, wide_VC, out=grad_x_NC[start:stop])
             if grad_weight_VC is not None:
                 grad_weight_VC.addmm_(grad.t(), x.to(wide))
-            # Otherwise it would stay while the next chunk's logits are computed.
+            # Without this line the gradient would stay in memory while the next chunk's
+            # logits are computed.
             del grad
             start = stop
         ctx.gradients = (grad_x_NC, grad_weight_VC)
@@ -190,11 +190,12 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Hand out what the forward pass has computed, times the gradient of the loss.
+        """Return the gradients of the forward pass, times the gradient of the loss.
 
-        Under [loss scaling](loss_scaling.py) this factor is the scale, so the product
-        is formed before it is rounded to the dtype of the matrix. It is written over
-        the gradient, which is as large as the matrix. So this works once.
+        Under [loss scaling](loss_scaling.py) this factor is the scale. So the product
+        is formed before it is rounded to the dtype of the matrix. The product is
+        written over the gradient, which is as large as the matrix. So a second backward
+        pass is refused.
         """
         if ctx.gradients is None:
             raise RuntimeError(
@@ -223,6 +224,6 @@ def _logits_gradient(
     """
     log_p = F.log_softmax(x @ weight_VC.t(), dim=-1, dtype=total.dtype)
     total += F.nll_loss(log_p, targets, reduction="sum", ignore_index=IGNORED)
-    # The logits are forgotten by now, and the gradient is written over `log_p`.
+    # The logits are freed by now, and the gradient is written over `log_p`.
     grad = log_p.exp_().mul_(share)
     return grad.scatter_add_(1, targets.clamp(min=0).unsqueeze(1), -share)

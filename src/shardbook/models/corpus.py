@@ -1,16 +1,16 @@
-r"""# The text, and who reads which part
+r"""# The text of the examples
 
-> Every rank reads another part of each batch, and together they read what one rank alone would read.
+> Every rank reads another part of each batch, and together they read the batch of a single process.
 
 The examples train on *Alice's Adventures in Wonderland*, which comes with the library.
-A text of 148 kB is small, but a byte is a token here, so a model of a million
+A text of 148 kB is small. But a byte is a token here, so a model of a million
 parameters has something to learn in a minute.
 
-Data parallelism stands on one condition: in a step no two ranks read the same data.
-Ranks that do compute the same gradient twice, the mean over ranks is the gradient of
-one rank, and nothing looks wrong, for the loss still falls. So this chapter makes the
-condition easy to check. The ranks share one order of all windows, and rank $r$ takes
-the $r$-th part of each batch.
+In data parallel training, no two ranks may read the same data in a step. Suppose two
+ranks read the same windows. They compute the same gradient, the mean over the ranks is
+the gradient of one rank, and the loss still falls, so nothing looks wrong. This chapter
+makes it easy to check that this does not happen. The ranks share one order of all
+windows, and rank $r$ takes the $r$-th part of each batch.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $B$: `batch`, the number of windows that one rank reads at a time
@@ -32,7 +32,7 @@ __all__ = ["Reader", "Text", "read", "split"]
 
 
 class Text(Protocol):
-    """A row of tokens, of which a slice is a 1-D tensor: a tensor itself, or [files](mapped_text.py)."""
+    """A sequence of tokens: a 1-D tensor, or [files](mapped_text.py) with slices of it."""
 
     def __len__(self) -> int: ...
 
@@ -42,16 +42,16 @@ class Text(Protocol):
 class Reader:
     r"""One rank's share of the batches, the same in every run with the same seed.
 
-    Batches are numbered from 0 and can be asked for in any order. A run that resumes in
-    the middle needs only the number of the batch where it stopped.
+    Batches are numbered from 0 and can be read in any order. To resume in the middle, a
+    run needs only the number of the batch at which it stopped.
 
     :param text: the tokens to read, such as a 1-D tensor of bytes
-    :param context: $T$, the tokens of a window
-    :param batch: $B$, the windows of one batch on one rank
+    :param context: $T$, the number of tokens in a window
+    :param batch: $B$, the number of windows in one batch on one rank
     :param rank: this rank
-    :param world_size: $N_d$, the ranks that share the text
-    :param seed: decides the order; it has to be the same on every rank
-    :param device: where the batches are wanted; `None` leaves them where the text is
+    :param world_size: $N_d$, the number of ranks that share the text
+    :param seed: decides the order; it must be the same on every rank
+    :param device: the device of the batches; `None` leaves them where the text is
     :raises ValueError: if the text is too short for one batch on every rank
     """
 
@@ -73,7 +73,7 @@ class Reader:
         self.world_size = world_size
         self.seed = seed
         self.device = device
-        # One byte more than the windows cover, because the last one needs a target.
+        # One byte more than the windows cover, because the last window needs a target.
         self.windows = max(0, len(text) - 1) // context
         self.batches = self.windows // (batch * world_size)
         if self.batches == 0:
@@ -85,7 +85,7 @@ class Reader:
         self._shuffled: tuple[int, list[int]] | None = None
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        """The batch with this number: what the model reads, and the byte that follows each position."""
+        """The batch with this number: the inputs, and the byte that follows each position."""
         epoch, number = divmod(number, self.batches)
         return self.at(epoch, number * self.world_size * self.batch_size)
 
@@ -98,10 +98,10 @@ class Reader:
         return self.cut(windows, 0), self.cut(windows, 1)
 
     def order(self, epoch: int) -> Sequence[int]:
-        """All windows in the order of one epoch. Each is read at most once before any is read again."""
+        """All windows in the order of one epoch, each of them once."""
         if self._shuffled is None or self._shuffled[0] != epoch:
-            # A generator of its own: the ranks may use the global one differently, and
-            # then their orders would drift apart, and their windows would overlap.
+            # The order has a generator of its own. The ranks may use the global one
+            # differently, and then their orders would differ and their windows overlap.
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self._shuffled = (
                 epoch,
@@ -110,7 +110,7 @@ class Reader:
         return self._shuffled[1]
 
     def cut(self, windows: Sequence[int], shift: int) -> Tensor:
-        """The windows' bytes as tokens, a `(B, T)` tensor of integers, starting `shift` bytes late."""
+        """The windows' bytes as tokens, a `(B, T)` integer tensor, `shift` bytes later."""
         starts = [window * self.context + shift for window in windows]
         batch = torch.stack(
             [self.text[start : start + self.context] for start in starts]
@@ -125,9 +125,9 @@ def read() -> Tensor:
 
 
 def split(text: Tensor, held_out: float = 0.1) -> tuple[Tensor, Tensor]:
-    """The text in two: what the model trains on, and the end of the book, which it never sees.
+    """The text in two parts: one to train on, and the end of the book as held-out text.
 
-    The cut is a single one, so no window to be predicted overlaps one that was read.
+    There is a single cut, so no held-out window overlaps one of the training.
     """
     cut = len(text) - int(len(text) * held_out)
     return text[:cut], text[cut:]

@@ -1,11 +1,11 @@
 r"""# A small GPT
 
-> A language model on bytes, written as if nobody would ever shard it.
+> A plain language model on bytes, whose code does not mention sharding at all.
 
 Sharding is applied to a model from outside. To show that, this chapter holds a model
-that knows nothing of ranks, shards or collectives: delete the rest of the book and it
-still trains. It reads text as bytes, so it needs no tokenizer, and for each position it
-predicts the next byte.
+without any code for ranks, shards or collectives. If you delete the rest of the book,
+it still trains. It reads text as bytes, so it needs no tokenizer, and for each position
+it predicts the next byte.
 
 ```python
 model = GPT(Config(layers=4, width=128, heads=4, context=128))
@@ -55,8 +55,8 @@ __all__ = [
 class Config:
     """The five numbers that decide the model's shape.
 
-    A byte has 256 values, so 256 is the vocabulary unless the caller brings tokens of
-    its own.
+    A byte has 256 values, so the vocabulary is 256 unless the program has its own
+    tokens.
 
     :raises ValueError: if a number is smaller than 1, or the heads cannot share the
         width evenly
@@ -84,11 +84,12 @@ class Config:
 
 
 class GPT(nn.Sequential):
-    r"""The model is a chain: an embedding, $L$ blocks and a head.
+    r"""The model: a chain of an embedding, $L$ blocks and a head.
 
-    Each layer's output is the next layer's only input. A chain says by itself which
-    parameters come next, and that is all a prefetch has to know. `nn.Sequential`
-    already is such a chain, so this class adds no forward pass of its own.
+    Each layer's output is the next layer's only input. In such a chain the next
+    parameters are always those of the next layer, which is all that a prefetch needs.
+    `nn.Sequential` already is such a chain, so this class adds no forward pass of its
+    own.
 
     :param config: the model's shape
     """
@@ -107,7 +108,7 @@ class GPT(nn.Sequential):
 
 
 class Embedding(nn.Module):
-    """A token's vector is the sum of two looked-up rows: one for what it is and one for where it stands."""
+    """A token's vector: the sum of a row for the token and a row for its position."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -116,8 +117,8 @@ class Embedding(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         length = tokens_BT.shape[1]
-        # A position beyond the table would fail inside a kernel, and the message would
-        # not tell why.
+        # A position beyond the table would fail inside a kernel, whose message does not
+        # name the reason.
         if length > self.position.num_embeddings:
             raise ValueError(
                 f"{length} tokens do not fit into a context of {self.position.num_embeddings}"
@@ -128,11 +129,11 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention moves information between positions, and two linear layers work on each position alone.
+    """Attention between the positions, and then two linear layers for each position.
 
-    Both read a normalised copy of the residual stream `x_BTC` and add their answer to
-    the original. Since the stream itself is never normalised, the gradient has an
-    unbroken path from the head to the embedding.
+    Both read a normalised copy of the residual stream `x_BTC` and add their output to
+    the original. The stream itself is never normalised, so the gradient has an unbroken
+    path from the head to the embedding.
     """
 
     def __init__(self, config: Config) -> None:
@@ -150,7 +151,9 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each position asks a question, and it and the earlier ones answer as far as their keys match."""
+    """Each position's query is compared with its own key and the earlier ones, whose
+    values are then averaged.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -173,12 +176,12 @@ class Attention(nn.Module):
 
 
 class Head(nn.Module):
-    """The last layer turns each position's vector into one score for each token.
+    """The last layer, which turns each position's vector into one score for each token.
 
     Its matrix has the shape of the token embedding's, and many models use one matrix
-    for both. Here the two stay apart. A matrix of the first and the last layer would
-    [belong to the whole chain](parameter_sites.py#sites_by_unit), and each rank would
-    hold all of it from the first layer to the last.
+    for both. Here the two are separate. A matrix that the first and the last layer
+    share would [belong to the whole chain](parameter_sites.py#sites_by_unit). Each rank
+    would hold all of it from the first layer to the last.
     """
 
     def __init__(self, config: Config) -> None:
@@ -192,13 +195,13 @@ class Head(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weights start as small random numbers and its biases as zeros, so the first scores
-    are nearly equal.
+    """A linear layer whose weights start as small random numbers, and its biases as zeros.
 
-    `reset_parameters` is PyTorch's name for the way in which a layer gets its first
-    values. The constructor calls it, and so can whoever has built the layer without
-    memory and gives it some later. A seed leads to the same values either way, since
-    the model holds no other code that sets them.
+    The first scores are therefore nearly equal. `reset_parameters` is PyTorch's name
+    for the method that sets a layer's first values. The constructor calls it, and so
+    does a program that has built the layer without memory and allocates it later. A
+    seed leads to the same values either way, since no other code of the model sets
+    them.
 
     :param std: the standard deviation of the weights
     """
@@ -206,7 +209,7 @@ class Linear(nn.Linear):
     def __init__(
         self, inputs: int, outputs: int, *, bias: bool = True, std: float = 0.02
     ) -> None:
-        # The constructor below asks for the first values, and they depend on this.
+        # The constructor below sets the first values, which depend on `std`.
         self.std = std
         super().__init__(inputs, outputs, bias=bias)
 
@@ -217,34 +220,34 @@ class Linear(nn.Linear):
 
 
 class Table(nn.Embedding):
-    """A table of rows to look up, which start as small as the weights of a linear layer."""
+    """A table of rows, which start as small as the weights of a linear layer."""
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=0.02)
 
 
 def last_std(config: Config) -> float:
-    r"""How small the layers start whose output is added to the residual stream.
+    r"""The standard deviation for the layers whose output is added to the residual stream.
 
-    Every block adds two terms to the stream, so $2L$ terms pile up. If each term starts
-    smaller by $\sqrt{2L}$, the sum at the end of the chain has the size of a single
-    term, at any depth.
+    Every block adds two terms to the stream, so $2L$ terms are added up. If each term
+    starts smaller by $\sqrt{2L}$, the sum at the end of the chain has the size of a
+    single term, at any depth.
     """
     return 0.02 / math.sqrt(2 * config.layers)
 
 
 def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    r"""The loss is the mean cross-entropy, in nats for each token.
+    r"""The mean cross-entropy, in nats for each token.
 
-    A model that knows nothing gives each token the probability $1/V$. Its loss is $\ln
-    V$, which is 5.55 for bytes. Training starts near that value, so a wrong start is
-    easy to see.
+    Before any training each token gets a probability of about $1/V$. The loss is then
+    $\ln V$, which is 5.55 for bytes. Training starts near that value, so a wrong start
+    is easy to see.
     """
     return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 
 def parameters_by_layer(config: Config) -> tuple[int, ...]:
-    r"""Each layer's number of parameters follows from the shape, so memory can be planned first.
+    r"""Each layer's number of parameters, computed from the shape without a model.
 
     The embedding has two tables, and the head has a matrix and the two vectors of its
     norm:

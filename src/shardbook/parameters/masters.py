@@ -36,6 +36,7 @@ exchange](policy.py#Policy.sends_in) and afterwards cast to the masters' dtype. 
 is formed in FP32, then rounded to the dtype of the exchange, and then cast. If the
 means of several exchanges are added up, they are added in the masters' dtype.
 
+:figure: copies_and_dtypes
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 :notation $S_u$: `shard_numel`, the length of one rank's part of it

@@ -46,6 +46,7 @@ takes 17 skipped steps.
 Scales that are powers of two change only the exponents of the gradients, and no digit,
 as long as no gradient becomes subnormal or infinite.
 
+:figure: loss_scale
 :notation $S$: `factor`, the loss scale
 """
 

@@ -1,20 +1,21 @@
 r"""# Cutting a model into slices
 
-> Consecutive layers are put together, so that two neighbours take as little as they can.
+> Consecutive layers form slices, cut so that the largest two neighbours take as few bytes as possible.
 
-[Streaming](streaming.py) brings the *slices* of a chain to the device, one after the
-other. A slice is some consecutive layers, and has nothing to do with the 1-D slices of
-[parameters](zero3.py) that ranks hold. Two slices are on the device at a time: the one
-that computes, and the one that comes next. This chapter makes the largest such pair as
-small as it can be.
+[Streaming](streaming.py) moves the *slices* of a chain to the device, one after the
+other. A slice here is some consecutive layers, and has nothing to do with the 1-D
+slices of [parameters](zero3.py) that ranks hold. Two slices are on the device at a
+time: the one that computes, and the next one. So this chapter minimises the largest sum
+of two neighbours.
 
-To make the largest slice small is something else. Let layers of 1, 4, 1 and 4 bytes be
-cut into at most three slices. If none has more than 5 bytes, two slices of 5 will do,
-and 10 bytes are there at a time. Slices of 5, 1 and 4 bytes hold 6 at a time.
+That is not the same as to minimise the largest slice. Suppose layers of 1, 4, 1 and 4
+bytes are to be cut into at most three slices. If no slice may have more than 5 bytes,
+two slices of 5 bytes will do, and 10 bytes are on the device at a time. With slices of
+5, 1 and 4 bytes it is 6 at a time.
 
-Many small slices need little memory. Few large slices keep fewer inputs between them,
-and move the same bytes in larger groups, which leaves more computation to hide each
-copy behind.
+Many small slices need little memory. Few large slices keep fewer inputs between them.
+They also move the same bytes in larger groups, so that more computation hides each
+copy.
 """
 
 # sidelit: hide
@@ -51,13 +52,13 @@ def slices_of(
 ) -> list[Slice]:
     """The slices of a chain.
 
-    :param slices: how many there may be at most; by default each layer with parameters
+    :param slices: the largest number of slices; by default each layer with parameters
         begins one
-    :param dtype: in which they will compute
+    :param dtype: the dtype in which they will compute
     :raises TypeError: if the model is no plain chain, or the dtype no floating-point
         dtype
-    :raises ValueError: if it is streamed or sharded already, is empty or not on the
-        host, or the number of slices makes no sense
+    :raises ValueError: if the model is streamed or sharded already, is empty or not on
+        the host, or the number of slices makes no sense
     """
     refuse_unfit(chain, slices, dtype)
     layers = list(chain)
@@ -70,7 +71,7 @@ def slices_of(
 
 
 class Slice:
-    """Consecutive layers. A parameter that stands in it twice is brought once.
+    """Consecutive layers. A parameter that is in two of them is moved once.
 
     :param layers: the layers, as a chain of their own
     :param names: the names that parameters and buffers have in the model
@@ -81,8 +82,8 @@ class Slice:
         self.names = names
         self.parameters = dict(layers.named_parameters())
         self.buffers = dict(layers.named_buffers())
-        # A layer that stands in the chain twice is visited once. `functional_call`
-        # would visit it by both names, and leave the copies in it.
+        # A layer that is in the chain twice is visited once. `functional_call` would
+        # visit it under both names, and leave the copies in it.
         self.places = {
             f"{prefix}.{name}".lstrip("."): tensor
             for prefix, module in layers.named_modules()
@@ -90,14 +91,14 @@ class Slice:
         }
 
     def versions(self) -> Versions:
-        """Every write in place raises a number here."""
+        """The numbers of writes to the parameters, which each in-place write raises."""
         return Versions(*self.parameters.values())
 
     def call(self, copies: dict[str, Tensor], x: Tensor) -> Any:
-        """Compute with copies in the place of the slice's own tensors.
+        """Compute with copies instead of the slice's own tensors.
 
-        :param copies: of parameters and buffers; after the call, what it has made of
-            them
+        :param copies: of parameters and buffers; after the call, the tensors that the
+            layers have put in their place
         """
         own = {**self.parameters, **self.buffers}
         copy_of = {own[name]: copy for name, copy in copies.items()}
@@ -111,8 +112,10 @@ class Slice:
     def refuse_writes(
         self, copies: dict[str, Tensor], versions: dict[str, int]
     ) -> None:
-        """Refuse a forward pass that wrote to its own parameters. It has changed copies,
-        which are dropped, where a plain chain would keep the change.
+        """Refuse a forward pass that wrote to its own parameters.
+
+        It has changed the copies, which are dropped. In a plain chain the change would
+        stay.
 
         :raises RuntimeError: naming the parameter
         """
@@ -126,8 +129,10 @@ class Slice:
 
 
 def cut(sizes: Sequence[int], slices: int | None) -> list[range]:
-    """Consecutive parts. No other parts have a smaller largest pair of neighbours, and of
-    those that have the same none have a smaller largest part.
+    """Cut layers into consecutive parts with the smallest possible largest pair of
+    neighbours.
+
+    Of the cuts with the same largest pair, the result has the smallest largest part.
 
     >>> cut([1, 4, 1, 4], 3)
     [range(0, 2), range(2, 3), range(3, 4)]
@@ -135,7 +140,7 @@ def cut(sizes: Sequence[int], slices: int | None) -> list[range]:
     [range(0, 3), range(3, 4)]
 
     :param sizes: the bytes of the layers
-    :param slices: how many parts there may be at most
+    :param slices: the largest number of parts
     """
     if slices is None:
         starts = [number for number, size in enumerate(sizes) if size or not number]
@@ -143,26 +148,27 @@ def cut(sizes: Sequence[int], slices: int | None) -> list[range]:
     else:
         limits, last = range(sum(sizes) + 1), len(sizes)
         through = partial(fill, sizes, min(slices, last))
-        # With a larger limit the parts reach as far or farther, so bisection finds the
-        # smallest that is enough.
+        # With a larger limit the parts reach as far or farther. So bisection finds the
+        # smallest limit with which they reach the end.
         pair = bisect_left(limits, last, key=lambda limit: through(limit, limit)[-1])
         one = bisect_left(limits, last, key=lambda limit: through(pair, limit)[-1])
         ends = through(pair, one)
-        # The first number of parts that reaches the end will do.
+        # The smallest number of parts that reaches the end is enough.
         ends = ends[: ends.index(last) + 1]
-        # A part that reaches as far as the next one gives it a layer.
+        # If a part reaches as far as the next one, the next part gets a layer of it.
         for number in reversed(range(1, len(ends) - 1)):
             ends[number] = min(ends[number], ends[number + 1] - 1)
     return [range(*part) for part in pairwise(ends)]
 
 
 def fill(sizes: Sequence[int], parts: int, pair: int, one: int) -> list[int]:
-    """How many layers 0, 1, 2, ... parts can hold.
+    """The number of layers that 0, 1, 2, ... parts can hold.
 
-    A part is limited by its own size, and by its size together with the part before. Of
-    all ways to reach a layer with some parts, the best to go on from is the one whose
-    last part begins last. This last part begins at the layer that the parts before it
-    can reach, or one layer earlier, so that it is never empty.
+    Each part is limited by its own size, and by its size together with the part before
+    it. Several cuts may reach the same layer with the same number of parts. Of these,
+    the best one to continue is the one whose last part begins last. This last part
+    begins at the farthest layer that the parts before it can reach, or one layer
+    earlier, so that it is never empty.
 
     >>> fill([1, 4, 1, 4], 3, pair=6, one=5)
     [0, 2, 3, 4]
@@ -180,7 +186,7 @@ def fill(sizes: Sequence[int], parts: int, pair: int, one: int) -> list[int]:
 
 
 def named_tensors(model: nn.Module, recurse: bool = True) -> dict[str, Tensor]:
-    """All parameters and buffers, those that stand in several places by several names."""
+    """All parameters and buffers, under each of their names."""
     return {
         **dict(model.named_parameters("", recurse, remove_duplicate=False)),
         **dict(model.named_buffers("", recurse, remove_duplicate=False)),
@@ -195,7 +201,7 @@ def bytes_of(layer: nn.Module) -> int:
 
 
 class Seen:
-    """What the first run of a slice has read. The second run has to read the same."""
+    """The tensors that the first run of a slice has read, and the second run must read."""
 
     def __init__(self, part: Slice) -> None:
         self.part = part
@@ -203,8 +209,9 @@ class Seen:
         self.versions = part.versions()
 
     def note_buffers(self) -> None:
-        """From here on the buffers must not change; those that the run wrote to are other
-        ones by now, with the values from before.
+        """Record the versions of the buffers, which must not change from here on.
+
+        A buffer to which the run wrote is represented by a copy of its earlier values.
         """
         self.versions_of_buffers = Versions(*self.buffers.values())
 
@@ -221,24 +228,26 @@ class Seen:
 
 
 class Contents:
-    """What a chain held when it was cut. From then on it counts as streamed.
+    """The layers and tensors of a chain when it was cut.
 
-    A slice computes with the layers and tensors of that moment. Without this class what
-    takes their place later would be ignored: the chain would compute with tensors that
-    are no longer in it, and train nothing.
+    A slice computes with the layers and tensors of that moment. Suppose a program
+    replaces one of them later. The chain would compute with a tensor that is no longer
+    in it, and the new one would never be trained. So this class detects the change.
     """
 
     def __init__(self, chain: nn.Sequential) -> None:
-        # The chain's `forward` leads here. A reference back would keep both alive.
+        # The chain's `forward` refers to this object. A reference back to the chain
+        # would keep both alive.
         self.chain = ref(chain)
         self.layers, self.tensors = list(chain), named_tensors(chain)
         STREAMED.add(chain)
 
     def refuse_changes(self) -> None:
-        """Compare what the chain holds now. A layer may give itself a new buffer.
+        """Compare with the chain's present layers and tensors.
 
-        :raises RuntimeError: if a layer, parameter or buffer is another one, or
-            elsewhere
+        Only a new buffer, which a layer may create itself, is allowed.
+
+        :raises RuntimeError: if a layer, parameter or buffer was replaced or moved
         """
         chain = self.chain()
         if chain is None:
@@ -266,7 +275,7 @@ class Contents:
 def refuse_unfit(
     chain: nn.Sequential, slices: int | None, dtype: torch.dtype | None
 ) -> None:
-    """Say why a model cannot be streamed."""
+    """Refuse a model that cannot be streamed, and say why."""
     fits = isinstance(dtype, torch.dtype) and dtype.is_floating_point
     if dtype is not None and not (fits and dtype.itemsize > 1):
         raise TypeError(

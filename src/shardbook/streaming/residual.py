@@ -1,6 +1,6 @@
-r"""# Checkpoints split over ranks, or on the host
+r"""# Activation checkpoints in pieces, or on the host
 
-> A checkpoint is used once in a step, so it can wait in pieces, or in the host's memory.
+> Between its two uses, a checkpoint can be split over the ranks, or wait in the host's memory.
 
 [Checkpointing](checkpointing.py) drops a layer's activations and keeps the layer's
 input, here called the checkpoint. With many layers the checkpoints add up. A GPT has
@@ -9,17 +9,17 @@ one for each layer, of the size
 $$A = b\,B\,T\,d \text{ bytes}$$
 
 The [ZeRO paper](bib:rajbhandari2020zero) calls all memory besides parameters, gradients
-and optimizer state the *residual* states, and what it does about them ZeRO-R. This
-chapter holds two ideas of ZeRO-R, for checkpoints.
+and optimizer state the *residual* states. Its part about them is ZeRO-R. This chapter
+holds the two ideas of ZeRO-R that concern checkpoints.
 
 **Partition.** In tensor parallel training each rank of a group has a part of every
-layer's matrices. Without sequence parallelism the layer's input is not split: every
-rank computes the same one and keeps it. So $N$ ranks keep the same bytes $N$ times.
-Here each rank keeps one piece, and the ranks gather the whole when the backward pass
-needs it.
+layer's matrices. Without sequence parallelism the layer's input is not split. So every
+one of the $N$ ranks computes the same input and keeps the same bytes. With `partition`
+each rank keeps one piece of it, and the ranks gather the whole input when the backward
+pass needs it.
 
 **Offload.** Between its two uses a checkpoint waits for the rest of the forward pass
-and a part of the backward pass. It may wait [on the host](host.py).
+and a part of the backward pass. With `offload` it waits [on the host](host.py).
 
 For 96 layers of width 12288, four sequences of 2048 positions and 16-bit values:
 
@@ -30,9 +30,9 @@ For 96 layers of width 12288, four sequences of 2048 positions and 16-bit values
 | `offload` | nothing | nothing | 201.3 MB from the host |
 | both, 8 ranks | nothing | nothing | 25.2 MB from the host; each rank sends 176.2 MB |
 
-With `offload` the same bytes go to the host in the forward pass.
+With `offload` the same bytes also go to the host in the forward pass.
 
-Both are contexts around the forward pass, and the model knows nothing of them:
+Both are contexts around the forward pass, and the model does not change:
 
 ```python
 with partition(group, offload=True):
@@ -40,12 +40,12 @@ with partition(group, offload=True):
 loss.backward()
 ```
 
-PyTorch lets such a context replace each tensor that autograd saves, and put it back
-when the tensor is used. Inside a checkpointed layer autograd saves nothing, so the
-context sees the layers' inputs only. Around a layer without a checkpoint the context
-sees all activations. `offload` may be used there too. `partition` may not: in tensor
-parallel training most activations inside a layer differ from rank to rank, and they
-would be gathered into values that no rank had.
+Such a context replaces each tensor that autograd saves, and puts it back when the
+tensor is used. Inside a checkpointed layer autograd saves nothing, so the context sees
+the inputs of the layers only. Around a layer without a checkpoint the context sees all
+activations. `offload` works there, too. `partition` does not: in tensor parallel
+training most activations inside a layer differ from rank to rank. The gather would put
+pieces of different tensors together, into values that no rank had.
 
 :notation $N$: `world_size`, the number of ranks that hold the same checkpoint
 :notation $n$: `numel`, the number of values of a vector that is cut into pieces
@@ -89,20 +89,20 @@ def partition(
     least: int = LEAST,
     check: bool = False,
 ) -> Residual:
-    """Let each rank of a group keep one piece of every tensor that autograd saves.
+    """Make each rank of a group keep one piece of every tensor that autograd saves.
 
-    Each use in the backward pass is an all-gather. So the ranks have to run the same
+    Each use in the backward pass is an all-gather. So the ranks must run the same
     backward pass.
 
     Source: [ZeRO](bib:rajbhandari2020zero), the partition of activations in ZeRO-R.
 
     :param group: the ranks that hold the same values; `None` means all ranks
     :param offload: whether the pieces wait on the host
-    :param least: smaller tensors stay as they are, in bytes. To move a few bytes takes
-        as long as to move some thousand.
+    :param least: the size in bytes below which tensors stay as they are. A move of a
+        few bytes takes as long as a move of some thousand
     :param check: whether the ranks compare each tensor before they keep pieces of it.
-        It costs an exchange and a pass over the values, and is meant for the first
-        step.
+        The comparison costs an exchange and a pass over the values, and is meant for
+        the first step
     :returns: a context that may be entered many times
     :raises Disagreement: inside the context, on every rank, if `check` finds a rank
         that holds other values
@@ -113,17 +113,19 @@ def partition(
 
 
 def offload(*, least: int = LEAST) -> Residual:
-    """Let every tensor that autograd saves wait on the host.
+    """Make every tensor that autograd saves wait on the host.
 
-    :param least: smaller tensors stay as they are, in bytes
+    :param least: the size in bytes below which tensors stay as they are
     :returns: a context that may be entered many times
     """
     return Residual(None, on_host=True, least=least)
 
 
 class Residual(saved_tensors_hooks):
-    """The context: `put` is called for each tensor that autograd saves, and `take` when
-    the backward pass uses it.
+    """The context that moves saved tensors.
+
+    Autograd calls `put` for each tensor that it saves, and `take` when the backward
+    pass uses the tensor.
     """
 
     def __init__(self, sharing: Sharing | None, *, on_host: bool, least: int) -> None:
@@ -132,19 +134,19 @@ class Residual(saved_tensors_hooks):
         self.sharing = None if alone else sharing
         self.on_host = on_host
         self.least = least
-        # What is kept of each storage. A storage that is gone takes its entries along,
-        # so an address that is used again does not lead to old values.
+        # The values that are kept, by their storage. When a storage is freed, its
+        # entries go with it, so a reused address does not lead to old values.
         self.kept: WeakKeyDictionary[
             torch.UntypedStorage, WeakValueDictionary[Any, KeptValues]
         ] = WeakKeyDictionary()
 
     @machinery()
     def put(self, tensor: Tensor) -> Untouched | Placed:
-        """What autograd keeps in the place of a tensor.
+        """The object that autograd keeps instead of a tensor.
 
-        An attention mask that every layer reads is saved by every layer. The mask is
-        kept once for all of them, as long as nobody writes to it in between: each write
-        raises its version, and the version is part of the key.
+        If every layer reads the same attention mask, autograd saves it in every layer.
+        The context keeps the mask once for all of them, unless it is written to in
+        between. Each write raises the mask's version, which is a part of the key.
         """
         if self.stays(tensor):
             return Untouched(tensor.detach(), writes_to(tensor))
@@ -159,7 +161,7 @@ class Residual(saved_tensors_hooks):
         return Placed(kept, form)
 
     def stays(self, tensor: Tensor) -> bool:
-        """Whether nothing is gained by moving a tensor.
+        """Whether a move of a tensor would save nothing.
 
         The graph's view of a parameter takes no memory of its own, and in stage 3 [its
         unit frees](zero3.py#Zero3.empty) the memory below it. A tensor that a
@@ -184,15 +186,17 @@ def take(saved: Untouched | Placed) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One way to see a vector that is kept: `x` and `x.t()` are two forms of one."""
+    """One view of a kept vector. `x` and `x.t()`, for example, are two of them."""
 
     kept: KeptValues
     form: Form
 
     def tensor(self) -> Tensor:
-        """The vector was copied into its memory, which counts as a write. `data` shows
-        the same memory with a count that starts at 0. Otherwise [a
-        check](determinism.py) would take the tensor for one that was changed.
+        """The tensor, as an alias whose version is 0.
+
+        The gather has copied values into the vector's memory, which counts as a write.
+        Without the alias, [a check](determinism.py) would take the tensor for one that
+        the program has changed.
         """
         self.kept.writes.refuse()
         return self.form.of(self.kept.vector().data)
@@ -202,7 +206,7 @@ class KeptValues:
     """A vector of values, or this rank's piece of it, on the device or on the host.
 
     :param vector: 1-D; it may be a view of the tensor that is to be freed
-    :param writes: to that tensor
+    :param writes: counts the writes to that tensor
     """
 
     def __init__(
@@ -216,12 +220,14 @@ class KeptValues:
         self.here: Tensor | Crossing = to_host(piece, ACTIVATIONS) if on_host else piece
 
     def vector(self) -> Tensor:
-        """All values, on the device. The computation waits here until they have come. On
-        the way to the host nothing waits.
+        """All values, on the device.
 
-        Each use brings them anew. If they were kept for a second use, one rank might
-        have freed them and another not, and the first would wait in a gather for the
-        second.
+        The computation waits here until the values have arrived. On their way to the
+        host nothing waits.
+
+        Each use brings the values anew. If they were kept for a second use, one rank
+        might have freed them and another not. The first would then wait in a gather for
+        the second.
         """
         piece = self.here
         if isinstance(piece, Crossing):
@@ -231,17 +237,17 @@ class KeptValues:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """The ranks that hold the same values, and what each keeps of them.
+    """The ranks that hold the same values, and the piece that each of them keeps.
 
-    Sharding splits what every rank would otherwise store. [Parameters](zero3.py) are
-    one case, and the input of a layer in tensor parallel training is another. It is a
-    new tensor in each step, so no layout can be made in advance. A vector of $n$ values
-    is cut into $N$ pieces, one for each rank. One all-gather puts it together again.
+    [Parameters](zero3.py) are sharded because every rank would otherwise store the same
+    ones. The input of a layer in tensor parallel training is another such case. But the
+    input is a new tensor in each step, so no layout can be made in advance. A vector of
+    $n$ values is cut into $N$ pieces, one for each rank, and one all-gather puts it
+    together again.
 
-    If the ranks hold different values, the all-gather does not detect that. Each rank
-    gets a vector that is put together from different ones, and training goes on with
-    wrong numbers. So the ranks can compare their values first, by [a
-    digest](operations.py#digest).
+    If the ranks hold different values, the all-gather does not detect it. Each rank
+    gets a vector of pieces from different tensors, and trains on with wrong numbers. So
+    the ranks can compare their values first, by [a digest](operations.py#digest).
     """
 
     group: Any
@@ -250,7 +256,7 @@ class Sharing:
     def piece(self, vector: Tensor) -> Tensor:
         """A copy of this rank's piece. A view would keep the whole vector in memory.
 
-        Pieces must be of one length, so those at the end are filled up with zeros.
+        Pieces must have one length, so those at the end are padded with zeros.
         """
         if self.check:
             self.compare(vector)
@@ -261,7 +267,7 @@ class Sharing:
         return piece
 
     def whole(self, piece: Tensor, numel: int) -> Tensor:
-        """The vector, gathered from all ranks, without what it was filled up with."""
+        """The vector, gathered from all ranks, without its padding."""
         full = piece.new_empty(piece.numel() * world(self.group)[1])
         all_gather(full, piece, group=self.group).wait()
         return full[:numel]
@@ -269,7 +275,7 @@ class Sharing:
     # sidelit: depth Ranks that hold different values.
 
     def compare(self, vector: Tensor) -> None:
-        """Raise on every rank if one of them holds other values than the first.
+        """Raise an error on every rank if one holds other values than the first.
 
         :raises Disagreement: naming that rank
         """
@@ -287,8 +293,9 @@ class Sharing:
 
 
 def piece_numel(numel: int, world_size: int) -> int:
-    r"""The length of a piece: $\left\lceil n / N \right\rceil$ values. All pieces
-    together have fewer than $N$ elements of padding.
+    r"""The length of a piece: $\left\lceil n / N \right\rceil$ values.
+
+    All pieces together have fewer than $N$ elements of padding.
 
     >>> checkpoint = 4 * 2048 * 12288
     >>> [96 * 2 * piece_numel(checkpoint, world_size) for world_size in (1, 8)]
@@ -302,8 +309,10 @@ def piece_numel(numel: int, world_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a tensor lies over its vector: kernels may sum in another order where the
-    strides are others, so the strides come back, too.
+    """The shape and strides of a tensor over its vector.
+
+    With other strides a kernel may add in another order. So the strides are restored,
+    too.
     """
 
     shape: torch.Size
@@ -323,7 +332,7 @@ def lie_flat(tensor: Tensor) -> tuple[Tensor, Form]:
     """
     shape = tensor.shape
     for dim, stride in enumerate(tensor.stride()):
-        # What `expand` repeats is stored once.
+        # Elements that `expand` repeats are stored once.
         tensor = tensor.narrow(dim, 0, 1) if stride == 0 else tensor
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     rows, places = tensor.permute(order), [order.index(dim) for dim in sorted(order)]
@@ -331,7 +340,7 @@ def lie_flat(tensor: Tensor) -> tuple[Tensor, Form]:
 
 
 def place_of(rows: Tensor) -> tuple[Any, ...]:
-    """What tells two views of one storage apart, if they show different values."""
+    """A key that differs for two views of one storage if they show different values."""
     steps = zip(rows.shape, rows.stride(), strict=True)
     walk = tuple((size, stride) for size, stride in steps if size > 1)
     return rows.storage_offset(), walk, rows.dtype, rows.is_conj(), rows.is_neg()
@@ -345,9 +354,9 @@ def place_of(rows: Tensor) -> tuple[Any, ...]:
 class Untouched:
     """A tensor that stays where it is.
 
-    Without hooks autograd compares versions itself. Where a hook is set it leaves that
-    to the hook. Without the check here a write to the tensor would lead to wrong
-    gradients and to no error.
+    Without hooks autograd compares versions itself. If a hook is set, autograd leaves
+    the comparison to the hook. Without the check here a write to the tensor would lead
+    to wrong gradients, and to no error.
     """
 
     values: Tensor
@@ -362,16 +371,16 @@ class Untouched:
 class Writes:
     """Counts the writes to a tensor from now on, and does not keep its memory.
 
-    On a GPU a copy to the host is queued, and the thread goes on. A write to the tensor
-    could then come before the copy has read it, and the copy would hold the new values.
-    Without hooks autograd raises in this case. So this library does, too, whichever
-    came first.
+    On a GPU a copy to the host is queued, and the thread continues. If the program then
+    writes to the tensor, the copy may read the new values. Without hooks autograd
+    raises an error for such a write. So this class does so, too, even if the copy came
+    first.
     """
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape = tensor.shape
         self.version = writes_to(tensor)
-        # An alias has the count of its tensor, and keeps it without the memory.
+        # An alias has the count of its tensor, and keeps the count without the memory.
         self.alias = tensor.detach()
         self.alias.data = tensor.detach().new_empty(0)
 

@@ -1,10 +1,10 @@
 r"""# Streaming a model through one device
 
-> The layers live on the host, and the device sees two slices of them at a time.
+> The layers stay on the host, and the device holds two slices of them at a time.
 
-Sharding needs several devices. A single device can train a model that is larger than
-its memory, if only a part of the model has to be there at a time. In a chain of layers
-such parts are its consecutive *slices*.
+Sharding needs several devices. But a single device can also train a model that is
+larger than its memory, if it never holds more than a part of the model. In a chain of
+layers such parts are *slices* of consecutive layers.
 
 ```python
 model = stream(GPT(config), device="cuda", slices=8)
@@ -15,38 +15,37 @@ for tokens_BT, targets_BT in batches:
     optimizer.zero_grad()
 ```
 
-In the forward pass each slice [comes to the device](host.py), computes, and is dropped,
-with all its activations. Only its input is kept. In the backward pass the slices come
-once more, from the last to the first, and each recomputes its activations. That is
-[a checkpoint](checkpointing.py) around each slice. The gradients of a slice leave for
-the host when its backward pass has been queued.
+In the forward pass each slice [is copied to the device](host.py), computes, and is
+dropped with all its activations. Only its input is kept. In the backward pass the
+slices are copied again, from the last to the first, and each recomputes its
+activations. So each slice is [a checkpoint](checkpointing.py). When the backward pass
+of a slice has been queued, its gradients are copied to the host.
 
-The model's own parameters stay on the host, with their names. What comes to the device
-are copies of them. So the optimizer runs on the host, and a saved `state_dict` is that
-of the plain model.
+The model's own parameters stay on the host, with their names, and the device gets
+copies of them. So the optimizer runs on the host, and a saved `state_dict` is that of
+the plain model.
 
-**What is on the device.** While slice $k$ computes, the slice that runs next is on its
-way: $k+1$ in the forward pass, $k-1$ in the backward pass. There the gradients of slice
-$k+1$ leave first, while slice $k$ recomputes. Let slice $k$ have $P_k$ bytes of
-parameters, $A_k$ bytes of input and $a_k$ bytes of activations. The most that is on the
-device at one moment is about
+**Memory on the device.** While slice $k$ computes, the next slice is being copied:
+$k+1$ in the forward pass, $k-1$ in the backward pass. In the backward pass the
+gradients of slice $k+1$ leave before that, while slice $k$ recomputes. Let slice $k$
+have $P_k$ bytes of parameters, $A_k$ bytes of input and $a_k$ bytes of activations. The
+largest sum on the device at one moment is about
 
 $$\max_k \left(P_k + P_{k \pm 1} + a_k\right) + \sum_k A_k$$
 
 and the gradients of one parameter and of one activation. If the link is slow, the
-gradients of a whole slice may be waiting to leave. That does not raise the sum: each
-gradient takes the place of the copy of its parameter, and slice $k-1$ is not brought
-until those of slice $k+1$ have left. With `offload_activations=True` the inputs [wait
-on the host](residual.py), and the sum goes away.
+gradients of a whole slice may be waiting to leave. That does not raise the sum. Each
+gradient takes the place of the copy of its parameter, and slice $k-1$ is not copied
+before the gradients of slice $k+1$ have left. With `offload_activations=True` the
+inputs [wait on the host](residual.py), and the second sum goes away.
 
-**What it costs.** A step moves $2\,\Psi$ numbers to the device and $\Psi$ back, and
-computes each activation twice. The numbers move while the device computes, if the batch
-is large enough to keep it busy as long. The first slice of each pass and the last
-gradients have no computation beside them. Nor has the optimizer's step, which runs on
-the host. With a `param_dtype` the host also casts each slice before it moves, in the
-thread that queues the device's work. The device then has only what was queued before.
-So streaming serves fine-tuning with large batches, and inference with many sequences at
-a time.
+**Costs.** A step moves $2\,\Psi$ numbers to the device and $\Psi$ back, and computes
+each activation twice. The numbers move while the device computes, if the batch is large
+enough to keep the device busy that long. Three parts are not hidden: the first slice of
+each pass, the last gradients, and the optimizer's step on the host. With a
+`param_dtype` the host also casts each slice before it moves, in the thread that queues
+the device's work. So streaming serves fine-tuning with large batches, and inference
+with many sequences at a time.
 
 :notation $\Psi$: the number of parameters of the model
 :notation $k$: `number`, the number of a slice
@@ -91,22 +90,23 @@ def stream(
     offload_activations: bool = False,
     param_dtype: torch.dtype | None = None,
 ) -> nn.Sequential:
-    """Let a chain of layers compute on a device that does not hold it.
+    """Make a chain of layers compute on a device that does not hold it.
 
     Dropout, batch statistics and gradients are those of the plain model, bit for bit,
-    if the device computes as the host does. One case differs in the last bits: a
-    parameter that stands twice in a slice, when one backward pass goes through several
-    forward passes. Its gradients are then added in another order.
+    if the device computes as the host does. The last bits differ in one case: if a
+    parameter is twice in a slice, and one backward pass goes through several forward
+    passes, its gradients are added in another order.
 
     :param model: the chain, on the host; a list of layers becomes an `nn.Sequential`
     :param device: where the layers compute, and where the output will be
-    :param slices: into how many slices the chain is [cut](chain_cuts.py#cut) at most;
-        by default each layer with parameters begins a slice
+    :param slices: the largest number of slices into which the chain is
+        [cut](chain_cuts.py#cut); by default each layer with parameters begins a slice
     :param offload_activations: whether the inputs of the slices wait on the host
-    :param param_dtype: the floating-point dtype, of 16 bits or more, in which
-        floating-point parameters come to the device, and gradients leave it; on the
-        host both keep their own. Norms compute in it, too. Buffers keep their dtype,
-        and a batch norm on a CPU refuses to mix the two.
+    :param param_dtype: the floating-point dtype, of 16 bits or more, to which
+        floating-point parameters are cast before they are copied to the device. Their
+        gradients leave the device in it; on the host both keep their own dtype. Norms
+        compute in it, too. Buffers keep their dtype, and a batch norm on a CPU refuses
+        to mix the two
     :returns: the model, whose calls now stream it
     :raises TypeError: if the model is no plain chain, or the dtype no floating-point
         one
@@ -115,12 +115,12 @@ def stream(
     """
     chain = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
     around = offload(least=0) if offload_activations else nullcontext()
-    # A device without a number is the current one. A tensor on it knows the number.
+    # A device without an index is the current one. A tensor on it knows the index.
     numbered = torch.empty(0, device=device).device
     parts = slices_of(chain, slices, param_dtype)
     streamer = Streamer(parts, Contents(chain), numbered, param_dtype, around)
-    # A copy from memory that is not pinned blocks the host's thread, so it could not
-    # start the computation that is to run during the copy.
+    # A copy from memory that is not pinned blocks the host's thread. The thread could
+    # not queue the computation that is to run during the copy.
     if numbered.type != "cpu":
         pin([*chain.parameters(), *chain.buffers()])
     vars(chain).update(forward=streamer.forward, __reduce_ex__=refuse_copy)
@@ -128,7 +128,7 @@ def stream(
 
 
 class Streamer:
-    """The slices of one chain, and what is on its way to the device and from it.
+    """The slices of one chain, and the copies that are under way to and from the device.
 
     :param around: a context around each slice, in which its input is saved
     """
@@ -150,14 +150,14 @@ class Streamer:
         self.leaving: list[Any] = []
 
     def forward(self, x: Tensor) -> Any:
-        """The chain's forward pass, in the place of the one that `nn.Sequential` has.
+        """The chain's forward pass, instead of that of `nn.Sequential`.
 
         :raises TypeError: if a slice is to compute with something other than a tensor
-        :raises RuntimeError: if the chain no longer [holds what was
+        :raises RuntimeError: if the chain no longer [holds the layers that were
             cut](chain_cuts.py#Contents)
         """
         self.contents.refuse_changes()
-        # A backward pass that failed may have left a slice on the device.
+        # A failed backward pass may have left a slice on the device.
         self.drop()
         calls = [Call(self, number) for number in range(len(self.slices))]
         try:
@@ -172,8 +172,8 @@ class Streamer:
         """Copies of a slice's parameters, on the device.
 
         The host's thread waits until they have arrived. The device could not compute
-        without them anyway. And the optimizer, which writes to the parameters on the
-        host, cannot write while a copy still reads them.
+        without them anyway. The wait also orders the optimizer, which writes to the
+        parameters on the host, after the copies that read them.
         """
         versions, crossings = self.ahead.pop(number, (None, []))
         if versions != self.slices[number].versions():
@@ -181,31 +181,33 @@ class Streamer:
         return [crossing.arrive() for crossing in crossings]
 
     def prefetch(self, number: int) -> None:
-        """Start to bring a slice that runs next. What came earlier in vain is dropped."""
+        """Start to copy the next slice to the device, and drop an unused earlier copy."""
         self.ahead = {number: (self.slices[number].versions(), self.send(number))}
 
     def send(self, number: int) -> list[Crossing]:
-        """Start the copies of a slice's parameters. They are cast before they move."""
+        """Start the copies of a slice's parameters, which are cast before they move."""
         return [
             to_device(parameter, self.device, "parameters", self.dtype)
             for parameter in self.slices[number].parameters.values()
         ]
 
     def let_leave(self) -> None:
-        """Wait until the gradients of the slice after have left the device. If the link is
-        slow, they would otherwise pile up there, slice after slice.
+        """Wait until the gradients of the previous slice have left the device.
+
+        If the link is slow, they would otherwise pile up on the device, slice after
+        slice.
         """
         while self.leaving:
             self.leaving.pop().synchronize()
 
     def drop(self) -> None:
-        """The backward pass has ended, perhaps before a slice that is on its way."""
+        """Drop what is under way, because a pass has ended before a slice was used."""
         self.ahead.clear()
         self.leaving.clear()
 
 
 class Call:
-    """One use of a slice: it runs in the forward pass, and again in the backward pass."""
+    """One use of a slice, which runs in the forward pass and again in the backward pass."""
 
     def __init__(self, streamer: Streamer, number: int) -> None:
         self.streamer = streamer
@@ -216,7 +218,7 @@ class Call:
         self.seen: Seen | None = None
 
     def begin(self, x: Tensor) -> Any:
-        """Run, as a checkpoint if there may be a backward pass."""
+        """Run the slice, as a checkpoint if there may be a backward pass."""
         x = x.to(self.streamer.device)
         self.input_needs = x.requires_grad
         with self.streamer.around:
@@ -226,7 +228,7 @@ class Call:
         return self.first(x) if self.seen is None else self.again(x, self.seen)
 
     def first(self, x: Tensor) -> Any:
-        """The forward pass, with the next slice on its way."""
+        """The forward pass, during which the next slice is copied."""
         self.seen = seen = Seen(self.slice)
         streamer, backward = self.streamer, torch.is_grad_enabled()
         brought = streamer.bring(self.number)
@@ -240,8 +242,10 @@ class Call:
         return y
 
     def again(self, x: Tensor, seen: Seen) -> Any:
-        """The recomputation. What it writes to buffers was written in the first run
-        already, and is dropped.
+        """The recomputation.
+
+        The first run has already written to the buffers, so the writes of this run are
+        dropped.
 
         :raises RuntimeError: if a parameter or buffer has changed since the first run
         """
@@ -252,20 +256,20 @@ class Call:
             return self.run(brought, self.copies_of(seen.buffers), x)
         # [Early stop](recomputation.py#Enough) ends the run by an exception.
         finally:
-            # The device has got work for some time. Meanwhile the gradients of the
-            # slice after leave it, and the slice before takes their place.
+            # The device has work queued for some time. Meanwhile the gradients of slice
+            # $k+1$ leave it, and slice $k-1$ takes their place.
             streamer.let_leave()
             if self.number and self.input_needs:
                 streamer.prefetch(self.number - 1)
-            # The pass may end without the slice before.
+            # The backward pass may end without slice $k-1$.
             if in_backward():
                 at_end_of_backward(streamer.drop)
 
     def run(self, brought: list[Tensor], tensors: dict[str, Tensor], x: Tensor) -> Any:
-        """Compute with copies in the place of the slice's own tensors.
+        """Compute with copies instead of the slice's own tensors.
 
-        :param tensors: the copies of the buffers; after the call, what the slice has
-            made of them
+        :param tensors: the copies of the buffers; after the call, the tensors that the
+            layers have put in their place
         """
         if self.streamer.dtype is not None and x.is_floating_point():
             x = x.to(self.streamer.dtype)
@@ -290,13 +294,15 @@ class Call:
         before: dict[str, Tensor],
         seen: Seen | None,
     ) -> None:
-        """Layers such as batch normalisation write to their buffers on the device, and the
-        host's buffers get the new values. Some kernels write without raising the
-        version, so the values are compared. The second run has to read what the first
-        run read, so the old values are kept for it.
+        """Copy new values of buffers to the host, such as running statistics.
+
+        Layers such as batch normalisation write to their buffers on the device. Some
+        kernels write without raising the version, so the values are compared. The
+        second run must read the same values as the first, so the old ones are kept for
+        it.
 
         :param before: the values of the copies before the run
-        :param seen: what the second run will read, if there is one
+        :param seen: the tensors for the second run, if there is one
         """
         for name, buffer in self.slice.buffers.items():
             if not torch.equal(copies[name], before[name]):
@@ -306,8 +312,9 @@ class Call:
 
 
 class Brought(torch.autograd.Function):
-    """A copy of a parameter on the device. Autograd reaches the parameter by the slice's
-    [token](host.py#Landing).
+    """A copy of a parameter on the device.
+
+    Autograd reaches the parameter through the slice's [token](host.py#Landing).
     """
 
     @staticmethod
@@ -318,7 +325,7 @@ class Brought(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient starts for the host, and this thread queues the next operation."""
+        """Start to copy the gradient to the host, while this thread queues other work."""
         crossing = to_host(gradient, "gradients")
         ctx.call.gradients[ctx.name] = crossing
         ctx.call.streamer.leaving.append(crossing.done)
@@ -329,7 +336,7 @@ class Brought(torch.autograd.Function):
 
 
 def refuse_copy(protocol: Any) -> NoReturn:
-    """A copy's forward pass would compute with the parameters of the original."""
+    """Refuse a copy, whose forward pass would use the parameters of the original."""
     raise TypeError(
         "a streamed model cannot be copied or pickled; "
         "load its state_dict() into a plain model"

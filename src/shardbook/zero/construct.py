@@ -45,13 +45,11 @@ If the values must differ from those of `reset_parameters`, pass `init`, a funct
 sets the values of one module. A model of the `transformers` library has such a
 function, which sets buffers, too:
 
-Values that differ from those of `reset_parameters` come from such a function. A model
-of the `transformers` library has one for a single module, which sets buffers, too:
-
 ```python
 shard(model, units=LlamaDecoderLayer, init=model._init_weights)
 ```
 
+:figure: meta_construction
 :notation $N_d$: `world_size`, the number of ranks that share the model
 :notation $\Psi$: the number of parameters of the model
 :notation $\Psi_u$: `numel`, the number of parameters of a unit

@@ -11,6 +11,8 @@ the next forward pass.
 
 A backward pass needs no record of its own. Autograd runs the forward pass in reverse,
 so the unit whose forward pass ended last comes first.
+
+:figure: timeline_prefetch
 """
 
 # sidelit: hide
