@@ -20,8 +20,17 @@ from tools.record import frame  # noqa: E402
 
 # A recording that takes a second or two is made again by `make test`, the others by `make test-all`.
 QUICK = [
-    *("formats", "collectives", "construction", "copies", "memory", "planner", "ring", "states", "step"),
-    "vector",
+    *(
+        "formats",
+        "collectives",
+        "columns_and_rows",
+        "construction",
+        "copies",
+        "memory",
+        "pipeline",
+        "planner",
+    ),
+    *("ring", "states", "step", "three_dimensions", "vector"),
 ]
 
 

@@ -38,6 +38,7 @@ models, should not lie on two ranks. And small pieces use a GPU less well.
 torchrun --standalone --nproc-per-node 4 -m shardbook.parallel pipeline
 ```
 
+:figure: pipeline_schedules
 :notation $p$: `stages`, the number of stages and of ranks
 :notation $m$: `pieces`, the number of micro-batches
 :notation $r$: `rank`, the place of a stage in the chain

@@ -46,6 +46,7 @@ ZeRO is data parallelism, and more of its ranks mean a larger batch.
 torchrun --standalone --nproc-per-node 2 -m shardbook.parallel tensor
 ```
 
+:figure: columns_and_rows
 :notation $N$: `world_size`, the number of ranks that share each matrix
 :notation $d$: `config.width`, the number of values of one position
 :notation $B$: the sequences in a batch

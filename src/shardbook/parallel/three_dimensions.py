@@ -30,7 +30,9 @@ of one machine without a gap.
 ZeRO beside a pipeline has one catch. Each micro-batch of a stage is a forward and a
 backward pass, and stage 3 gathers the parameters for each of them: $2m$ gathers of every
 unit in a step. In stage 1 the gradients of the micro-batches [are added up
-first](accumulate.py), and a unit is gathered and averaged once a step. So a pipeline is
+first](accumulate.py), and averaged once a step. As long as no gradient waits, [each
+forward pass gathers](zero1.py#Zero1.expire), and after the first backward pass none does.
+So under 1F1B a unit of the last stage is gathered once, and one stage earlier twice. So a pipeline is
 usually combined with stage 1. This chapter takes the stage as an argument, and the model
 that comes out is the same.
 
@@ -43,6 +45,7 @@ has whole activations either.
 torchrun --standalone --nproc-per-node 8 -m shardbook.parallel three
 ```
 
+:figure: three_dimensions
 :notation $N$: `mesh.size()`, the number of all ranks
 :notation $m$: `pieces`, the number of micro-batches
 """

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 import ranks
 from matrix import rows
@@ -30,6 +31,7 @@ from shardbook.parallel.pipeline_parallel import (
     one_by_one,
 )
 from shardbook.parallel.tensor_parallel import split_block
+from shardbook.parallel.three_dimensions import AXES, stage_of
 from warm import TORCHRUN, start
 
 CONFIG = gpt.Config(layers=2, width=32, heads=4, context=16, vocabulary=32)
@@ -223,6 +225,22 @@ def test_eight_ranks_on_three_axes_train_like_one(stage: int) -> None:
     repeated = sum(gpt.parameters_by_layer(config)[i] for i in (0, -1)) + config.layers * 6 * config.width
     copies = 1 if stage else 2
     assert sum(outcome.stored for outcome in outcomes) == copies * (gpt.parameters(config) + repeated)
+
+
+def gathers() -> tuple[int, float]:
+    """The place of this rank's stage in the chain, and how often a step of stage 1 gathers a unit of it."""
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=AXES)
+    torch.manual_seed(0)
+    mine = stage_of(programs.CONFIG, mesh, sequences=1, stage=1)
+    pieces = [next(programs.batches())[0][:1]] * 4
+    with ledger() as book:
+        mine.step(pieces, pieces)
+    calls = [call.collective for call in book.calls]
+    return mine.rank, calls.count("all-gather") / calls.count("reduce-scatter")
+
+
+def test_a_stage_gathers_for_each_forward_pass_before_its_first_backward_pass() -> None:
+    assert ranks.run(8, gathers) == [(0, 2.0)] * 4 + [(1, 1.0)] * 4
 
 
 def test_the_programs_print_both_losses_and_what_a_rank_stores() -> None:
