@@ -1,6 +1,7 @@
 r"""# Where the bytes go
 
-> Training takes eight times the bytes of the model itself, and ZeRO splits them over the ranks.
+> Training takes eight times the bytes of the model itself, and ZeRO splits them over
+> the ranks.
 
 Take a model of 7.5 billion parameters in 16-bit numbers. Its file is 15 GB; 1 GB is
 $10^9$ bytes here. To train it with Adam in mixed precision takes 120 GB, before a
@@ -34,6 +35,10 @@ one thing more than the stage before:
 | 1 | optimizer state | $(2 + 2)\,\Psi + K\,\Psi / N_d$ | 31.4 GB |
 | 2 | gradients, too | $2\,\Psi + (2 + K)\,\Psi / N_d$ | 16.6 GB |
 | 3 | parameters, too | $(2 + 2 + K)\,\Psi / N_d$ | 1.9 GB |
+
+The last column also shows the limits. With very many ranks stage 1 needs a quarter of
+stage 0's bytes, because 4 of 16 bytes stay, and stage 2 needs an eighth. Only stage 3
+has no limit: twice the ranks need half the bytes each.
 
 **Why stage 1 may split the optimizer state.** Adam treats each element by itself. To
 update one part of the parameters a rank needs the state of that part and nothing else.

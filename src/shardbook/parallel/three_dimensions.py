@@ -7,6 +7,10 @@ coordinates: which stage of the pipeline, which part of the data, which part of 
 matrix. On eight ranks with two of each, rank 5 has the coordinates $(1, 0, 1)$: the
 second half of the layers, the first half of the data, the second half of each matrix.
 
+The product of the three sizes is the number of ranks. Reports of a model with a trillion
+parameters name 4,096 GPUs: 8 parts of each matrix, 64 pipeline stages, and 8 parts of
+the data.
+
 A group of ranks with two equal coordinates works along the third. Rank 5 adds up its
 terms with rank 4, exchanges parameters and gradients by ZeRO with rank 7, and receives
 activations from rank 1. Each rank then stores $1/N$ of the model states, however $N$ is

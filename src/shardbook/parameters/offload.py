@@ -1,6 +1,7 @@
 r"""# Offload
 
-> The host stores the master weights and runs the optimizer; the device holds only what modules compute with.
+> The host stores the master weights and runs the optimizer; the device holds only what
+> modules compute with.
 
 With AdamW in FP32, 12 of the 16 bytes of a parameter are the parameter itself and the
 two moments. Modules that compute in 16 bits need none of these 12 bytes, and the memory
@@ -29,7 +30,17 @@ copy, so $P_u$ takes the place of $S_u$, and the parameters cross once. The
 network.
 
 The bytes are not the whole price. The optimizer runs on the host's processor while the
-device waits, and for a large model that often takes longer than the copies.
+device waits. AdamW reads four FP32 numbers for each parameter (the gradient, the master
+weight and two moments) and writes three of them. So it moves at least 28 bytes for each
+parameter. For 7 billion parameters on one rank these are 196 GB. A host that moves 100
+GB in a second needs two seconds for one step, and more if the optimizer stores
+temporaries. The copies of the same step move 42 GB in BF16 and stage 3.
+
+[ZeRO-Offload](https://arxiv.org/abs/2101.06840) divides a step between device and host
+in the same way, and adds two things that this library leaves to you: a fast Adam for
+CPUs, for which PyTorch has `fused=True`, and a step that is applied one step late, so
+that device and host compute at the same time. The late step changes the numbers, so a
+run would no longer equal the plain one.
 
 The numbers do not change. The same values are added and cast in the same order. So a
 step gives the same bits as without offload, if the optimizer computes on the host as it

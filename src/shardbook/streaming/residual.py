@@ -1,6 +1,7 @@
 r"""# Activation checkpoints in pieces, or on the host
 
-> Between its two uses, a checkpoint can be split over the ranks, or wait in the host's memory.
+> Between its two uses, a checkpoint can be split over the ranks, or wait in the host's
+> memory.
 
 [Checkpointing](checkpointing.py) drops a layer's activations and keeps the layer's
 input, here called the checkpoint. With many layers the checkpoints add up. A GPT has
@@ -20,6 +21,19 @@ pass needs it.
 
 **Offload.** Between its two uses a checkpoint waits for the rest of the forward pass
 and a part of the backward pass. With `offload` it waits [on the host](host.py).
+
+**The rest of ZeRO-R** is not in this chapter. Its third idea is *buffers of constant
+size*. A program that copies all gradients into one buffer before it exchanges them
+needs a buffer as large as the model: 12 GB in FP32 for 3 billion parameters. ZeRO-R
+limits the buffer, and so does this book, because it exchanges the vector of [one
+unit](unit.py). A model with twice the layers has the same largest vector.
+
+The fourth idea is *defragmentation*. Checkpoints live until the backward pass, and the
+tensors between them only for a moment. If both are allocated in turn, the free memory
+ends up in small gaps between the checkpoints, and a large tensor may not fit although
+enough bytes are free. ZeRO-R copies checkpoints and gradients into memory that was
+allocated in one piece before. This book leaves the gaps to PyTorch's allocator, which
+with `PYTORCH_ALLOC_CONF=expandable_segments:True` joins free pages under one address.
 
 For 96 layers of width 12288, four sequences of 2048 positions and 16-bit values:
 
