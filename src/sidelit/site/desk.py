@@ -125,19 +125,6 @@ class Desk:
         context = replace(self._context("", place="figure"), resolve=resolve)
         return Markup(prose.render_inline(inline, context=context))
 
-    def see(self, href: str, line: int) -> views.Link:
-        """A link of a glossary's row; `line` is the row's. A link that leads nowhere is reported there."""
-        glossary = self.config.shown(self.config.folder / "glossary.toml")
-        try:
-            there = self.press.index.page(href.partition("#")[0], self.target, line)
-            if there is None:
-                raise SidelitError(f"the link {href!r} leads to no page of the site")
-            known = self.edition.pages[there.output]
-            return views.Link(known.label, self._resolve(href, line), lang=known.label_lang)
-        except SidelitError as error:
-            self.press.report(SidelitError(error.what, path=glossary, line=line, hint=error.hint))
-            return views.Link(href, None)
-
     def sections(self) -> Iterator[views.SectionView]:
         """The sections of a chapter, those that are folded together with one fold."""
         pairs = zip(self.shown.text.pieces, self.shown.words, strict=True)
