@@ -10,8 +10,8 @@ one for each layer, of the size
 $$A = b\,B\,T\,d \text{ bytes}$$
 
 The [ZeRO paper](bib:rajbhandari2020zero) calls all memory besides parameters, gradients
-and optimizer state the *residual* states. Its part about them is ZeRO-R. This chapter
-holds the two ideas of ZeRO-R that concern checkpoints.
+and optimizer state the *residual* states. Its part about them is [ZeRO-R](zero_r.py). This
+chapter holds the two ideas of ZeRO-R that concern checkpoints.
 
 **Partition.** In tensor parallel training each rank of a group has a part of every
 layer's matrices. Without sequence parallelism the layer's input is not split. So every
@@ -21,19 +21,6 @@ pass needs it.
 
 **Offload.** Between its two uses a checkpoint waits for the rest of the forward pass
 and a part of the backward pass. With `offload` it waits [on the host](host.py).
-
-**The rest of ZeRO-R** is not in this chapter. Its third idea is *buffers of constant
-size*. A program that copies all gradients into one buffer before it exchanges them
-needs a buffer as large as the model: 12 GB in FP32 for 3 billion parameters. ZeRO-R
-limits the buffer, and so does this book, because it exchanges the vector of [one
-unit](unit.py). A model with twice the layers has the same largest vector.
-
-The fourth idea is *defragmentation*. Checkpoints live until the backward pass, and the
-tensors between them only for a moment. If both are allocated in turn, the free memory
-ends up in small gaps between the checkpoints, and a large tensor may not fit although
-enough bytes are free. ZeRO-R copies checkpoints and gradients into memory that was
-allocated in one piece before. This book leaves the gaps to PyTorch's allocator, which
-with `PYTORCH_ALLOC_CONF=expandable_segments:True` joins free pages under one address.
 
 For 96 layers of width 12288, four sequences of 2048 positions and 16-bit values:
 
