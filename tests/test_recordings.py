@@ -28,6 +28,7 @@ QUICK = [
         "copies",
         "memory",
         "pipeline",
+        "overlap",
         "planner",
     ),
     *("ring", "states", "step", "three_dimensions", "vector"),
