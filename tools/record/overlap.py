@@ -20,7 +20,7 @@ def record() -> Any:
             {"name": "bandwidth", "values": list(BANDWIDTHS), "start": BANDWIDTHS.index(50e9)},
             {"name": "tokens", "values": list(TOKENS), "start": TOKENS.index(4096)},
         ],
-        "rows": ["computation", "gather", "longer", "enough"],
+        "rows": ["computation", "gather", "factor", "enough"],
         "parts": ["all"],
         "answers": [
             [[answer(flops, bandwidth, tokens) for tokens in TOKENS] for bandwidth in BANDWIDTHS]
@@ -30,12 +30,12 @@ def record() -> Any:
 
 
 def answer(flops: float, bandwidth: float, tokens: int) -> list[list[float]]:
-    """Two times in seconds, by how much a forward pass is longer, and how many tokens would hide it all."""
+    """Two times in seconds, how many times its computation a forward pass takes, and enough tokens."""
     wire = Wire(flops, bandwidth, RANKS)
     found = (
         wire.compute_seconds(NUMEL, tokens),
         wire.gather_seconds(NUMEL),
-        wire.waited(tokens),
+        1 + wire.waited(tokens),
         wire.enough_tokens(),
     )
     return [[float(f"{value:.6g}")] for value in found]

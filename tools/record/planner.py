@@ -1,4 +1,4 @@
-"""What the planner answers for many sizes of a model, numbers of ranks and each stage: a table for sliders."""
+"""What the planner answers for many sizes of a model, numbers of ranks and each stage: a slider's table."""
 
 from __future__ import annotations
 
