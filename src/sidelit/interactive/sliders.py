@@ -57,7 +57,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number of an answer, as it is written; `widths` are the shares of its bar, in percent."""
+    """One number of an answer, as it is written; `widths` are those of its bar, in percent, if it has one."""
 
     text: str
     widths: tuple[float, ...]
@@ -149,8 +149,8 @@ def _answers(given: Any, shape: Sequence[int]) -> Iterator[Answer]:
 def _rows(answer: Answer, writers: Sequence[Callable[[float], str]], bars: Sequence[bool]) -> Iterator[Row]:
     most = max(math.fsum(row) for row, bar in zip(answer, bars, strict=True) if bar)
     for row, writer, bar in zip(answer, writers, bars, strict=True):
-        widths = tuple(round(100 * part / most, 2) if bar and most else 0.0 for part in row)
-        yield Row(writer(math.fsum(row)), widths)
+        widths = (round(100 * part / most, 2) if most else 0.0 for part in row)
+        yield Row(writer(math.fsum(row)), tuple(widths) if bar else ())
 
 
 def _check(made: Sliders, table: Table, formats: Mapping[str, Any]) -> None:

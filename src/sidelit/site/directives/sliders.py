@@ -43,7 +43,7 @@ def _html(given: Directive, place: Place) -> Markup:
 
 def _packed(row: Row) -> str:
     """A row as the script reads it; what is written holds none of its signs."""
-    return " ".join([row.text, *(f"{width:g}" for width in row.widths if any(row.widths))])
+    return " ".join([row.text, *(f"{width:g}" for width in row.widths)])
 
 
 SLIDERS = Kind("sliders", _check, _html, everywhere=True)
