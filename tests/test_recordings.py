@@ -31,7 +31,7 @@ QUICK = [
         "overlap",
         "planner",
     ),
-    *("ring", "states", "step", "three_dimensions", "vector"),
+    *("ring", "sketch", "states", "step", "three_dimensions", "vector"),
 ]
 
 
