@@ -1,6 +1,7 @@
 r"""# Building a model unit by unit
 
-> A model is constructed without memory; then one unit after the other gets memory and values, and is sharded.
+> A model is constructed without memory; then one unit after the other gets memory and
+> values, and is sharded.
 
 A model must exist before it can be sharded. An ordinary construction makes all of it on
 every rank: $4\,\Psi$ bytes, of which sharding leaves $4\,\Psi/N_d$. So 64 ranks may be
@@ -12,6 +13,10 @@ with torch.device("meta"):
     model = GPT(config)
 shard(model)
 ```
+
+A simpler way would be that rank 0 alone constructs the model, cuts it, and *scatters*
+one piece to each other rank. But then rank 0 needs memory for the whole model, and all
+other ranks wait for their pieces.
 
 `shard` goes through the model, the inner modules before the outer ones. It gives each
 module memory, and then values. When a unit is complete, it is cut: this rank keeps its

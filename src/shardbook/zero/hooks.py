@@ -1,6 +1,7 @@
 r"""# The hooks of a layer
 
-> Hooks before and after the forward pass and the backward pass of a module gather its unit and free it.
+> Hooks before and after the forward pass and the backward pass of a module gather its
+> unit and free it.
 
 [A unit](unit.py) has three states. This chapter attaches a unit to a module and decides
 when the state changes. There are four main moments: before and after the module's
@@ -24,6 +25,12 @@ next.
 | [a gradient is stored](#Hooks.arrive) | the next unit is gathered | a hook on each whole parameter |
 | [after backward](#Hooks.after_backward) | it is freed and reduced | a hook on the input's gradient |
 | [the end](#Hooks.close) of all | the same, unless it is already done | the conductor's callback |
+
+PyTorch has two other ways to act before a module's backward pass:
+`register_full_backward_pre_hook`, and an `autograd.Function` through which the output
+passes. DeepSpeed uses the second. Both put a node of their own behind the module, and
+return another tensor than the module did. A hook on the output's own node changes
+nothing in the graph.
 
 The hooks are the same in all stages. In stages 0 to 2 a freed unit gives no memory
 back, and its second gather fetches nothing. [Stage 3](zero3.py) needs the second
