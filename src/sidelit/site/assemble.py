@@ -44,7 +44,9 @@ def view(press: Press, shown: Page) -> views.View:
         sections=sections,
         moved=tuple(surroundings.moved(desk)),
         body=Markup(body),
-        glossary=listing.terms(press.glossary, shown.lang) if kind == "glossary" else (),
+        glossary=listing.terms(press.glossary, desk.edition, press.uses, desk.ways.to)
+        if kind == "glossary"
+        else (),
         entries=listing.cited(press.works, desk.edition, desk.ways.to) if kind == "bibliography" else (),
     )
 

@@ -9,7 +9,7 @@ knows is refused, so that a slip of the pen cannot make a title vanish.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from sidelit import glossary as glossary_file
 from sidelit.errors import SidelitError
 from sidelit.glossary import Glossary
 from sidelit.site.edition import Edition
+from sidelit.site.links import fragment
+from sidelit.site.uses import Use
 from sidelit.site.views import Link, Term, Work
 from sidelit.tables import read_toml
 from sidelit.text import markup
@@ -41,9 +43,23 @@ def works(path: Path, shown: str) -> tuple[Work, ...]:
     return tuple(made[key] for key in sorted(made, key=lambda key: _order(entries[key])))
 
 
-def terms(glossary: Glossary, lang: str) -> tuple[Term, ...]:
-    """The rows of the glossary, with the remarks in one language."""
-    return tuple(_term(term, lang) for term in glossary.terms)
+def terms(
+    glossary: Glossary,
+    edition: Edition,
+    used: Mapping[str, Sequence[Use]],
+    to: Callable[[str], str],
+) -> tuple[Term, ...]:
+    """The rows of the glossary, with the remarks in one language; `to` gives the address of a page."""
+
+    def link(use: Use) -> Link:
+        page = edition.pages[use.output]
+        address = to(use.output) + (f"#{fragment(use.id)}" if use.id else "")
+        return Link(page.label, address, lang=page.label_lang)
+
+    return tuple(
+        replace(_term(term, edition.lang), uses=tuple(map(link, used.get(term.en, ()))))
+        for term in glossary.terms
+    )
 
 
 def term_id(term: glossary_file.Term) -> str:

@@ -196,6 +196,8 @@ class Term:
     zh: str
     never: tuple[str, ...]
     note: str
+    uses: tuple[Link, ...] = ()
+    """To the sections that use it, those first that are about it."""
 
 
 @dataclass(frozen=True, slots=True)
