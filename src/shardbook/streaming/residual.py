@@ -9,8 +9,8 @@ one for each layer, of the size
 $$A = b\,B\,T\,d \text{ bytes}$$
 
 The [ZeRO paper](bib:rajbhandari2020zero) calls all memory besides parameters, gradients
-and optimizer state the *residual* states. Its part about them is ZeRO-R. This chapter
-holds the two ideas of ZeRO-R that concern checkpoints.
+and optimizer state the *residual* states. Its part about them is [ZeRO-R](zero_r.py). This
+chapter holds the two ideas of ZeRO-R that concern checkpoints.
 
 **Partition.** In tensor parallel training each rank of a group has a part of every
 layer's matrices. Without sequence parallelism the layer's input is not split. So every
