@@ -9,7 +9,7 @@ knows is refused, so that a slip of the pen cannot make a title vanish.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,22 +43,20 @@ def works(path: Path, shown: str) -> tuple[Work, ...]:
     return tuple(made[key] for key in sorted(made, key=lambda key: _order(entries[key])))
 
 
-def terms(
-    glossary: Glossary,
-    edition: Edition,
-    used: Mapping[str, Sequence[Use]],
-    to: Callable[[str], str],
-) -> tuple[Term, ...]:
-    """The rows of the glossary, with the remarks in one language; `to` gives the address of a page."""
+def terms(glossary: Glossary, lang: str, to: Callable[[str, int], Link]) -> tuple[Term, ...]:
+    """The rows of the glossary, with the remarks and meanings in one language.
 
-    def link(use: Use) -> Link:
-        page = edition.pages[use.output]
-        address = to(use.output) + (f"#{fragment(use.id)}" if use.id else "")
-        return Link(page.label, address, lang=page.label_lang)
+    `to` makes a link of what a row says under `see`, and of the line where it says so.
+    """
+    return tuple(_term(term, lang, to) for term in glossary.terms)
 
+
+def used(uses: Sequence[Use], edition: Edition, to: Callable[[str], str]) -> tuple[Link, ...]:
+    """Links to the sections that use a term; `to` gives the address of a page."""
+    pages = ((use, edition.pages[use.output]) for use in uses)
     return tuple(
-        replace(_term(term, edition.lang), uses=tuple(map(link, used.get(term.en, ()))))
-        for term in glossary.terms
+        Link(page.label, to(use.output) + (f"#{fragment(use.id)}" if use.id else ""), lang=page.label_lang)
+        for use, page in pages
     )
 
 
@@ -140,7 +138,14 @@ def _line(text: str, key: str) -> int:
     return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
-def _term(term: glossary_file.Term, lang: str) -> Term:
-    note = (term.note or {}).get(lang, "")
-    never = (*term.never, *term.wrong)
-    return Term(term_id(term), term.en, term.text.get("ja", ""), term.text.get("zh", ""), never, note)
+def _term(term: glossary_file.Term, lang: str, to: Callable[[str, int], Link]) -> Term:
+    return Term(
+        id=term_id(term),
+        en=term.en,
+        ja=term.text.get("ja", ""),
+        zh=term.text.get("zh", ""),
+        never=(*term.never, *term.wrong),
+        note=(term.note or {}).get(lang, ""),
+        meaning=(term.meaning or {}).get(lang, ""),
+        see=tuple(to(href, term.line) for href in term.see),
+    )
