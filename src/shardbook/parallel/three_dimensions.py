@@ -7,6 +7,10 @@ the stage of the pipeline, the part of the data, and the part of each matrix. Ta
 ranks, with two parts on each axis. Rank 5 has the coordinates $(1, 0, 1)$: the second
 half of the layers, the first half of the data, the second half of each matrix.
 
+The product of the three sizes is the number of ranks. Reports of a model with a trillion
+parameters name 4,096 GPUs: 8 parts of each matrix, 64 pipeline stages, and 8 parts of
+the data.
+
 A group of ranks with two equal coordinates works along the third axis. Rank 5 adds up
 its terms with rank 4, exchanges parameters and gradients by ZeRO with rank 7, and
 receives activations from rank 1. With ZeRO-3 each rank stores $1/N$ of the model

@@ -1,6 +1,7 @@
 r"""# The policy
 
-> A policy chooses the dtypes of computation and exchange, and whether the host stores the parameters.
+> A policy chooses the dtypes of computation and exchange, and whether the host stores
+> the parameters.
 
 A model is stored in the dtype that it has when it is sharded. The policy chooses the
 dtype of the computation, the dtype of the gradients' exchange, and the place of
@@ -26,6 +27,10 @@ NCCL's own reduce-scatter would add in 16 bits.
 The dtype of the exchange is not the dtype of the sum. The ranks' values are
 [added](collectives.py#reduce_scatter_mean) in FP32 or in a wider dtype. In FP16 the sum
 $40000 + 40000$ would be infinite, although the mean is not.
+
+NVIDIA's older library apex numbered such choices from O0 to O3. O0 is FP32 and O3 is
+FP16 throughout. O1 casts at each operation, as [autocast](autocast.py) does. O2 casts
+the model and keeps masters and norms in FP32, as a policy does.
 
 The policy also chooses the device of the masters, because one copy changes both device
 and dtype. If modules compute in 16 bits, the host casts its FP32 masters before they

@@ -26,6 +26,10 @@ and NaN.
 | e4m3fn | 4 | 3 | ${2^{9}-2^{6}}$ | $2^{-6}$ | $2^{-9}$ | $2^{-3}$ |
 | e5m2 | 5 | 2 | ${2^{16}-2^{13}}$ | $2^{-14}$ | $2^{-16}$ | $2^{-2}$ |
 
+The number $\pi$ shows the digits. FP64 stores it as 3.141592653589793, and FP32 as
+3.1415927. Between 2 and 4 the numbers of FP16 are $2^{-9}$ apart, and those of BF16
+$2^{-6}$. Both formats store $\pi$ as 3.140625.
+
 *Epsilon* is the step from 1 to the next number. The largest relative error of one
 rounding is half of that; this half is called the *unit roundoff*. Formats with 8
 exponent bits reach $3.4 \cdot 10^{38}$, FP16 reaches 65504, and the two formats of 8
@@ -38,6 +42,11 @@ FP32 numbers. In PyTorch this is on for convolutions, and off for matrix product
 `torch.set_float32_matmul_precision("high")` allows it. A GPU's conversion to TF32
 rounds ties away from zero, while the code of this chapter rounds ties to even in each
 format.
+
+With 8 bits the range is so small that a tensor needs a scale of its own: it is divided
+by its largest value over 448, stored in E4M3FN, and multiplied back after the product.
+One scale for each tensor, or for each small block of a tensor, is the usual choice.
+This book computes in no format of 8 bits.
 
 This command prints a number in every format:
 

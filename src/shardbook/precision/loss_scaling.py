@@ -1,6 +1,7 @@
 r"""# Loss scaling
 
-> The loss is multiplied before the backward pass, so that small gradients stay above zero in FP16.
+> The loss is multiplied before the backward pass, so that small gradients stay above
+> zero in FP16.
 
 The smallest positive number in FP16 is $2^{-24}$, about $6 \cdot 10^{-8}$. A gradient
 of half this size or less becomes zero. Between the layers of a small GPT [11 % of the
@@ -35,6 +36,33 @@ for inputs, targets in batches:
     scaler.update()
     optimizer.zero_grad()
 ```
+
+**Several losses and optimizers.** One scaler serves all of them. Each loss is scaled,
+the scaler steps each optimizer, and `update` is called once, at the end. Two losses
+that share an encoder also share its graph, so the first backward pass has to keep it:
+
+```python
+code = encoder(inputs)
+words, image = loss_words(head_words(code)), loss_image(head_image(code))
+scaler.scale(words).backward(retain_graph=True)
+scaler.scale(image).backward()
+scaler.step(optimizer_words)
+scaler.step(optimizer_image)
+scaler.update()
+```
+
+An overflow skips only the optimizer whose gradients overflowed. With the usual 2000
+steps between two attempts to double $S$, about one step in 2001 is skipped once the
+scale has settled, so this rarely matters.
+
+**A skipped step and the learning rate.** A learning-rate scheduler that is called in
+each iteration also counts a skipped step. One step in 2001 changes nothing that can be
+seen. If the scale is still falling, for example in the first steps, call the scheduler
+only if the scale did not fall in `update`.
+
+**A constant scale** is the older recipe: choose $S$ so that $S$ times the largest
+gradient stays below 65504, and never change it. The scale then fits only as long as the
+gradients keep their size, so the dynamic scale is the better default.
 
 The smallest scale here is the smallest normal number of FP32, $2^{-126}$. In [PyTorch's
 scaler](https://docs.pytorch.org/docs/stable/amp.html) the scale falls to zero in the

@@ -1,6 +1,7 @@
 r"""# Activation checkpoints in pieces, or on the host
 
-> Between its two uses, a checkpoint can be split over the ranks, or wait in the host's memory.
+> Between its two uses, a checkpoint can be split over the ranks, or wait in the host's
+> memory.
 
 [Checkpointing](checkpointing.py) drops a layer's activations and keeps the layer's
 input, here called the checkpoint. With many layers the checkpoints add up. A GPT has

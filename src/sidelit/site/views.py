@@ -196,6 +196,12 @@ class Term:
     zh: str
     never: tuple[str, ...]
     note: str
+    meaning: str = ""
+    """What the term means, in the language of the page."""
+    see: tuple[Link, ...] = ()
+    """The pages that explain it."""
+    uses: tuple[Link, ...] = ()
+    """To the sections that use it, those first that are about it."""
 
 
 @dataclass(frozen=True, slots=True)
