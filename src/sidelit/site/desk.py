@@ -200,9 +200,10 @@ class Desk:
 
     def _resolve(self, href: str, line: int) -> str:
         host = self.host.text.item.output if self.host else ""
-        up = self.ways.language_root
         try:
-            return self.press.index.resolve(href, self.target, line, up=up, shown_on=host)
+            return self.press.index.resolve(
+                href, self.target, line, up=self.ways.language_root, shown_on=host
+            )
         except SidelitError as error:
             if self.press.lenient:
                 self.press.report(error)
