@@ -200,10 +200,9 @@ class Desk:
 
     def _resolve(self, href: str, line: int) -> str:
         host = self.host.text.item.output if self.host else ""
+        up = self.ways.language_root
         try:
-            return self.press.index.resolve(
-                href, self.target, line, up=self.ways.language_root, shown_on=host
-            )
+            return self.press.index.resolve(href, self.target, line, up=up, shown_on=host)
         except SidelitError as error:
             if self.press.lenient:
                 self.press.report(error)
@@ -219,8 +218,7 @@ class _Place:
 
     @property
     def book(self) -> Book:
-        press = self.desk.press
-        return Book(press.config, press.index, press.texts)
+        return Book(self.desk.config, self.desk.press.index, self.desk.press.texts)
 
     def words(self, tokens: Sequence[Token]) -> Markup:
         return Markup(self.printed(tokens))
