@@ -27,8 +27,8 @@ room for a larger model.
 
 **ZeRO** splits these tensors: each of the $N_d$ ranks stores an equal part of them
 ([ZeRO](bib:rajbhandari2020zero)). The paper has three stages, each of which splits one
-kind of tensor more than the stage before. Plain data parallel training is often called
-stage 0:
+kind of tensor more than the stage before. DeepSpeed calls plain data parallel training
+stage 0, and so does this book:
 
 | stage | split | bytes on each rank | 64 ranks |
 |---|---|---|---|

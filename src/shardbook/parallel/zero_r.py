@@ -40,8 +40,8 @@ early](recomputation.py#Enough): nothing in the backward pass reads the sum at t
 block's end. So `partition` sends 11 parts instead of 10.
 
 Ranks of plain data parallel training read different batches, so they have no equal
-checkpoints to share, and `partition` must not be used there. For them the checkpoint
-can [wait on the host](residual.py#offload).
+checkpoints to share. `partition` would mix their values, and `partition(check=True)`
+refuses that. For such ranks the checkpoint can [wait on the host](residual.py#offload).
 
 **Buffers of constant size.** One vector for the gradients of the whole model makes the
 largest messages, but it grows with the model. The paper's buffers keep one size for
@@ -65,9 +65,9 @@ around it are freed at once. If an allocator places them in turns, only small ga
 become free, and a large request fails although their sum would be enough. The paper
 therefore copies each checkpoint and each gradient into memory that was allocated in
 advance. This book does not, for three reasons. The blocks of a transformer request the
-same sizes again and again, so a freed block of memory fits a later request. A copy
-costs time, and the number and sizes of all checkpoints would have to be known before
-the first step. And PyTorch's allocator for CUDA has its own remedy since then: with
+same sizes again and again, so freed memory fits a later request. A copy costs time, and
+the number and sizes of all checkpoints would have to be known before the first step.
+And PyTorch's allocator for CUDA has its own remedy since then: with
 `PYTORCH_ALLOC_CONF=expandable_segments:True` it maps free pages into one range of
 addresses, so gaps of pages can be used together. Try it if `memory_reserved` is far
 above `memory_allocated`.

@@ -255,7 +255,7 @@ class Construction:
                 f"{where} has no reset_parameters to give {next(iter(held))} its values; "
                 "pass init to shard, a function that does"
             )
-        # The units inside of this module will have been cut when its turn comes.
+        # The units inside this module will have been cut when its turn comes.
         if not held and fill and not self.init and self.is_around_units(module):
             return (
                 f"{where} has a reset_parameters for several units, which are never "
