@@ -14,7 +14,7 @@ for (const root of all(".stepper")) {
   let version = "";
 
   // ---- What is added: the stage, the lines, the buttons, and a switch between versions of the program.
-  const memory = one(".memory", root).cloneNode(true);
+  const memory = one(".held", root).cloneNode(true);
   const range = make("input", "", [], { type: "range", min: 1, max: events.length, ariaLabel: words.moment });
   const cursor = make("div", "cursor");
   const track = make("div", "track", [one(".curves", root).cloneNode(true), range, cursor]);

@@ -216,7 +216,7 @@ def test_a_page_without_an_address_begins_with_the_first_moment_and_its_top(page
 def test_without_scripts_there_is_the_whole_strip_and_nothing_that_is_dead(page: Page, home: str) -> None:
     page.goto(home + PAGE)
     assert page.locator(".event").filter(visible=True).count() == 4
-    assert page.locator(".stepper .memory").filter(visible=True).count() == 2
+    assert page.locator(".stepper .held").filter(visible=True).count() == 2
     assert page.get_by_text("Nothing is put: 2 items are missing.").is_visible()
     assert page.locator(".stepper :is(button, input)").count() == 0
     assert page.locator(".stepper").get_attribute("tabindex") is None
