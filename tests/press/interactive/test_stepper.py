@@ -79,7 +79,7 @@ def test_a_twin_is_told_where_it_differs(project: Path) -> None:
     assert "<b>Without the item.</b> Nothing is put: 2 items are missing." in text
     assert [each.get("data-removed") for each in events(text)] == [None, None, "no_put", None]
     assert re.findall(
-        r'<span class="note(?: known)?"( data-twin="no_put" hidden)?>(?:the|2)(.*?)</span>', text
+        r'<span class="remark(?: known)?"( data-twin="no_put" hidden)?>(?:the|2)(.*?)</span>', text
     ) == [
         ("", " sum is 3 and 4"),
         (' data-twin="no_put" hidden', " items are lost, first <code>x</code>"),
