@@ -59,6 +59,12 @@ This chapter is that table as a program, for any model and any number of ranks:
 python -m shardbook.memory --params 7.5e9 --ranks 64
 ```
 
+**How far each stage reaches.** The paper states the savings as 4 times, 8 times and
+$N_d$ times. These are limits for many ranks. With stage 1 at least 4 of 16 bytes are
+left, and with stage 2 at least 2. With 64 ranks the savings are 3.8, 7.2 and 64 times,
+and with 8 ranks 2.9, 4.3 and 8 times. Only stage 3 grows with the number of ranks
+without end, as long as [one unit](unit.py) fits on each of them.
+
 [The planner](planner.py) adds what this library itself stores, to the byte.
 
 :figure: four_stages
@@ -103,6 +109,15 @@ def zero_table(numel: int, world_size: int, cost: Cost) -> list[Row]:
     >>> table = zero_table(7_500_000_000, world_size=64, cost=cost_of("bf16", "adamw"))
     >>> [f"{row.total / 1e9:.1f}" for row in table]
     ['120.0', '31.4', '16.6', '1.9']
+
+    How many times less is that? With more ranks stages 1 and 2 come near their limits:
+
+    >>> for ranks in (8, 64, 1024):
+    ...     whole, *rest = zero_table(10**9, ranks, cost_of("bf16", "adamw"))
+    ...     print(ranks, [round(whole.total / row.total, 1) for row in rest])
+    8 [2.9, 4.3, 8.0]
+    64 [3.8, 7.2, 64.0]
+    1024 [4.0, 7.9, 1024.0]
 
     A trillion parameters fit, too, if there are enough ranks:
 

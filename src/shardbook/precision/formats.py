@@ -16,6 +16,13 @@ exponent bits decide the *range* of a format, and the mantissa bits decide how m
 numbers](#Format.decode). In most formats a field of all ones is reserved for infinity
 and NaN.
 
+Everybody writes $\pi$ as $3.14 \cdot 10^0$. A computer writes it with powers of two, as
+$1.1001001_2 \cdot 2^1$, and each format keeps as many of the digits as it has mantissa
+bits. FP64 ends at 3.141592653589793 and FP32 at 3.1415927. FP16 keeps ten bits after the
+point, 1.1001001000, and BF16 keeps seven, 1.1001001. The three bits more are zeros here,
+so both store 3.140625. IEEE 754, the standard for such numbers, defines FP64, FP32 and
+FP16. The other formats of the table follow its pattern, but are not in it.
+
 | format | $E$ | $M$ | largest | smallest normal | smallest | epsilon |
 |---|---|---|---|---|---|---|
 | fp64 | 11 | 52 | ${2^{1024}-2^{971}}$ | $2^{-1022}$ | $2^{-1074}$ | $2^{-52}$ |
@@ -141,6 +148,8 @@ class Format:
 
         >>> FP16.decode(FP16.encode(Fraction(1, 10)))
         0.0999755859375
+        >>> [form.decode(form.encode(math.pi)) for form in (FP32, FP16, BF16, E5M2)]
+        [3.1415927410125732, 3.140625, 3.140625, 3.0]
         """
         if isinstance(value, float) and math.isnan(value):
             return self.quiet_nan

@@ -36,6 +36,40 @@ for inputs, targets in batches:
     optimizer.zero_grad()
 ```
 
+**Several models, losses and optimizers** share one scaler. Scale each loss, step each
+optimizer by the scaler, and update once. Here both losses depend on both models:
+
+```python
+with autocast("cpu", torch.float16):
+    one, two = first(inputs), second(inputs)
+    losses = loss_fn(one + two, targets), loss_fn(one - two, others)
+scaler.scale(losses[0]).backward(retain_graph=True)
+scaler.scale(losses[1]).backward()
+for optimizer in optimizers:
+    scaler.step(optimizer)
+scaler.update()
+```
+
+`retain_graph=True` has nothing to do with scaling. Both backward passes run through the
+two models, and the first one would free what the second one needs. If no code reads the
+gradients between the two, the sum of the losses needs one backward pass only, which
+takes half the time. For sharded models the loop is the same, with [a scaler that
+compares all ranks](sharded_scaler.py). Then each of the two backward passes sends the
+gradients, so the sum of the losses also halves the messages. An optimizer whose gradients overflow skips its step alone, so the
+other model may be one step ahead. Then $S$ is halved for both.
+
+**A constant scale** needs no search. Call `scaler.update(1024.0)` in each step: a step
+with an overflow is still skipped, but $S$ stays at 1024. [Count the
+gradients](rounding.py#census) of your model to choose it. It is safe as long as the
+largest gradient times $S$ is below 65504, and it helps as long as few gradients times
+$S$ become zero. If gradients grow later, a constant scale skips every step from then
+on. So compare the loss, or use a scale that adapts.
+
+**A skipped step and the learning rate.** The optimizer has not stepped, but a schedule
+that is called once in each iteration goes on. One step in about 2000 does not matter.
+If it should be exact, compare `scaler.get_scale()` before and after `update`: it has
+fallen if a step was skipped.
+
 The smallest scale here is the smallest normal number of FP32, $2^{-126}$. In [PyTorch's
 scaler](https://docs.pytorch.org/docs/stable/amp.html) the scale falls to zero in the
 end. A scale that falls so far means that something else is wrong. If a gradient is NaN
