@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from built import ROOT
+from built import NAMES as PAGES
+from built import ROOT, file_of
 from sidelit import config
 from sidelit.errors import SidelitError
 from sidelit.figures.drawing import Drawing, Easel
@@ -88,6 +89,14 @@ def test_a_figure_has_a_drawing_for_narrow_screens(name: str) -> None:
     drawing = draw(figure(name))
     assert drawing.narrow is not None
     assert drawing.narrow != drawing.wide
+
+
+def test_each_figure_is_shown_on_a_page() -> None:
+    texts = [file_of(page).read_text("utf-8") for page in PAGES]
+    shown_there = {
+        name for text in texts for name in re.findall(r"(?m)^(?::figure:|::: figure) (\w+)$", text)
+    }
+    assert shown_there == {*NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,6 +21,7 @@ ORDER = {
         *(
             "errors",
             "tables",
+            "scripts",
             "assets",
             "page_names",
             "proofs",

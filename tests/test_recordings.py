@@ -30,7 +30,7 @@ QUICK = [
         "pipeline",
         "planner",
     ),
-    *("ring", "states", "step", "three_dimensions", "vector"),
+    *("ring", "sketch", "states", "step", "three_dimensions", "vector"),
 ]
 
 

@@ -2,11 +2,11 @@ r"""# Where the bytes go
 
 > Training takes eight times the bytes of the model itself, and ZeRO splits them over the ranks.
 
-Take a model of 7.5 billion parameters in 16-bit numbers. Its file is 15 GB; 1 GB is
-$10^9$ bytes here. To train it with Adam in mixed precision takes 120 GB, before a
-single activation is stored:
+Take a model of 7.5 billion parameters in 16-bit numbers. Its file is 15 GB, where 1 GB
+is $10^9$ bytes. To train it with Adam in mixed precision takes 120 GB, before a single
+activation is stored:
 
-| what is stored | bytes for each parameter | 7.5 billion parameters |
+| stored | bytes for each parameter | 7.5 billion parameters |
 |---|---|---|
 | the parameters, in 16 bits | 2 | 15 GB |
 | their gradients, in 16 bits | 2 | 15 GB |
@@ -16,42 +16,48 @@ single activation is stored:
 | together | 16 | 120 GB |
 
 The optimizer keeps a copy in FP32 because one step changes a weight very little. In 16
-bits most of these changes would be rounded away. The three rows of the optimizer are
-the *optimizer state*, $K$ bytes for each parameter: here 12.
+bits most of these changes would be rounded away. The last three rows are the *optimizer
+state*, $K$ bytes for each parameter: here 12. Parameters, gradients and optimizer state
+together are the *model states*.
 
-**The naive picture.** In plain data parallel training each rank stores all of this and
-reads its own part of the data. After every step the ranks agree again. So 64 ranks
+**Plain data parallel training.** Each rank stores all of this, and reads its own part
+of the data. After every step the ranks have the same parameters again. So 64 ranks
 store the same 120 GB 64 times. More ranks make the training faster, but they never make
 room for a larger model.
 
-**ZeRO** lets each of the $N_d$ ranks store an equal part of a thing, instead of
-everybody all of it ([ZeRO](bib:rajbhandari2020zero)). It has three stages. Each splits
-one thing more than the stage before:
+**ZeRO** splits these tensors: each of the $N_d$ ranks stores an equal part of them
+([ZeRO](bib:rajbhandari2020zero)). The paper has three stages, each of which splits one
+kind of tensor more than the stage before. Plain data parallel training is often called
+stage 0:
 
-| stage | what is split | bytes on each rank | 64 ranks |
+| stage | split | bytes on each rank | 64 ranks |
 |---|---|---|---|
 | 0 | nothing | $(2 + 2 + K)\,\Psi$ | 120 GB |
 | 1 | optimizer state | $(2 + 2)\,\Psi + K\,\Psi / N_d$ | 31.4 GB |
 | 2 | gradients, too | $2\,\Psi + (2 + K)\,\Psi / N_d$ | 16.6 GB |
 | 3 | parameters, too | $(2 + 2 + K)\,\Psi / N_d$ | 1.9 GB |
 
-**Why stage 1 may split the optimizer state.** Adam treats each element by itself. To
-update one part of the parameters a rank needs the state of that part and nothing else.
+With many ranks the gain has a limit at each stage: with $K = 12$ stage 1 stores at best
+a quarter of stage 0, and stage 2 an eighth. Only stage 3 has no such limit, and stores
+$1/N_d$ of it.
+
+**Why stage 1 may split the optimizer state.** Adam treats each element independently.
+To update one part of the parameters a rank needs the state of that part and no other.
 So each rank updates its own part, and then the ranks gather the results.
 
-**Why stage 2 may split the gradients.** A rank now updates only its part, so it reads
-only that part of the gradients. The rest has to be added up for the other ranks, and
-can then be forgotten.
+**Why stage 2 may split the gradients.** Each rank updates only its part, so it reads
+only that part of the gradients. The other parts are added up for the other ranks, and
+are then freed.
 
-**Why stage 3 may split the parameters.** A layer needs its parameters while it
-computes, and a model computes one layer after the other. So the ranks gather a layer
-before its use and drop it afterwards.
+**Why stage 3 may split the parameters.** A layer needs its parameters only while it
+computes, and a model computes one layer after the other. So the ranks gather a layer's
+parameters before each use and free them afterwards.
 
-**What it costs.** In stage 0 the ranks add up their gradients with an all-reduce. That
-is [a reduce-scatter and then an all-gather](collectives.py), and together they move
-$2\,\Psi$ elements. Stages 1 and 2 move the same: after the reduce-scatter they gather
-the new parameters instead of the gradients. Stage 3 gathers the parameters twice, for
-the forward pass and again for the backward pass. So it moves $3\,\Psi$.
+**Costs.** In stage 0 the ranks add up their gradients with an all-reduce. That is [a
+reduce-scatter and then an all-gather](collectives.py), and together they move $2\,\Psi$
+elements. Stages 1 and 2 move the same number: after the reduce-scatter they gather the
+new parameters instead of the gradients. Stage 3 gathers the parameters twice, for the
+forward pass and again for the backward pass. So it moves $3\,\Psi$.
 
 This chapter is that table as a program, for any model and any number of ranks:
 
@@ -104,7 +110,7 @@ __all__ = ["Cost", "Row", "cost_of", "main", "parser", "zero_table"]
 
 
 def zero_table(numel: int, world_size: int, cost: Cost) -> list[Row]:
-    """The four rows of the table: one for each stage.
+    """The four rows of the table, one for each stage.
 
     >>> table = zero_table(7_500_000_000, world_size=64, cost=cost_of("bf16", "adamw"))
     >>> [f"{row.total / 1e9:.1f}" for row in table]
@@ -125,8 +131,8 @@ def zero_table(numel: int, world_size: int, cost: Cost) -> list[Row]:
     >>> f"{table[3].total / 1e9:.1f}"
     '15.6'
     """
-    # A thing is whole up to the stage that splits it, and from there on each rank has a
-    # part.
+    # A kind of tensor is whole below the stage that splits it. From that stage on each
+    # rank has a part.
     part = numel / world_size
     return [
         Row(
@@ -142,14 +148,14 @@ def zero_table(numel: int, world_size: int, cost: Cost) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a rank stores at one stage.
+    """The bytes that a rank stores at one stage.
 
     :param parameters: bytes of parameters
     :param gradients: bytes of gradients
     :param state: bytes of optimizer state
     :param moved: elements that a rank sends in a step, if there are many ranks. With
-        few it sends less, $(N_d-1)/N_d$ of them, because it keeps its own part. With
-        two ranks that is half.
+        few ranks it sends less, $(N_d-1)/N_d$ of them, because it keeps its own part.
+        With two ranks that is half
     """
 
     stage: int
@@ -165,7 +171,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The bytes that one parameter takes as a number, as a gradient and as optimizer state."""
+    """The bytes of one parameter as a number, as a gradient and as optimizer state."""
 
     parameter: int
     gradient: int
@@ -173,15 +179,15 @@ class Cost:
 
 
 def cost_of(precision: str, optimizer: str) -> Cost:
-    """What one parameter takes depends on the format and on the optimizer.
+    """The bytes of one parameter, which depend on the dtype and on the optimizer.
 
-    In FP32 the parameters are exact enough for the optimizer to work on them. So there
-    is no second copy, and a parameter takes 16 bytes again:
+    In FP32 the parameters are exact enough for the optimizer. So there is no second
+    copy, and a parameter takes 16 bytes again:
 
     >>> cost_of("bf16", "adamw"), cost_of("fp32", "adamw")
     (Cost(parameter=2, gradient=2, state=12), Cost(parameter=4, gradient=4, state=8))
 
-    Plain SGD remembers nothing. In 16 bits it needs the copy all the same:
+    Plain SGD has no moments. But in 16 bits it needs the FP32 copy all the same:
 
     >>> cost_of("fp16", "sgd"), cost_of("fp32", "sgd")
     (Cost(parameter=2, gradient=2, state=4), Cost(parameter=4, gradient=4, state=0))
@@ -213,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def planned(options: argparse.Namespace) -> dict[str, Any]:
-    """All figures, under the names that they have in the file."""
+    """All figures, under their names in the JSON file."""
     cost, model = cost_of(options.precision, options.optimizer), options.config
     batch, checkpointing = options.batch or 1, options.checkpointing == "on"
     policy, extra = options.policy, None
@@ -221,9 +227,9 @@ def planned(options: argparse.Namespace) -> dict[str, Any]:
         layouts = [one_vector(options.numel, options.ranks, policy)]
     else:
         layouts = layouts_of(model, options.ranks, policy)
-        # Under a policy they are not known. In 16 bits activations are smaller, and by
-        # how much depends on the model's code. With offload the largest moment of a
-        # step is another one.
+        # Under a policy the activations are not known. In 16 bits they are smaller, by
+        # an amount that depends on the model's code. With offload the peak of a step is
+        # at another moment.
         if policy.param_dtype is None and not policy.offload:
             extra = activations(model, batch, checkpointing)
     rows = zero_table(options.numel, options.ranks, cost)
@@ -250,7 +256,7 @@ def planned(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def save(path: Path, figures: dict[str, Any]) -> None:
-    """Write the file, or say why that cannot be."""
+    """Write the file, or raise the reason why it cannot be written."""
     if path.is_dir():
         raise Mistake(f"--json {path} is a folder; name a file")
     try:
@@ -269,8 +275,10 @@ POLICY = {
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, checked. `options.config` is the model's shape, `options.numel` its number of parameters,
-    and `options.policy` what the library is told.
+    """The options, checked.
+
+    `options.config` is the model's shape, `options.numel` its number of parameters, and
+    `options.policy` the library's policy.
 
     :raises Mistake: if an option is unknown, or its value makes no sense
     """
@@ -307,10 +315,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def parser() -> argparse.ArgumentParser:
     """Every option with its default.
 
-    The paper's table follows `--precision` and `--optimizer`. The second table shows
-    what this library stores. There the masters are FP32, and [a policy](policy.py)
-    changes the rest: `--param-dtype` and `--reduce-dtype` are the policy's dtypes, and
-    `--offload` keeps the masters on the host.
+    `--precision` and `--optimizer` are for the paper's table. The second table shows
+    the bytes that this library stores. There the masters are FP32, and [a
+    policy](policy.py) changes the rest: `--param-dtype` and `--reduce-dtype` are the
+    policy's dtypes, and `--offload` keeps the masters on the host.
     """
     result = Parser(
         prog="shardbook.memory",
@@ -351,13 +359,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def count(text: str) -> int:
-    """A number of parameters, also written as 7.5e9.
+    """A number of parameters, which may be written as 7.5e9.
 
     >>> count("7.5e9"), count("124_000_000")
     (7500000000, 124000000)
     """
     try:
-        # Not `float`, which knows no whole numbers between 2**53 and 2**53 + 2.
+        # `float` has no whole numbers between 2**53 and 2**53 + 2.
         number = Decimal(text)
     except InvalidOperation:
         raise argparse.ArgumentTypeError(f"{text!r} is no number") from None

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from sidelit.errors import SidelitError
+from sidelit.scripts import compact
 
 
 @cache
@@ -39,6 +40,12 @@ def asset_files() -> tuple[tuple[str, Path], ...]:
     files = (file for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
     kept = (file for file in files if file.suffix != ".md" and file.name != "CHECKSUMS")
     return tuple(sorted((file.relative_to(folder).as_posix(), file) for file in kept))
+
+
+def content(path: Path) -> bytes:
+    """What is served of a file of the assets: the press's own scripts without their comments."""
+    own = path.suffix == ".js" and path.parent == templates_folder() / "assets"
+    return compact(path.read_text(encoding="utf-8")).encode() if own else path.read_bytes()
 
 
 def languages() -> tuple[str, ...]:

@@ -2,45 +2,31 @@
 // scripts, or where nothing may be stored, it would be dead.
 "use strict";
 
-(() => {
+{
   const KEY = "sidelit-lessons";
   const words = document.body.dataset;
-  let done;
-  const read = () => { done = new Set(JSON.parse(localStorage[KEY] ?? "[]")); };
-  const write = () => { localStorage[KEY] = JSON.stringify([...done]); };
-  try {
-    read();
-    write();
-  } catch {
-    return;
-  }
-
-  const lesson = document.querySelector("article[data-lesson]");
-  const button = document.createElement("button");
+  const lesson = one("article[data-lesson]");
+  const read = () => new Set(JSON.parse(stored(KEY) ?? "[]"));
   const show = () => {
-    for (const link of document.querySelectorAll("a[data-lesson]")) {
-      link.querySelector(".finished")?.remove();
+    const done = read();
+    for (const link of all("a[data-lesson]")) {
+      one(".finished", link)?.remove();
       if (!done.has(link.dataset.lesson)) continue;
-      const mark = document.createElement("span");
-      mark.className = "finished";
-      mark.role = "img";
-      mark.ariaLabel = words.finished;
-      mark.textContent = "✓";
-      (link.querySelector("b") ?? link).append(mark);
+      const mark = make("span", "finished", ["✓"], { role: "img", ariaLabel: words.finished });
+      (one("b", link) ?? link).append(mark);
     }
-    if (lesson) button.textContent = done.has(lesson.dataset.lesson) ? words.unfinish : words.finish;
+    if (lesson) finish.textContent = done.has(lesson.dataset.lesson) ? words.unfinish : words.finish;
   };
-  if (lesson) {
-    button.className = "finish";
-    button.addEventListener("click", () => {
-      read();
-      const { lesson: key } = lesson.dataset;
-      if (!done.delete(key)) done.add(key);
-      write();
-      show();
-    });
-    lesson.append(button);
+  const finish = button("finish", [], () => {
+    const done = read();
+    const { lesson: key } = lesson.dataset;
+    if (!done.delete(key)) done.add(key);
+    stored(KEY, JSON.stringify([...done]));
+    show();
+  });
+  if (stored(KEY, stored(KEY) ?? "[]")) {
+    lesson?.append(finish);
+    addEventListener("storage", show);
+    show();
   }
-  addEventListener("storage", () => { read(); show(); });
-  show();
-})();
+}

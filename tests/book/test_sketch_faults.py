@@ -465,9 +465,10 @@ def test_unequal_batches() -> None:
 def test_the_lesson_and_these_tests_have_the_same_rows() -> None:
     """Each row of its tables names a test of this file, and links to a section of a chapter."""
     text = LESSON.read_text("utf-8")
-    table = [line for line in text.splitlines() if line.startswith("|") and line.endswith("` |")]
-    named = [re.search(r"`(\w+)` \|$", line).group(1) for line in table]  # type: ignore[union-attr]
+    table = re.findall(r"^\| .* \(`(\w+)`\) \| (.*) \|$", text, re.MULTILINE)
+    named = [name for name, _ in table]
     tests = re.findall(r"^def test_(\w+)\(", Path(__file__).read_text("utf-8"), re.MULTILINE)
-    assert [f"{name}" for name in tests[:-1]] == named
+    assert tests[:-1] == named
     assert len(named) >= 12
-    assert [line for line in table if not re.search(r"\]\(src:shardbook/[\w/]+\.py#[\w./-]+\)", line)] == []
+    linked = re.compile(r" → \[[^]]+\]\(src:shardbook/[\w/]+\.py#[\w./-]+\)$")
+    assert [answer for _, answer in table if not linked.search(answer)] == []

@@ -95,6 +95,7 @@ SEEN = """
                 all: box(section),
                 doc: doc?.textContent.trim() ? box(doc) : null,
                 code: box(section.querySelector("pre.code")),
+                above: section.classList.contains("above"),
             };
         }),
     };
@@ -210,13 +211,19 @@ def visible(page: Page, selector: str) -> int:
 
 
 def columns(seen: Look) -> Iterator[str]:
-    """Each section's commentary and code start on one line, side by side, inside their section."""
+    """Each section's commentary and code start on one line, side by side, inside their section.
+
+    Commentary that is much longer than its code stands above it.
+    """
     before = float("-inf")
     for section in seen.pairs:
         doc, code, whole = section["doc"], section["code"], section["all"]
-        if doc["right"] > code["left"] + 1:
+        if section["above"]:
+            if doc["bottom"] > code["top"] + 1:
+                yield f"{section['id']}: the commentary reaches into the code below"
+        elif doc["right"] > code["left"] + 1:
             yield f"{section['id']}: the commentary reaches into the code"
-        if abs(doc["top"] - code["top"]) > HALF_A_LINE:
+        elif abs(doc["top"] - code["top"]) > HALF_A_LINE:
             yield f"{section['id']}: commentary and code do not start on one line"
         if max(doc["bottom"], code["bottom"]) > whole["bottom"] + 1:
             yield f"{section['id']}: a column reaches out of its section"
@@ -253,7 +260,10 @@ def without_scripts(scriptless: Page, shared: Page) -> Iterator[str]:
     Where a script shows one part of a page at a time, both are looked at as they are printed: whole.
     """
     parts = shared.locator(".live").count() > 0
-    if visible(show(scriptless), "button, input, select, textarea, [role=button], [onclick]"):
+    # A choice between radio buttons shows by the stylesheet alone.
+    if visible(
+        show(scriptless), "button, input:not([type=radio]), select, textarea, [role=button], [onclick]"
+    ):
         yield "there are controls"
     for page in (scriptless, shared):
         show(page, media="print" if parts else "screen").evaluate(UNFOLD)

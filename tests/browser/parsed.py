@@ -84,7 +84,9 @@ class Read(HTMLParser):
             self.begin(classes, bits)
         if given:
             self.note(tag, given, bits)
-        if tag in CONTROLS or given.get("role") == "button" or "onclick" in given:
+        # A choice between radio buttons shows by the stylesheet alone.
+        control = tag in CONTROLS and given.get("type") != "radio"
+        if control or given.get("role") == "button" or "onclick" in given:
             self.controls.append(tag)
         if tag not in VOID:
             self.open.append((tag, bits))

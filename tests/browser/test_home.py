@@ -28,7 +28,7 @@ def test_a_reader_chooses_the_language_of_a_section(walk: Open, scripts: bool) -
     assert page.locator(".editions pre.code").count() == 1
 
 
-@pytest.mark.parametrize("path", HOMES)
+@pytest.mark.pages(of=HOMES, now=HOMES)
 def test_each_home_page_shows_the_section_in_its_own_language_first(walk: Open, path: str) -> None:
     page = walk(path)
     assert told(page) == page.locator("html").get_attribute("lang")

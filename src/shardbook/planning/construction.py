@@ -1,10 +1,10 @@
 r"""# The peak of a construction
 
-> What a rank holds at most while a model is built unit by unit follows from shapes alone.
+> The memory that a rank needs while a model is built unit by unit, computed from shapes alone.
 
-[A model without memory](construct.py) gets it one unit at a time. Each moment in which a
-rank may hold the most belongs to a unit that is being cut. Take two units, each with a
-matrix of 600 elements in FP32 that pads to 608, on 2 ranks in stage 3:
+[A model without memory](construct.py) gets its memory one unit at a time. The peak is
+reached while one of the units is being cut. Take two units on 2 ranks in stage 3. Each
+has a matrix of 600 elements in FP32, which is padded to 608:
 
 | moment | shards before | parameters | flat vector | shard | bytes |
 |---|---|---|---|---|---|
@@ -12,11 +12,10 @@ matrix of 600 elements in FP32 that pads to 608, on 2 ranks in stage 3:
 | the second one | 304 | 600 | 608 | 304 | 7,264 |
 | afterwards | 608 | 0 | 0 | 0 | 2,432 |
 
-This chapter goes through these moments with a model that has no memory at all, and so
-costs nothing at any size. It counts what a unit with several flat vectors adds, what
-[a policy](policy.py) changes about them, and buffers.
-
-What is left out are temporaries of the function that gives a module its values.
+This chapter computes the bytes at these moments. The model has no memory, so the
+computation costs nothing at any size. It includes buffers, units with several flat
+vectors, and the changes that [a policy](policy.py) makes to them. It leaves out the
+temporaries of the function that gives a module its values.
 
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 :notation $S_u$: `shard_numel`, the length of one rank's part of it
@@ -44,12 +43,12 @@ __all__ = ["Built", "built", "is_sliced"]
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a construction takes and leaves, in bytes of one rank.
+    """The bytes that a construction takes and leaves on one rank.
 
     :param vectors: the layouts of each unit, by the unit's name
-    :param parameters: what is kept of them
-    :param buffers: of all modules
-    :param peak: the most that is held at one moment
+    :param parameters: the bytes that are kept of the units
+    :param buffers: the bytes of the buffers of all modules
+    :param peak: the largest number of bytes at one moment
     """
 
     vectors: dict[str, tuple[Layout, ...]]
@@ -66,7 +65,7 @@ def built(
     stage: int = 3,
     policy: Policy = AS_IT_IS,
 ) -> Built:
-    """Go through the construction of a model that has no memory.
+    """Compute the bytes at each moment of a construction.
 
     >>> import torch
     >>> with torch.device("meta"):
@@ -74,7 +73,8 @@ def built(
     >>> built(model, None, world_size=2).peak
     7264
 
-    :param units: as [`shard`](model.py#shard) takes them
+    :param model: on the meta device
+    :param units: as for [`shard`](model.py#shard)
     """
     sites = sites_by_unit(model, select(model, units))
     names = {module: name for name, module in model.named_modules()}
@@ -98,16 +98,16 @@ def built(
             peak = max(peak, held + more)
         kept += sum(kept_of(layout, stage, policy) for layout in layouts)
         for site in sites[name]:
-            # What is cut is counted as shards from now on.
+            # A parameter that was cut counts as a shard from now on.
             fresh[site.parameter] = 0
     return Built(vectors, kept, buffers, peak)
 
 
 def moments(layouts: tuple[Layout, ...], stage: int, policy: Policy) -> Iterator[int]:
-    """What a unit adds to its parameters, at each moment while it is cut.
+    """The bytes that a unit adds to its parameters, at each moment while it is cut.
 
-    First all its vectors are filled. Then one after the other is cut, and as soon as
-    that is done the parameters in it are views of what is kept.
+    First all its vectors are filled. Then they are cut one after the other. As soon as
+    a vector is cut, its parameters are views of the part that is kept.
     """
     waiting = sum(whole(layout) for layout in layouts)
     yield waiting
@@ -118,8 +118,8 @@ def moments(layouts: tuple[Layout, ...], stage: int, policy: Policy) -> Iterator
         apart = kept_apart(layout, stage, policy)
         yield done + waiting + apart
         if converts:
-            # The vector is dropped before the one is made that is computed with,
-            # unless all of it is kept as masters.
+            # The vector is dropped before the one with which modules compute is
+            # created, unless all of it is kept as masters.
             dropped = whole(layout) if sliced or policy.offload else 0
             yield done + waiting - dropped + apart + computed(layout)
         waiting -= whole(layout)
@@ -128,7 +128,7 @@ def moments(layouts: tuple[Layout, ...], stage: int, policy: Policy) -> Iterator
 
 
 def kept_of(layout: Layout, stage: int, policy: Policy) -> int:
-    """What a rank keeps of a vector."""
+    """The bytes that a rank keeps of a vector."""
     if not policy.offload and layout.computes_in == layout.dtype:
         return part(layout) if stage == 3 else whole(layout)
     masters = part(layout) if is_sliced(layout, stage) else whole(layout)
@@ -136,14 +136,15 @@ def kept_of(layout: Layout, stage: int, policy: Policy) -> int:
 
 
 def is_sliced(layout: Layout, stage: int) -> bool:
-    """Whether a rank keeps a part of a vector. Stages 1 and 2 keep [what is
-    frozen](zero1.py#Zero1.keep) whole.
+    """Whether a rank keeps only a part of a vector.
+
+    Stages 1 and 2 keep [frozen vectors](zero1.py#Zero1.keep) whole.
     """
     return stage == 3 or (stage > 0 and layout.trainable)
 
 
 def kept_apart(layout: Layout, stage: int, policy: Policy) -> int:
-    """What of it is copied out of the vector, and not a view into it."""
+    """The bytes that are copied out of the vector, and are not a view into it."""
     sliced = is_sliced(layout, stage)
     if policy.offload:
         return part(layout) if sliced else whole(layout)
@@ -152,12 +153,12 @@ def kept_apart(layout: Layout, stage: int, policy: Policy) -> int:
 
 
 def whole(layout: Layout) -> int:
-    """The bytes of a vector as it is stored."""
+    """The bytes of a vector in the dtype in which it is stored."""
     return layout.padded * layout.dtype.itemsize
 
 
 def computed(layout: Layout) -> int:
-    """The bytes of a vector as it is computed with."""
+    """The bytes of a vector in the dtype in which modules compute."""
     return layout.padded * layout.computes_in.itemsize
 
 
@@ -169,7 +170,7 @@ def part(layout: Layout) -> int:
 def layouts_of_unit(
     sites: list[Site], world_size: int, policy: Policy
 ) -> tuple[Layout, ...]:
-    """The layouts of a unit's vectors, trained and frozen ones."""
+    """The layouts of a unit's vectors, trainable and frozen ones."""
     named = {site.name: site.parameter for site in sites}
     return plan(named.items(), world_size, computes_in=dtypes_of(policy, sites))
 

@@ -1,34 +1,37 @@
-r"""# What a step will cost
+r"""# Forecasting a training step
 
-> The bytes a rank sends and the bytes it stores follow from shapes alone, before anything runs.
+> The bytes that a rank sends and stores in a step, predicted from shapes before anything runs.
 
-A formula is worth as much as its comparison with a count. This chapter predicts three
-figures for each rank, and [the training script](loop.py) prints them beside what it has
-counted.
+A formula is only as good as its comparison with a count. This chapter predicts three
+figures for each rank, and [the training script](loop.py) prints them beside the counted
+ones.
 
-- **Bytes sent** in a step. In stage 3 each unit crosses the network three times for
-  each micro-batch: gathered for the forward pass, gathered for the backward pass,
-  reduced afterwards. In the other stages it does so twice. Each time a rank sends
-  $(N_d-1)/N_d$ of the padded vector, at 4 bytes an element. To [compare which
-  parameters were used](unused.py) takes $n$ numbers more, one for each parameter
-  tensor. The norm of the gradient, [looked at](not_finite.py) once in a step, takes
-  8 bytes for each other rank.
+- **Bytes sent** in a step. In stage 3 each unit crosses the network three times in each
+  micro-batch. It is gathered for the forward pass, gathered for the backward pass, and
+  then its gradients are reduced. In the other stages it crosses twice. Each time a rank
+  sends $(N_d-1)/N_d$ of the padded vector, at 4 bytes an element. The comparison of
+  [which parameters were used](unused.py) takes $n$ more numbers, one for each parameter
+  tensor. The norm of the gradient, [checked](not_finite.py) once in a step, takes 8
+  bytes for each other rank.
 - **Steady bytes**, stored between two steps. AdamW keeps two moments, so in stage 3
   there are 12 bytes for each parameter of the shard. The rest is small: padding,
   AdamW's step counters, and the text.
-- **Peak bytes**, the most that is stored at any moment of a step. Activations and the
-  units in flight count here.
+- **Peak bytes**, the most that is stored at any moment of a step. This figure includes
+  activations and the units in flight.
 
 $$\text{sent}_3 = 4\,\Bigl(3 \sum_u P_u + 2n\Bigr)\,\frac{N_d-1}{N_d} \qquad
 \text{sent}_{0,1,2} = 4\,\Bigl(2 \sum_u P_u + 2n\Bigr)\,\frac{N_d-1}{N_d}$$
 
-The first two are exact for any FP32 model without frozen parameters whose units each run once in a forward
-pass, if each micro-batch exchanges its gradients. [A policy](policy_bytes.py) sets other bytes an element,
-and both stay exact. The last is known for stage 3 only, without such a policy and
-without checkpoints, and exact for [this GPT](gpt.py) on a CPU: the tests compare it, byte for byte, over many
-shapes. On a GPU attention saves other tensors for its backward pass, so there the figure is an estimate. None
-of the three contains the temporaries inside one operation, the buffers inside the communication backend, or
-what an allocator adds to round a size up.
+The first two figures are exact for any FP32 model without frozen parameters, if each
+unit runs once in a forward pass and each micro-batch exchanges its gradients. [A
+policy](policy_bytes.py) changes the bytes of an element, and both remain exact.
+
+The peak is known for stage 3 only, without a policy and without checkpoints. For [this
+GPT](gpt.py) on a CPU it is exact: the tests compare it with a count, byte for byte,
+over many shapes. On a GPU it is an estimate, because attention saves other tensors for
+its backward pass. None of the three figures contains the temporaries inside one
+operation, the buffers of the communication backend, or the bytes with which an
+allocator rounds a size up.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $P_u$: `padded`, the elements of unit $u$ with its padding
@@ -61,23 +64,23 @@ FLOAT, INTEGER = 4, 8
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """All that the figures depend on.
+    """The settings on which the figures depend.
 
     :param config: the model's shape
     :param world_size: the number of ranks
-    :param batch: the windows of one micro-batch on one rank
-    :param accumulate: the micro-batches of one step
+    :param batch: the number of windows in one micro-batch on one rank
+    :param accumulate: the number of micro-batches in one step
     :param optimizer: `"adamw"`, or `"sgd"` without momentum, which stores nothing
     :param text: the bytes of text that each rank holds
     :param stage: the stage of ZeRO
-    :param copies: how many copies of the model there are; the ranks of [a
-        row](groups.py) share one
-    :param policy: in which dtypes the model computes and its gradients travel, and
-        whether the model is stored on the host
+    :param copies: the number of copies of the model; the ranks of [a row](groups.py)
+        share one
+    :param policy: the dtypes in which the model computes and its gradients are sent,
+        and whether the model is stored on the host
     :param checkpointed: whether the blocks recompute their activations
     :param clipped: whether the gradient's norm is limited before each step
     :param compiled: whether the blocks are compiled
-    :param watched: whether [each step is looked at](not_finite.py) before it is taken
+    :param watched: whether the gradients are [checked](not_finite.py) before each step
     """
 
     config: Config
@@ -106,11 +109,11 @@ class Setup:
 
     @property
     def norm_from(self) -> int:
-        """From how many other ranks a number arrives for the norm of the gradient.
+        """The number of other ranks that send a number for the gradient's norm.
 
-        To clip, the ranks of one copy exchange theirs. In stage 0 they need not, since
-        each rank has the whole gradient. But [each rank has losses of its
-        own](not_finite.py).
+        To clip, the ranks of one copy exchange their norms. In stage 0 they need not,
+        since each rank has the whole gradient. A watched run also compares [the losses
+        of all ranks](not_finite.py).
         """
         if self.watched:
             return self.world_size - 1
@@ -119,11 +122,12 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The figures of one rank, in bytes: `steady` by its terms, the peak by the moments where it can lie.
+    """The figures of one rank, in bytes.
 
-    Where the moments are not known, the peak is `None`. `host` is the part of the
-    steady bytes that is on the host, and `moved` what crosses between host and device
-    in a step.
+    `steady` has one entry for each term, and `moments` one for each moment that may be
+    the peak. If the moments are not known, the peak is `None`. `host` is the part of
+    the steady bytes that is on the host. `moved` are the bytes that are copied between
+    host and device in a step.
     """
 
     sent: int
@@ -143,8 +147,8 @@ class Forecast:
 
 
 def forecast(setup: Setup, rank: int) -> Forecast:
-    """Predict the figures of one rank. Ranks differ in how much of the padding falls to them."""
-    # A model on the meta device has shapes and no values, so this costs nothing at any
+    """Predict the figures of one rank. Ranks differ in their part of the padding."""
+    # A model on the meta device has shapes and no values, so it costs nothing at any
     # size.
     with torch.device("meta"):
         model = GPT(setup.config)
@@ -160,11 +164,11 @@ def forecast(setup: Setup, rank: int) -> Forecast:
     known = setup.stage == 3 and plain and not changed and setup.copies == 1
     extra = extra_moments(setup, layouts, rank) if known else {}
     moments = {name: sum(steady.values()) + more for name, more in extra.items()}
-    # What the optimizer stores stands where the masters stand.
+    # The optimizer's state is on the same device as the masters.
     state = sum(steady.get(name, 0) for name in ("moments", "step counters"))
     # The ranks compare one flag before each step of the optimizer.
     flag = all_reduce_bytes(rank, setup.world_size, FLOAT, FLOAT) if setup.scaled else 0
-    # For the norm each rank gathers a number of 8 bytes from each of some others.
+    # For the norm each rank gets a number of 8 bytes from each of some other ranks.
     norms = 8 * setup.norm_from
     return Forecast(
         sent=setup.accumulate * kinds.sent + flag + norms,
@@ -176,17 +180,17 @@ def forecast(setup: Setup, rank: int) -> Forecast:
 
 
 def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, int]:
-    r"""What a rank stores between steps.
+    r"""The bytes that a rank stores between steps.
 
     With $\Psi_r$ parameters in this rank's slices, and $n$ parameter tensors in the
-    model, it is in stage 3
+    model, they are in stage 3
 
     $$4 \sum_u S_u + 8\,\Psi_r + 4n + \text{text}$$
 
-    The shards count their padding, but the moments do not, since an optimizer sees only
+    The shards include their padding. The moments do not, since an optimizer sees only
     the slices. Below stage 3 the vectors stay whole, with $P_u$ instead of $S_u$. In
-    stage 0 so do the moments. What a policy adds is in [a table of its
-    own](policy_bytes.py).
+    stage 0 the moments are whole, too. The bytes of a policy are in [another
+    table](policy_bytes.py).
     """
     kinds = total(layouts, setup.stage, setup.policy)
     terms = {"parameters": kinds.parameters + kinds.masters_on_host}
@@ -196,8 +200,7 @@ def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, in
             for layout in layouts
         )
         terms["moments"] = 2 * FLOAT * trained
-        # AdamW counts the steps of each tensor by itself, also of one that is empty on
-        # this rank.
+        # AdamW counts the steps of each tensor, even of one that is empty on this rank.
         terms["step counters"] = FLOAT * sum(len(layout.slots) for layout in layouts)
     if setup.scaled:
         # The factor, and the steps since it last changed.
@@ -206,7 +209,7 @@ def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, in
 
 
 def extra_moments(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, int]:
-    r"""What comes on top of the steady bytes, at each moment where the peak can lie.
+    r"""The bytes beyond the steady ones, at each moment that may be the peak.
 
     For each token a block saves $16d + 4 + h$ numbers for its backward pass: $5d$ for
     the inputs of its two norms, of its attention's two products and of the expansion,
@@ -217,22 +220,22 @@ def extra_moments(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, i
     d, vocabulary = config.width, config.vocabulary
     tokens = setup.batch * config.context
     saved = 16 * d + 4 + config.heads
-    # The tokens and their targets, the positions, the loss and the gradient it starts
-    # with.
+    # The tokens and their targets, the positions, the loss, and the gradient with which
+    # the backward pass starts.
     inputs = INTEGER * (2 * tokens + config.context) + 2 * FLOAT
     flight = [units_in_flight(setup, layouts, k, rank) for k in range(last + 1)]
-    # Where the loss is computed no unit is whole. Three tensors of the logits' size
-    # meet: the log-probabilities, their gradient, and the logits' gradient.
+    # When the loss is computed, no unit is gathered. Three tensors of the logits' size
+    # exist at once: the log-probabilities, their gradient, and the logits' gradient.
     logits = tokens * vocabulary
     numbers = {
         "loss": waiting_gradients(setup, layouts)
         + tokens * (config.layers * saved + 2 * d + 2)
         + 3 * logits
     }
-    # While the matrix of the head gets its gradient, either the logits' gradient is
-    # still there, or already the vector that collects the unit's gradients. It is the
-    # head's first gradient to be stored, so the unit before is not yet [on its
-    # way](hooks.py#Hooks.look_ahead).
+    # While the gradient of the head's matrix is computed, the larger of two tensors
+    # exists: the logits' gradient, or the vector that collects the unit's gradients.
+    # This is the first gradient of the head to be stored, so the gather of the unit
+    # before it has not [begun](hooks.py#Hooks.look_ahead).
     collected = layouts[last].padded
     numbers["backward of the head"] = (
         flight[last]
@@ -242,20 +245,20 @@ def extra_moments(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, i
         + max(tokens * d + logits - collected, 0)
     )
     for k in range(1, last):
-        # The gradient that comes in, and then either the one inside the GELU, four
-        # times as wide, or that of the second matrix's weights. That of its bias has
-        # been stored, and the unit before is on its way.
+        # The incoming gradient, and the larger of two others: the one inside the GELU,
+        # four times as wide, or that of the second matrix's weights. The gradient of
+        # its bias has been stored, and the unit before is being gathered.
         inside = tokens * d + max(4 * tokens * d, 4 * d * d)
         numbers[f"backward of block {k - 1}"] = flight[k] + tokens * k * saved + inside
-        # When this block has ended and is free again, the exchange of the layer after
-        # is completed, and the mean takes memory of its own.
+        # When this block has ended and is freed, the exchange of the layer after it is
+        # completed, and the mean takes memory of its own.
         numbers[f"end of block {k - 1}"] = (
             flight[k]
             - layouts[k].padded
             + layouts[k + 1].shard_numel
             + tokens * ((k - 1) * saved + d)
         )
-    # By now the positions are gone, and each was as large as two floats.
+    # The positions are freed by now. Each was as large as two floats.
     numbers["backward of the embedding"] = (
         flight[0] + tokens * d + vocabulary * d - 2 * config.context
     )
@@ -269,12 +272,13 @@ def extra_moments(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, i
 
 
 def units_in_flight(setup: Setup, layouts: list[Layout], k: int, rank: int = 0) -> int:
-    """The elements that the units hold beyond their shards, in the middle of unit `k`'s backward pass.
+    """The elements that the units hold beyond their shards, in the middle of unit `k`'s
+    backward pass.
 
-    This unit is whole, and the one before is being gathered. One vector collects the
-    unit's gradients. The vector of the unit after is being exchanged, which takes
-    memory for [what is received](exchange.py). The units after that have their shard of
-    the gradients.
+    Unit `k` is unsharded, and the unit before it is being gathered. One vector collects
+    the gradients of unit `k`. The vector of the unit after it is being exchanged, which
+    takes memory for [the received pieces](exchange.py). The later units have their
+    shard of the gradients.
     """
     full = [layout.padded for layout in layouts]
     gathered = sum(full[max(0, k - 1) : k + 1])
@@ -294,7 +298,7 @@ def units_in_flight(setup: Setup, layouts: list[Layout], k: int, rank: int = 0) 
 
 
 def waiting_gradients(setup: Setup, layouts: list[Layout]) -> int:
-    """The gradients that the micro-batches before have left."""
+    """The elements of gradients that the earlier micro-batches have left."""
     return sum(layout.shard_numel for layout in layouts) if setup.accumulate > 1 else 0
 
 

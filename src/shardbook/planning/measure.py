@@ -1,10 +1,10 @@
-r"""# Counting what is stored
+r"""# Counting the stored bytes
 
-> A meter that adds up every live tensor after every operation.
+> A meter adds up the memory of all live tensors after every operation.
 
-Memory is easy to misjudge. Of the allocator's figures `memory_reserved` contains what
-it keeps for later, and `memory_allocated` does not. The system's figures contain the
-interpreter. All of them miss which tensor it was. This meter counts *storages*, the
+Memory is easy to misjudge. Of the allocator's figures, `memory_reserved` includes its
+cache and `memory_allocated` does not. The system's figures include the interpreter. And
+none of them tells which tensor takes the memory. This meter counts *storages*, the
 blocks of memory under the tensors. Two views of one storage count once. A storage that
 was shrunk to nothing, such as [a unit's vector](flat.py) between its uses, counts
 nothing.
@@ -15,7 +15,7 @@ with Meter() as meter:
 print(meter.peak, meter.now())
 ```
 
-The meter is slow, so it is meant for one step and not for a whole run.
+The meter is slow, so use it for one step and not for a whole run.
 """
 
 # sidelit: hide
@@ -40,18 +40,17 @@ __all__ = ["Meter"]
 
 
 class Meter(TorchDispatchMode):
-    """Counts the bytes of all live storages, on all devices but `meta`, where nothing is stored.
+    """Counts the bytes of all live storages, on all devices except `meta`.
 
-    A sparse tensor has no storage of its own, and is left out. The book makes none.
-
-    It sees each operation below autograd, so it also sees the tensors that only the
-    graph refers to.
+    The meter sees each operation below autograd. So it also sees the tensors to which
+    only the graph refers. A sparse tensor has no storage of its own, and is left out.
+    The book makes none.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
-        # Keyed by the storage's address in C++. An entry goes when its storage does:
+        # The key is the storage's address in C++. An entry goes when its storage does:
         # torch keeps a storage's Python object for as long as the storage is in use,
         # and weak references follow that object.
         self.storages: WeakValueDictionary[int, torch.UntypedStorage] = (
@@ -59,9 +58,9 @@ class Meter(TorchDispatchMode):
         )
 
     def __enter__(self) -> Meter:
-        # Tensors from before the step may take no part in it, and they still are
-        # stored. The type is looked up with `type`, because `isinstance` asks the
-        # object, and some objects answer with a warning.
+        # Tensors from before the step are stored even if the step does not use them.
+        # `type` is used because `isinstance` reads the object's class, and for some
+        # objects that raises a warning.
         gc.collect()
         for thing in gc.get_objects():
             if issubclass(type(thing), Tensor):
@@ -85,7 +84,7 @@ class Meter(TorchDispatchMode):
         return result
 
     def see(self, tensor: Tensor) -> None:
-        """Remember the storage under a tensor."""
+        """Record the storage under a tensor."""
         if tensor.layout is torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
             self.storages[storage_id(storage)] = storage

@@ -1,6 +1,6 @@
-r"""# The planner
+r"""# The memory planner
 
-> What a rank will store follows from shapes alone, before anything runs.
+> The bytes that each rank will store, by kind, computed from shapes before anything runs.
 
 [The first chapter](memory.py) counts as the ZeRO paper does. This one counts the bytes
 that this library stores, by kind. In FP32 a parameter takes 4 bytes, its gradient 4,
@@ -13,31 +13,32 @@ and AdamW's two moments 8.
 | 2 | $4\sum_u P_u$ | $4\sum_u S_u$ | $8\,\Psi_r + 4n$ | the same |
 | 3 | $4\sum_u S_u$ | $4\sum_u S_u$ | $8\,\Psi_r + 4n$ | $12\sum_u P_u\,\frac{N_d-1}{N_d}$ |
 
-The vectors of parameters and gradients count their [padding](layout.py). The moments do
-not, since an optimizer sees only the parameters themselves: all $\Psi$ of them, or the
-$\Psi_r$ in this rank's slices. AdamW also counts the steps of each of the $n$ tensors,
-in 4 bytes. What [a policy](policy.py) changes is in [a table of its
-own](policy_bytes.py).
+The vectors of parameters and gradients include their [padding](layout.py). The moments
+do not, since an optimizer sees only the parameters themselves: all $\Psi$ of them, or
+the $\Psi_r$ in this rank's slices. AdamW also counts the steps of each of the $n$
+tensors, in 4 bytes. The changes by [a policy](policy.py) are in [another
+table](policy_bytes.py).
 
-**Between steps** a rank stores parameters and optimizer state. **In a step** gradients
-join them, and two more kinds that depend on the model. *In flight* are the
-[units](unit.py) that are whole for the moment, and the vectors of gradients that are
-being exchanged. *Activations* are what the forward pass saves for the backward pass,
-and what the loss needs. These kinds do not all reach their largest size at the same
-moment. So their sum is a bound: a step takes at most that much, if one unit is gathered
-ahead and the optimizer treats one tensor after the other (`foreach=False`). [The
-forecast](forecast.py) gives the exact peak, but of stage 3 only, without a policy and
-without checkpoints.
+**Between steps** a rank stores parameters and optimizer state.
 
-What the plan leaves out: temporaries inside one operation, buffers of the communication
-backend, and what an allocator adds. On CUDA the allocator of pinned memory rounds each
-block on the host up to a power of two, so what [offload](offload.py) keeps there may
-take up to twice the planned bytes. The figures for activations are those of a CPU. On a
-GPU attention saves other tensors.
+**In a step** a rank also stores gradients, and two more kinds that depend on the model.
+*In flight* are the [units](unit.py) that are gathered at the moment, and the vectors of
+gradients that are being exchanged. *Activations* are the tensors that the forward pass
+saves for the backward pass, and those of the loss. These kinds do not all reach their
+largest size at the same moment. So their sum is a bound: a step takes at most that
+much, if one unit is gathered ahead and the optimizer treats one tensor after the other
+(`foreach=False`). [The forecast](forecast.py) gives the exact peak, but of stage 3
+only, without a policy and without checkpoints.
 
-The tests run the library itself with 7.5 billion parameters on 64 ranks and with a
-trillion on 1024, on tensors that have shapes and no values. What is stored between
-steps and what is sent agree with the table to the byte.
+The plan leaves out temporaries inside one operation, buffers of the communication
+backend, and memory that an allocator adds. On CUDA the allocator of pinned memory
+rounds each block on the host up to a power of two. So the tensors that
+[offload](offload.py) keeps there may take up to twice the planned bytes. The figures
+for activations are those of a CPU, since attention on a GPU saves other tensors.
+
+The tests run the library itself with 7.5 billion parameters on 64 ranks, and with a
+trillion on 1024, on tensors that have shapes and no values. The bytes stored between
+steps and the bytes sent agree with the table exactly.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $P_u$: `padded`, the elements of unit $u$ with its padding
@@ -74,8 +75,10 @@ __all__ = ["Own", "activations", "layouts_of", "one_vector", "own_bytes", "table
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The bytes that this library stores and sends on rank 0 at one stage. With offload `host` counts what
-    is on the host, gradients included, and the other kinds what is on the device.
+    """The bytes that this library stores and sends on rank 0 at one stage.
+
+    With offload `host` counts the bytes on the host, gradients included, and the other
+    kinds count those on the device.
     """
 
     stage: int
@@ -90,12 +93,12 @@ class Own:
 
     @property
     def steady(self) -> int:
-        """What is stored between two steps."""
+        """The bytes that are stored between two steps."""
         return self.parameters + self.state
 
     @property
     def step(self) -> int | None:
-        """What a step takes at most."""
+        """The largest number of bytes in a step; `None` if it is not known."""
         if self.in_flight is None or self.activations is None:
             return None
         return self.steady + self.gradients + self.in_flight + self.activations
@@ -113,8 +116,8 @@ def own_bytes(
 
     :param extra: the bytes of activations; `None` if they are not known, as under a
         policy with a `param_dtype` or offload
-    :param policy: [what it changes](policy_bytes.py) about the bytes
-    :param copies: how many [copies of the model](groups.py) there are
+    :param policy: the policy, which [changes the bytes](policy_bytes.py)
+    :param copies: the number of [copies of the model](groups.py)
     """
     setup = Setup(
         Config(), layouts[0].world_size, 1, 1, optimizer, stage=stage, policy=policy
@@ -123,10 +126,10 @@ def own_bytes(
     _, *terms = steady_terms(setup, layouts, rank=0).values()
     state = sum(terms)
     on_host = kinds.masters_on_host + kinds.gradients_on_host + state
-    # From stage 2 on three vectors of gradients are there at once: one is filled, one
-    # sent, one received. At stage 3 two units are whole besides, one that computes and
-    # one on its way. Stages 0 and 1 keep all vectors until the backward pass ends, so
-    # only the received one comes on top, and at stage 0 the mean.
+    # From stage 2 on three vectors of gradients exist at once: one is filled, one is
+    # sent, one is received. At stage 3 two units are gathered besides, one that
+    # computes and the next one. Stages 0 and 1 keep all vectors until the backward pass
+    # ends, so only the received one comes on top, and at stage 0 the mean.
     whole, vectors = (0, 0, 0, 2)[stage], (2, 1, 3, 3)[stage]
     # A unit has one vector for each kind of parameter.
     largest: dict[tuple[Any, ...], int] = {}
@@ -137,8 +140,8 @@ def own_bytes(
         padded * (whole * dtype.itemsize + vectors * policy.collects_in(dtype).itemsize)
         for (_, dtype, _), padded in largest.items()
     )
-    # Two more means go on [to the other copies](conductor.py#Conductor.advance), each with
-    # memory for what it receives.
+    # Two more means are exchanged [with the other
+    # copies](conductor.py#Conductor.advance), each with memory for the received pieces.
     if copies > 1:
         in_flight += 2 * 2 * FLOAT * sum(largest.values()) // layouts[0].world_size
     return Own(
@@ -157,13 +160,12 @@ def own_bytes(
 def activations(config: Config, batch: int, checkpointing: bool) -> int:
     """The most that activations and temporaries take at one moment, on a CPU.
 
-    [The forecast](forecast.py#extra_moments) goes through the moments in which the peak
-    can lie. It need not do so for every block, since each one saves as much as the one
-    before.
+    [The forecast](forecast.py#extra_moments) computes each moment that may be the peak.
+    Since each block saves as much as the one before, one block is enough here.
 
     With activation checkpointing a block saves only its input in the forward pass. In
-    the backward pass its forward pass runs again, and then one block at a time has
-    everything it needs. For a GPT of 24 blocks and eight windows that is 1.5 GB instead
+    the backward pass the block's forward pass runs again, so one block at a time has
+    all its activations. For a GPT of 24 blocks and eight windows that is 1.5 GB instead
     of 13.1 GB:
 
     >>> config = Config(layers=24, width=1024, heads=16, context=1024)
@@ -171,23 +173,24 @@ def activations(config: Config, batch: int, checkpointing: bool) -> int:
     [13068, 1477]
     """
     loss, head, block, embedding = moments(replace(config, layers=1), batch)
-    # What a second block adds is what a block saves.
+    # The difference that a second block makes is what each block saves.
     each = moments(replace(config, layers=2), batch)[0] - loss
     if checkpointing:
         first = FLOAT * batch * config.context * config.width
         loss = loss - each + first
         head = head - each + first
         each = first
-    # Of all blocks the last is the first to run backward, and then the others have
-    # saved theirs.
+    # The last block is the first to run backward, when all other blocks have saved
+    # their activations.
     return max(max(loss, head, block) + (config.layers - 1) * each, embedding)
 
 
 def moments(config: Config, batch: int) -> tuple[int, int, int, int]:
-    """The bytes at the loss, and while the head, a block and the embedding run backward.
+    """The bytes at the loss, and in the backward pass of the head, a block and the
+    embedding.
 
-    The forecast includes what the units hold at these moments. Here that is taken away
-    again. At the head's moment the unit before it is not yet whole.
+    The forecast includes the vectors that the units hold at these moments. Here they
+    are subtracted. At the head's moment the unit before the head is not gathered yet.
     """
     layouts, setup = layouts_of(config, 1), Setup(config, 1, batch)
     numbers = extra_moments(setup, layouts, 0)
@@ -203,7 +206,7 @@ def moments(config: Config, batch: int) -> tuple[int, int, int, int]:
 def layouts_of(
     config: Config, world_size: int, policy: Policy = AS_IT_IS, copies: int = 1
 ) -> list[Layout]:
-    """The layouts of all units of the GPT. All blocks have the same ones, so they are made once."""
+    """The layouts of all units of the GPT. All blocks share the same ones."""
     with torch.device("meta"):
         model = GPT(replace(config, layers=1))
     first, block, last = (
@@ -223,9 +226,9 @@ def one_vector(numel: int, world_size: int, policy: Policy = AS_IT_IS) -> Layout
 
 
 def tables(figures: dict[str, Any]) -> str:
-    """Both tables, for a person to read."""
-    # One unit for all cells, so that they can be compared: the largest in which stage 3
-    # takes at least 1.
+    """Both tables, as text."""
+    # All cells have one unit, so that they can be compared: the largest one in which
+    # stage 3 takes at least 1.
     least = figures["zero"][3]["total"]
     size, unit = next(pair for pair in UNITS if least >= pair[0] or pair[0] == 1)
     ranks, model = figures["ranks"], figures["model"]
@@ -284,7 +287,7 @@ OWN = {
 
 
 def columns(rows: list[dict[str, Any]], names: dict[str, str], size: int) -> list[str]:
-    """The lines of one table. What is not known has no column."""
+    """The lines of one table. Figures that are not known have no column."""
     shown = [key for key in names if rows[0][key] is not None]
     lines = [["stage splits", *(names[key] for key in shown)]]
     for row, stage in zip(rows, STAGES, strict=True):
@@ -298,5 +301,5 @@ def columns(rows: list[dict[str, Any]], names: dict[str, str], size: int) -> lis
 
 
 def cell(value: Any, size: int) -> str:
-    """A number of bytes in the table's unit; text as it is."""
+    """A number of bytes in the table's unit; text stays as it is."""
     return value if isinstance(value, str) else f"{value / size:,.1f}"

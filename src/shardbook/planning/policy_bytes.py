@@ -1,14 +1,14 @@
 r"""# The bytes of a policy
 
-> What a policy changes about bytes follows from four sizes of a number.
+> A policy's dtypes decide how many bytes a rank stores, gathers and sends for each number.
 
-[A policy](policy.py) sets in which dtype a number is stored, computed with, collected
-as a gradient, and sent. A unit with parameters of several kinds has a flat vector for
-each, so this chapter counts vector by vector. [The planner](planner.py) and [the
-forecast](forecast.py) add them up.
+[A policy](policy.py) sets the dtypes in which numbers are stored, used by modules,
+collected as gradients, and sent. A unit with parameters of several kinds has a flat
+vector for each kind, so this chapter counts vector by vector. [The planner](planner.py)
+and [the forecast](forecast.py) add the vectors up.
 
-With $m$ bytes for a number as a master, $b$ as it is computed with, $c$ as a collected
-gradient and $s$ as it travels, one vector takes:
+Let a number have $m$ bytes as a master, $b$ in the modules, $c$ as a collected gradient
+and $s$ when it is sent. One vector then takes:
 
 | stage | masters | `full` between uses | gradients, at most | sent for a micro-batch |
 |---|---|---|---|---|
@@ -17,16 +17,18 @@ gradient and $s$ as it travels, one vector takes:
 | 2 | $m\,S_u$ | $b\,P_u$ | $m\,S_u$ | the same |
 | 3 | $m\,S_u$ | 0 | $m\,S_u$ | $(s + 2b)(P_u - S_u)$ |
 
-Where modules compute with the masters themselves, the two columns after the stage are
-one: $m\,P_u$ in stages 0 to 2, $m\,S_u$ in stage 3. With [offload](offload.py) the
-masters and the mean gradients are on the host, and what moves is this rank's own part:
-in $b$ bytes a number before each gather, or in stage 0 before each forward pass, and in
-$s$ bytes after each exchange.
+If modules compute with the masters themselves, the two columns after the stage are one:
+$m\,P_u$ in stages 0 to 2, $m\,S_u$ in stage 3.
 
-If there are $R$ [copies of the model](groups.py), the mean goes on over them, and
-$2s\,S_u\,(R-1)/R$ bytes more are sent.
+With [offload](offload.py) the masters and the mean gradients are on the host. Each rank
+moves only its own part: in $b$ bytes a number before each gather, or in stage 0 before
+each forward pass, and in $s$ bytes after each exchange.
 
-These figures hold on every backend. Gradients of 16 bits travel as they are also over
+If there are $R$ [copies of the model](groups.py), the mean is then taken over them,
+too, and $2s\,S_u\,(R-1)/R$ more bytes are sent.
+
+These figures hold on every backend. Even on NCCL 16-bit gradients are sent in 16 bits,
+by [an all-to-all](exchange.py), and added in FP32.
 NCCL, by [an all-to-all](exchange.py), though they are added up in FP32.
 
 :notation $P_u$: `padded`, the elements of one flat vector of unit $u$ with its padding
@@ -64,9 +66,9 @@ class Kinds:
     :param parameters: on the device, between steps
     :param masters_on_host: parameters on the host
     :param gradients: on the device, at the end of a backward pass
-    :param gradients_on_host: then on the host
+    :param gradients_on_host: at the same moment, on the host
     :param sent: handed to the network for one micro-batch
-    :param moved: between host and device, for one micro-batch
+    :param moved: copied between host and device, for one micro-batch
     """
 
     parameters: int = 0
@@ -90,8 +92,8 @@ def kinds_of(layout: Layout, stage: int, policy: Policy, copies: int = 1) -> Kin
     (36864, 4096)
 
     :param layout: its length, and the dtypes in which it is stored and computed with
-    :param policy: the dtype in which its gradients travel, and where it is stored
-    :param copies: how many copies of the model there are
+    :param policy: the dtype in which its gradients are sent, and where it is stored
+    :param copies: the number of copies of the model
     """
     masters, computed = layout.dtype.itemsize, layout.computes_in.itemsize
     collected = policy.collects_in(layout.computes_in).itemsize
@@ -99,7 +101,7 @@ def kinds_of(layout: Layout, stage: int, policy: Policy, copies: int = 1) -> Kin
     whole, part = layout.padded, layout.shard_numel
     kept = part if stage else whole
     own, mean = masters * kept, masters * kept
-    # Stages 0 and 1 keep what was collected until the backward pass ends.
+    # Stages 0 and 1 keep the collected gradients until the backward pass ends.
     vectors = collected * whole if stage < 2 else 0
     copied = layout.computes_in != layout.dtype or policy.offload
     if not copied:
@@ -117,7 +119,7 @@ def kinds_of(layout: Layout, stage: int, policy: Policy, copies: int = 1) -> Kin
         gradients=vectors if policy.offload else max(vectors, mean),
         gradients_on_host=mean if policy.offload else 0,
         sent=(reduced * sent + gathers * computed) * (whole - part)
-        # The mean goes on [over the copies](groups.py#Groups.mean).
+        # The mean is then taken [over the copies](groups.py#Groups.mean).
         + 2 * sent * (copies - 1) * part // copies,
         moved=(entered * computed + sent) * kept if policy.offload else 0,
     )
@@ -126,11 +128,13 @@ def kinds_of(layout: Layout, stage: int, policy: Policy, copies: int = 1) -> Kin
 def total(
     layouts: Iterable[Layout], stage: int, policy: Policy, copies: int = 1
 ) -> Kinds:
-    """The bytes of all vectors of a model, and of [the comparison](unused.py) of what was
-    used, which takes 4 bytes for each parameter tensor and is an all-reduce.
+    """The bytes of all vectors of a model.
+
+    They include [the comparison](unused.py) of the parameters that were used, an
+    all-reduce of 4 bytes for each parameter tensor.
 
     :param layouts: of its trainable vectors
-    :param copies: how many copies of the model there are
+    :param copies: the number of copies of the model
     """
     layouts = list(layouts)
     numbers = sum(len(layout.slots) for layout in layouts) + 2 * (stage == 0)
@@ -148,8 +152,8 @@ def layouts_with(
     """The layouts of a unit's vectors, as sharding under the policy would cut them.
 
     :param unit: not sharded; it may be on the meta device
-    :param world_size: the ranks that share one copy of the model
-    :param copies: how many copies there are
+    :param world_size: the number of ranks that share one copy of the model
+    :param copies: the number of copies
     :returns: one layout for each kind of parameter
     """
     dtypes = dtypes_of(policy, sites_of(unit))

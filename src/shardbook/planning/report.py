@@ -1,9 +1,9 @@
-r"""# What a run prints
+r"""# The report of a run
 
-> While the model trains, one line shows how far it is; at the end a table compares counts with predictions.
+> A line shows the progress of the training, and a table at the end compares counts with predictions.
 
-Only rank 0 prints. The ranks exchange what they have counted after the ledger is
-closed, so that the report adds nothing to the bytes it reports.
+Only rank 0 prints. The ranks exchange their counts after the ledger is closed, so the
+report adds nothing to the bytes that it reports.
 """
 
 # sidelit: hide
@@ -32,7 +32,7 @@ __all__ = ["Counted", "Progress", "report"]
 
 @dataclass(slots=True)
 class Counted:
-    """What one rank counted in a run."""
+    """The counts of one rank in a run."""
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Counted:
     def add(self, loss: float, seconds: float, sent: dict[str, int]) -> None:
         """Count a step.
 
-        :param sent: the bytes that it sent, for each collective
+        :param sent: the bytes that the step sent, for each collective
         """
         self.losses.append(loss)
         self.seconds.append(seconds)
@@ -53,7 +53,7 @@ class Counted:
 
 
 def report(setup: Setup, counted: Counted, options: argparse.Namespace) -> None:
-    """Bring the ranks' figures to rank 0, print the table there, and write the file if one was asked for."""
+    """Gather the ranks' figures on rank 0, print the table there, and write the JSON file."""
     ranks: list[Any] = [None] * setup.world_size
     dist.all_gather_object(ranks, counted)
     if dist.get_rank() != 0:
@@ -73,13 +73,13 @@ def summary(
 ) -> dict[str, Any]:
     """All figures under flat names.
 
-    `losses` has a mean over ranks for each step, and `techniques` names what was turned
-    on. `sent`, `steady`, `peak` and their forecasts have an entry for each rank.
-    `sent_by_collective`, `steady_terms` and the time are those of rank 0.
+    `losses` holds the mean over the ranks for each step, and `techniques` the names of
+    those in use. `sent`, `steady`, `peak` and their forecasts have an entry for each
+    rank. `sent_by_collective`, `steady_terms` and the time are those of rank 0.
     """
     steps = len(ranks[0].losses)
     # The first step creates buffers and state, and the last one runs under the meter.
-    # With two steps there is no other, and the first has to do.
+    # In a run of two steps there is no other, so the first one is timed.
     timed = ranks[0].seconds[1:-1] or ranks[0].seconds[:1]
     tokens = setup.world_size * setup.batch * setup.accumulate * setup.config.context
     losses = [
@@ -134,7 +134,7 @@ def sent_formula(setup: Setup) -> str:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """The table as text. Of figures that differ by rank it shows the largest; the file has them all."""
+    """The table as text, with the largest figure of any rank; the file has them all."""
     steps = figures["steps"]
     rows = [
         ("", "counted", "by formula", ""),
@@ -176,7 +176,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def both(figures: dict[str, Any], name: str, steps: int = 1) -> tuple[str, str]:
-    """A counted figure and its forecast; nothing where there is no forecast.
+    """A counted figure and its forecast, which is empty if there is none.
 
     Each is the largest of any rank, since a run needs memory for the rank that stores
     the most.
@@ -187,13 +187,13 @@ def both(figures: dict[str, Any], name: str, steps: int = 1) -> tuple[str, str]:
 
 
 class Progress:
-    """One line on the terminal, redrawn after each step; in a log file, about ten lines for a whole run.
+    """One line on the terminal, redrawn after each step, or about ten lines in a log file.
 
-    The loss it shows is this rank's own. A mean over ranks would cost an exchange in
+    The line shows this rank's own loss. A mean over the ranks would cost an exchange in
     each step.
 
     :param steps: the number of the last step, counted from 1
-    :param first: how many steps were taken before, in a run that goes on
+    :param first: the number of steps before, in a run that continues another
     :param enabled: whether this rank shows anything
     """
 
@@ -216,7 +216,7 @@ class Progress:
             self.bar.close()
 
     def show(self, number: int, loss: float) -> None:
-        """Tell that step `number` is done."""
+        """Show that step `number` is done."""
         done = number + 1
         if self.bar is not None:
             self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
@@ -237,7 +237,7 @@ class Progress:
 def terminal_bar(steps: int, first: int) -> Any:
     """The line of [tqdm](https://tqdm.github.io) on a terminal.
 
-    `None` in a pipe, where nothing can be redrawn, and where tqdm is not installed.
+    `None` in a pipe, which cannot redraw a line, and without tqdm.
     """
     if not sys.stderr.isatty():
         return None
@@ -245,7 +245,7 @@ def terminal_bar(steps: int, first: int) -> Any:
         from tqdm import tqdm
     except ModuleNotFoundError:
         return None
-    # Some terminals, such as that of a container, do not say how large they are.
+    # Some terminals, such as that of a container, do not report their size.
     known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
     size = {"dynamic_ncols": True} if known else {"ncols": 80, "nrows": 20}
     return tqdm(total=steps, initial=first, unit="step", **size)
@@ -255,7 +255,7 @@ def terminal_bar(steps: int, first: int) -> Any:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file so that it exists whole or not at all."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)

@@ -20,7 +20,7 @@ from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
 from sidelit.interactive.words import Script, filled
 from sidelit.origin import fill
-from sidelit.site import drawn, page, views, ways
+from sidelit.site import balance, drawn, page, views, ways
 from sidelit.site.content import Piece, Text
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
@@ -152,6 +152,8 @@ class Desk:
         """One section; `name` is its id on the page that shows it, if that is not its own."""
         depth = piece.qualname.count(".")
         line = piece.lines[0][0] if piece.lines else piece.first_line
+        doc = Markup(self.html(words.tokens, name or piece.id, _offset(piece)))
+        lines = tuple(views.code_line(number, html) for number, html in piece.lines)
         return views.SectionView(
             id=name or piece.id,
             aliases=() if name else piece.aliases,
@@ -160,13 +162,14 @@ class Desk:
             name=piece.qualname.rpartition(".")[2] if piece.kind in ("class", "function") else "",
             depth=depth,
             title=self.inline(words.title, "title", name or piece.id),
-            doc=Markup(self.html(words.tokens, name or piece.id, _offset(piece))),
-            lines=tuple(views.code_line(number, html) for number, html in piece.lines),
+            doc=doc,
+            lines=lines,
             state=words.state,
             langs=tuple(other for other in self.ways.alternates(name or piece.id) if not other.current),
             source_url=self.source_url(line),
             report=fill(self.config.report_url, self.press.origin, self.item.source, line, piece.id),
             fold=fold,
+            above=balance.words_above(doc, lines),
         )
 
     def source_url(self, line: int) -> str | None:

@@ -110,7 +110,7 @@ def _pages(
         lenient=not job.strict,
         report=gathered.add,
     )
-    done = {f"assets/{name}": path.read_bytes() for name, path in assets.asset_files()}
+    done = {f"assets/{name}": assets.content(path) for name, path in assets.asset_files()}
     for output, shown in press.editions[job.lang].pages.items():
         done[output] = page.render(assemble.view(press, shown)).encode()
     if job.strict:

@@ -171,7 +171,7 @@ def files(config: Config) -> dict[str, bytes]:
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    made = {name: path.read_bytes() for name, path in _static(config)}
+    made = dict(_static(config))
     for lang, each in editions.items():
         pages = dict(each.pages)
         for address in forwarding.forwards(leads, written):
@@ -204,9 +204,9 @@ def watched(path: Path) -> tuple[Path, ...]:
     return (path.parent, assets.templates_folder(), *sources)
 
 
-def _static(config: Config) -> Iterator[tuple[str, Path]]:
-    yield from ((f"assets/{name}", path) for name, path in assets.asset_files())
-    yield from ((name, config.folder / "pages" / name) for name in index.pictures(config))
+def _static(config: Config) -> Iterator[tuple[str, bytes]]:
+    yield from ((f"assets/{name}", assets.content(path)) for name, path in assets.asset_files())
+    yield from ((name, (config.folder / "pages" / name).read_bytes()) for name in index.pictures(config))
 
 
 def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:

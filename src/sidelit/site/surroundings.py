@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup, escape
@@ -15,6 +16,14 @@ from sidelit.site import forwarding, views, ways
 from sidelit.site.desk import Desk
 from sidelit.site.links import fragment
 from sidelit.text import prose
+
+# The two faces of KaTeX that letters and signs are set in, and what of its HTML shows that a page uses them.
+_MATH_FACES = {
+    "katex/fonts/KaTeX_Main-Regular.woff2": re.compile(
+        r'class="m(?:ord|bin|rel|open|close|punct)"[^>]*>[^<]'
+    ),
+    "katex/fonts/KaTeX_Math-Italic.woff2": re.compile(r'class="mord mathnormal'),
+}
 
 
 def info(
@@ -56,6 +65,9 @@ def info(
         toc=tuple(ways.sections(sections) if sections else ways.headings(shown)),
         run=desk.item.run if isinstance(desk.item, Chapter) else None,
         has_math=any('class="katex' in html for html in written),
+        math_faces=tuple(
+            name for name, used in _MATH_FACES.items() if any(used.search(html) for html in written)
+        ),
         has_depth=any(each.fold for each in sections),
         has_figures=bool(desk.figures_shown),
         needs=tuple(desk.needed),

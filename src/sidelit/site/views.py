@@ -118,6 +118,8 @@ class SectionView:
     source_url: str | None
     report: str | None
     fold: Fold | None = None
+    above: bool = False
+    """Whether the words stand above the code and not beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ class PageInfo:
     toc: tuple[TocEntry, ...]
     run: str | None
     has_math: bool
+    math_faces: tuple[str, ...] = ()
+    """The files of the faces that most of its formulas are set in."""
     has_depth: bool = False
     has_figures: bool = False
     needs: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
 from sidelit.errors import SidelitError
-from sidelit.text import directives, fields, markup
+from sidelit.text import directives, fields, grids, markup
 from sidelit.text.inlines import LABELS, InlineWriter, RenderContext, fragment
 from sidelit.text.sanitizer import tag
 
@@ -49,6 +49,10 @@ def render_inline(token: Token, *, context: RenderContext) -> str:
 
 class _Writer(InlineWriter):
     """Writes block tokens, and through its base what is in them."""
+
+    def __init__(self, context: RenderContext) -> None:
+        super().__init__(context)
+        self._cells: grids.Attributes = {}
 
     def blocks(self, tokens: Sequence[Token]) -> str:
         parts: list[str] = []
@@ -92,7 +96,8 @@ class _Writer(InlineWriter):
             case "admonition_close":
                 return "</aside>\n"
             case "table_open":
-                return f"{self._scroll()}<table>\n"
+                wide, self._cells = grids.measured(tokens, index)
+                return f"{self._scroll()}{tag('table', {'class': 'stack' if wide else ''})}\n"
             case "table_close":
                 return "</table></div>\n"
             case "footnote_block_open":
@@ -135,7 +140,8 @@ class _Writer(InlineWriter):
 
     def _attributes(self, tokens: Sequence[Token], index: int) -> dict[str, object]:
         token = tokens[index]
-        attributes: dict[str, object] = dict(token.attrs)
+        # What the author says about a cell counts more than what its words suggest.
+        attributes: dict[str, object] = {**self._cells.get(id(token), {}), **token.attrs}
         if index + 1 < len(tokens) and tokens[index + 1].type == "inline":
             attributes.update(tokens[index + 1].attrs)
         if token.type == "heading_open" and self.context.heading_ids:

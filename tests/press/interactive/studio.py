@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from press.project import edit
+
 WORDS = """\
 title = "Putting an item"
 caption = "A ring of `Ring`."
@@ -33,6 +35,24 @@ data = "no_put.json"
 label = "Without the item"
 about = "Nothing is put: {missing} items are missing."
 """
+LESSON = """\
+# Steps of a ring
+> A ring is filled.
+:minutes: 5
+:aim: say what a ring holds
+
+::: stepper put
+:::
+
+::: moment put make
+:::
+"""
+COURSE = """[course]
+label = "Course"
+lessons = [{ source = "lessons/steps.md" }]
+
+[[parts]]
+number"""
 MAKE = "sample/ring.py#Ring.__init__"
 PUT = "sample/ring.py#Ring.put"
 APPEND = "self._items.append(item)"
@@ -65,11 +85,13 @@ def broken() -> dict[str, Any]:
 
 
 def furnish(project: Path) -> Path:
-    """Give a project the stepper `put`; return the folder of its site."""
+    """Give a project the stepper `put` in a lesson of its own; return the folder of its site."""
     site = project / "site"
-    for name in ("steppers", "recorded"):
+    for name in ("steppers", "recorded", "lessons"):
         (site / name).mkdir(exist_ok=True)
     (site / "steppers" / "put.toml").write_text(WORDS, "utf-8")
+    (site / "lessons" / "steps.md").write_text(LESSON, "utf-8")
+    edit(site / "sidelit.toml", "[[parts]]\nnumber", COURSE)
     record(site, "put", run())
     record(site, "no_put", broken())
     return site

@@ -13,20 +13,18 @@ import pytest
 from press.interactive import studio
 from press.project import edit, sidelit, translate
 
-NOTES = "site/pages/notes/reading.md"
+LESSON = "site/lessons/steps.md"
 WORDS = "site/steppers/put.toml"
 
 
 @pytest.fixture
 def project(sample: Path) -> Path:
-    """The sample project with a stepper, and a moment of it, on one of its pages."""
+    """The sample project with a lesson that has a stepper, and a moment of it."""
     studio.furnish(sample)
-    with (sample / NOTES).open("a", encoding="utf-8") as notes:
-        notes.write("\n::: stepper put\n:::\n\n::: moment put make\n:::\n")
     return sample
 
 
-def built(project: Path, name: str = "notes/reading.html") -> str:
+def built(project: Path, name: str = "steps.html") -> str:
     sidelit("build", cwd=project)
     return (project / "build/site" / name).read_text(encoding="utf-8")
 
@@ -67,7 +65,7 @@ def test_the_strip_has_every_scene_event_and_line(project: Path) -> None:
 def test_an_event_leads_to_its_line_and_says_what_travels(project: Path) -> None:
     text = built(project)
     line = events(text)[2]["data-line"]
-    assert f'href="../ring.html#line-{line}"' in text
+    assert f'href="ring.html#line-{line}"' in text
     assert f'id="line-{line}"' in (project / "build/site/ring.html").read_text("utf-8")
     assert "rank 1 sends 1.5\u202fkB" in text
     assert "each rank sends 900\u202fB" in text
@@ -80,7 +78,9 @@ def test_a_twin_is_told_where_it_differs(project: Path) -> None:
     text = built(project)
     assert "<b>Without the item.</b> Nothing is put: 2 items are missing." in text
     assert [each.get("data-removed") for each in events(text)] == [None, None, "no_put", None]
-    assert re.findall(r'<span class="note"( data-twin="no_put" hidden)?>(?:the|2)(.*?)</span>', text) == [
+    assert re.findall(
+        r'<span class="note(?: known)?"( data-twin="no_put" hidden)?>(?:the|2)(.*?)</span>', text
+    ) == [
         ("", " sum is 3 and 4"),
         (' data-twin="no_put" hidden', " items are lost, first <code>x</code>"),
         (' data-twin="no_put" hidden', " sum is 6 and 8"),
@@ -103,7 +103,7 @@ def test_a_page_has_the_script_only_where_it_needs_it(project: Path) -> None:
 def test_the_words_are_translated_and_what_is_not_is_marked(project: Path) -> None:
     sidelit("sync", cwd=project)
     translate(project / "site/locale/ja/steppers/put.po", {"A ring is made.": "リングを作る。"})
-    text = built(project, "ja/notes/reading.html")
+    text = built(project, "ja/steps.html")
     assert '<p class="sentence">リングを作る。</p>' in text
     assert '<p class="sentence"><span lang="en">An item goes round.</span></p>' in text
     assert "ランク 0" in text
@@ -131,9 +131,12 @@ def words(old: str, new: str, file: str = WORDS) -> Callable[[Path], None]:
 
 
 MISTAKES = {
-    "no such stepper": (words("stepper put", "stepper putt", NOTES), "no stepper 'putt'; did you mean 'put'"),
-    "no such scene": (words("put make", "put mak", NOTES), "no scene 'mak'; did you mean 'make'"),
-    "words": (words("stepper put\n", "stepper put\nSo.\n", NOTES), "`stepper` takes no words"),
+    "no such stepper": (
+        words("stepper put", "stepper putt", LESSON),
+        "no stepper 'putt'; did you mean 'put'",
+    ),
+    "no such scene": (words("put make", "put mak", LESSON), "no scene 'mak'; did you mean 'make'"),
+    "words": (words("stepper put\n", "stepper put\nSo.\n", LESSON), "`stepper` takes no words"),
     "no recording": (words('"put.json"', '"puts.json"'), "puts.json"),
     "no sentence": (words('make = "A ring is made."\n', ""), "[scenes] has no sentence for 'make'"),
     "no such word": (words("EMPTY =", 'GONE = "gone"\nEMPTY ='), "the recording has no 'states/GONE'"),
@@ -176,7 +179,7 @@ def test_a_mistake_is_told_with_its_place(project: Path, mistake: str) -> None:
     make(project)
     said = refused(project)
     assert told in said
-    assert re.match(r"site/(steppers/put.toml|recorded/\w+.json|pages/notes/reading.md):\d+: ", said)
+    assert re.match(r"site/(steppers/put.toml|recorded/\w+.json|lessons/steps.md):\d+: ", said)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,20 @@ TAGS = {
     *("h1", "h2", "h3", "h4", "h5", "h6", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul"),
 }
 ATTRIBUTES = {
-    *("alt", "aria-label", "class", "data-state", "href", "id", "lang", "loading", "rel", "role", "scope"),
+    *(
+        "alt",
+        "aria-label",
+        "class",
+        "data-label",
+        "data-state",
+        "href",
+        "id",
+        "lang",
+        "loading",
+        "rel",
+        "role",
+        "scope",
+    ),
     *("src", "start", "tabindex", "title"),
 }
 

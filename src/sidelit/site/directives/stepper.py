@@ -221,5 +221,5 @@ def _moment_html(given: Directive, place: Place) -> Markup:
     )
 
 
-STEPPER = Kind("stepper", _check, _html, everywhere=True)
+STEPPER = Kind("stepper", _check, _html)
 MOMENT = Kind("moment", _check_moment, _moment_html, everywhere=True)

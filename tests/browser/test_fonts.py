@@ -1,0 +1,61 @@
+"""Fonts: what a first visit fetches, and what moves when they arrive."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page
+
+from built import CONFIG, LANGUAGES, NARROW, WIDE, Open, path_of
+
+# A chapter of words and code, one of formulas, and the page that most visits begin with.
+VISITED = ["hooks.html", "formats.html", CONFIG.home]
+SHIFT = """
+    () => new Promise(told => {
+        const sum = list => list.getEntries().reduce((before, one) => before + one.value, 0);
+        const observer = new PerformanceObserver(list => told(sum(list)));
+        observer.observe({ type: "layout-shift", buffered: true });
+        requestAnimationFrame(() => requestAnimationFrame(() => told(0)));
+    })
+"""
+
+
+def fetched(page: Page, kind: str) -> dict[str, int]:
+    """The bytes of each file of this kind that the page has asked for."""
+    sizes = "all => all.map(one => [one.name, one.decodedBodySize])"
+    entries = page.evaluate(
+        f"document.fonts.ready.then(() => ({sizes})(performance.getEntriesByType('resource')))"
+    )
+    return {name.rpartition("/")[2]: size for name, size in entries if name.endswith(kind)}
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("name", VISITED)
+def test_little_moves_when_the_fonts_arrive(visit: Open, name: str, width: int) -> None:
+    """Web Vitals calls up to 0.1 good. It was 0.18 at 1280 px, and 0.36 for formulas at 390 px."""
+    page = visit(name, width=width)
+    page.evaluate("document.fonts.ready.then(() => true)")
+    assert page.evaluate(SHIFT) < 0.1
+
+
+def test_a_first_visit_fetches_less_than_a_hundred_kilobytes_of_fonts(visit: Open) -> None:
+    fonts = fetched(visit("hooks.html"), ".woff2")
+    assert 0 < sum(fonts.values()) < 100_000, fonts
+
+
+@pytest.mark.parametrize("lang", LANGUAGES[1:])
+def test_a_page_in_another_script_fetches_no_serif_for_its_own_words(visit: Open, lang: str) -> None:
+    page = visit(path_of("hooks.html", lang))
+    if page.locator("main [lang=en]").count() == 0:
+        assert not [name for name in fetched(page, ".woff2") if "serif" in name]
+
+
+def test_what_is_fetched_ahead_is_used(visit: Open) -> None:
+    for name in VISITED:
+        page = visit(name)
+        ahead = page.locator("link[rel=preload]").evaluate_all(
+            "all => all.map(one => one.getAttribute('href'))"
+        )
+        used = page.evaluate(
+            "document.fonts.ready.then(fonts => [...fonts].filter(one => one.status === 'loaded').length)"
+        )
+        assert 3 <= len(ahead) <= used

@@ -1,0 +1,66 @@
+"""The press's own scripts: small, and served without what only their readers need."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sidelit import assets
+from sidelit.scripts import compact
+
+FOLDER = assets.templates_folder() / "assets"
+SCRIPTS = sorted(FOLDER.glob("*.js"))
+NAMES = [path.name for path in SCRIPTS]
+
+
+def test_all_scripts_together_are_smaller_than_one_picture() -> None:
+    sizes = {path.name: len(assets.content(path)) for path in SCRIPTS}
+    assert sizes["stepper.js"] <= 8000
+    assert sum(sizes.values()) < 15_000, sizes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_is_written_as_the_press_can_make_it_small(name: str) -> None:
+    text = (FOLDER / name).read_text("utf-8")
+    code = re.sub(r"//[^\n]*", "", text)
+    assert not re.search(r"`[^`]*\$\{[^}`]*`", code), "a template inside of a template"
+    for line in filter(None, map(str.strip, code.splitlines())):
+        assert line.endswith(tuple(";{}([,|&")) or re.fullmatch(r"(if|else|for) ?(\(.*\))?", line), line
+    served = assets.content(FOLDER / name).decode()
+    assert strings(served) == strings(code)
+
+
+def strings(text: str) -> list[str]:
+    return re.findall(r'"[^"\n]*"|`[^`]*`', text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_needs_no_exception_from_the_policy_and_nobody_else(name: str) -> None:
+    text = (FOLDER / name).read_text("utf-8")
+    for way in ("innerHTML", 'setAttribute("style"', "eval(", "http", "fetch(", "import"):
+        assert way not in text, way
+
+
+@pytest.mark.parametrize(
+    ("text", "small"),
+    [
+        ("// Why.\na = 1; // So.\nb = 2;\n", "a=1;b=2;"),
+        ('a = "b  // c" + `d  ${e} "f`;', 'a="b  // c"+`d  ${e} "f`;'),
+        (r'a = "b\"  // c" ;', r'a="b\"  // c";'),
+        ("if (a) b();\nelse c();\n", "if(a)b();else c();"),
+        ("for (const a of b) {\n  if (a) return;\n}\nc();\n", "for(const a of b){if(a)return;}\nc();"),
+        ("a = b\n  ? c\n  : - -d;\n", "a=b?c:- -d;"),
+        ("a = {\n  b: 1,\n};\n", "a={b:1,};"),
+        ("", ""),
+    ],
+)
+def test_what_is_left_means_the_same(text: str, small: str) -> None:
+    assert compact(text) == small
+
+
+def test_files_that_others_wrote_are_served_as_they_are() -> None:
+    names = dict(assets.asset_files())
+    for name in ("katex/katex.min.js", "page.css"):
+        if name in names:
+            assert assets.content(names[name]) == names[name].read_bytes()
