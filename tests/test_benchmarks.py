@@ -218,3 +218,15 @@ def test_every_guard_is_timed() -> None:
     assert found["labels"]["count"] > 0
     assert all(0 < low <= middle <= high for low, middle, high in list(found["labels"].values())[1:])
     assert labels.splitlines() == table_of_labels(found["labels"])
+
+
+def test_the_benchmark_of_the_host_prints_the_time_of_each_way() -> None:
+    run = start(
+        "-m", "benchmarks.host_adam", "--parameters", "2000", "--steps", "2", "--threads", "1", cwd=ROOT
+    )
+    assert run.returncode == 0, run.stderr
+    first, *lines = run.stdout.splitlines()
+    assert first == "2,000 parameters in FP32, 1 threads"
+    assert [line[:28].strip() for line in lines] == ["one tensor after the other", "foreach", "fused"]
+    for line in lines:
+        assert float(line[28:].removesuffix(" ms")) >= 0

@@ -28,6 +28,7 @@ QUICK = [
         "copies",
         "memory",
         "pipeline",
+        "overlap",
         "planner",
     ),
     *("ring", "sketch", "states", "step", "three_dimensions", "vector"),

@@ -27,8 +27,8 @@ room for a larger model.
 
 **ZeRO** splits these tensors: each of the $N_d$ ranks stores an equal part of them
 ([ZeRO](bib:rajbhandari2020zero)). The paper has three stages, each of which splits one
-kind of tensor more than the stage before. Plain data parallel training is often called
-stage 0:
+kind of tensor more than the stage before. DeepSpeed calls plain data parallel training
+stage 0, and so does this book:
 
 | stage | split | bytes on each rank | 64 ranks |
 |---|---|---|---|
@@ -37,9 +37,11 @@ stage 0:
 | 2 | gradients, too | $2\,\Psi + (2 + K)\,\Psi / N_d$ | 16.6 GB |
 | 3 | parameters, too | $(2 + 2 + K)\,\Psi / N_d$ | 1.9 GB |
 
-With many ranks the gain has a limit at each stage: with $K = 12$ stage 1 stores at best
-a quarter of stage 0, and stage 2 an eighth. Only stage 3 has no such limit, and stores
-$1/N_d$ of it.
+The paper states the gains as 4 times, 8 times and $N_d$ times. With $K = 12$ the first
+two are limits for many ranks: stage 1 stores at best a quarter of stage 0, and stage 2
+an eighth. With 64 ranks the gains are 3.8 and 7.2 times, and with 8 ranks 2.9 and 4.3
+times. Only stage 3 has no such limit, and stores $1/N_d$ of stage 0, as long as [one
+unit](unit.py) fits on each rank.
 
 **Why stage 1 may split the optimizer state.** Adam treats each element independently.
 To update one part of the parameters a rank needs the state of that part and no other.
@@ -64,12 +66,6 @@ This chapter is that table as a program, for any model and any number of ranks:
 ```sh
 python -m shardbook.memory --params 7.5e9 --ranks 64
 ```
-
-**How far each stage reaches.** The paper states the savings as 4 times, 8 times and
-$N_d$ times. These are limits for many ranks. With stage 1 at least 4 of 16 bytes are
-left, and with stage 2 at least 2. With 64 ranks the savings are 3.8, 7.2 and 64 times,
-and with 8 ranks 2.9, 4.3 and 8 times. Only stage 3 grows with the number of ranks
-without end, as long as [one unit](unit.py) fits on each of them.
 
 [The planner](planner.py) adds what this library itself stores, to the byte.
 

@@ -17,6 +17,9 @@ shown. `never` is wrong wherever it stands; `wrong` only where the English says 
 may mean the collective or simply "less". `pattern` is a regular expression for what is wrong only in some
 company. `first_use` asks each page to give the English in parentheses once. `note` is a remark for
 readers, in each language.
+
+`meaning` says in each language what the term means, and `see` links to the pages that explain it, as prose
+links do. A row with neither only translates.
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ class Term:
     pattern: Mapping[str, str] | None = None
     first_use: bool = False
     note: Mapping[str, str] | None = None
+    meaning: Mapping[str, str] | None = None
+    see: tuple[str, ...] = ()
     line: int = 0
 
 
@@ -55,7 +60,7 @@ class Glossary:
     allow: tuple[str, ...] = ()
 
 
-_FIELDS = ("en", "match", "accept", "never", "wrong", "pattern", "first_use", "note")
+_FIELDS = ("en", "match", "accept", "never", "wrong", "pattern", "first_use", "note", "meaning", "see")
 # A glossary may serve more languages than one site shows.
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
 
@@ -131,8 +136,18 @@ class _Row:
             pattern=self._by_language("pattern", _is_pattern, "a regular expression"),
             first_use=first_use,
             note=self._by_language("note", lambda value: isinstance(value, str), "a text"),
+            meaning=self._meaning(),
+            see=self._list("see"),
             line=self._line,
         )
+
+    def _meaning(self) -> dict[str, str]:
+        """What the term means, in every language or in none: half a glossary is a mistake."""
+        said = self._by_language("meaning", lambda value: isinstance(value, str), "a text")
+        for lang in ("en", *self._languages):
+            if said and not said.get(lang, "").strip():
+                raise self._error(f"`meaning` lacks {lang!r}", f'give it as `meaning.{lang} = "…"`')
+        return said
 
     def _text(self, name: str) -> str:
         value = self._row.get(name)

@@ -18,6 +18,7 @@ from shardbook import sketch
 from shardbook.models.gpt import GPT, Config
 from warm import TORCHRUN, start
 
+LESSON = Path(__file__).parents[2] / "site" / "lessons" / "fifty_lines.md"
 CONFIG = Config(layers=2, width=32, heads=2, context=16)
 SHARDING = ("Sharded", "Gather", "gather", "free")
 
@@ -41,6 +42,9 @@ def test_on_two_ranks_the_command_learns_and_equals_the_plain_model() -> None:
     for kind in ("parameters", "gradients"):
         whole, part = bytes_of[kind]
         assert whole == 2 * part
+    lesson = LESSON.read_text("utf-8")
+    for kind, (whole, part) in bytes_of.items():
+        assert f"| {kind} | {whole:,} | {part:,} |" in lesson
     # AdamW also counts its steps, for each parameter.
     assert bytes_of["together"][1] < bytes_of["together"][0] / 2
     assert run.stdout.endswith("largest difference of a parameter: 0.0\n")

@@ -82,7 +82,7 @@ def two_micro_batches() -> tuple[float, float]:
     return distances(trio)
 
 
-def test_last_micro_batch() -> None:
+def test_micro_batches() -> None:
     only_the_sketch_is_wrong(ranks.run(2, two_micro_batches), rounding=1e-7)
 
 
@@ -141,7 +141,7 @@ def evaluation_with_gradients(gradients: bool) -> tuple[float, float]:
     return distances(trio)
 
 
-def test_evaluation_with_gradients() -> None:
+def test_evaluation() -> None:
     only_the_sketch_is_wrong(ranks.run(2, evaluation_with_gradients, True))
     assert ranks.run(2, evaluation_with_gradients, False) == [(0, 0), (0, 0)]
 
@@ -189,7 +189,7 @@ def would_hang(paths: list[list[int]]) -> tuple[str, str]:
     return str(caught.value), refused(library, paths)
 
 
-def test_unused_on_one_rank() -> None:
+def test_skipped_layer() -> None:
     (hang, first), (_, second) = ranks.run(2, would_hang, [[0, 1], [0]])
     assert hang == "collective 2: rank 0 would gather layer 1, rank 1 would gather layer 0"
     assert first == second
@@ -253,7 +253,7 @@ def exception_in_forward() -> tuple[str, str]:
     return str(hang.value), str(caught.value)
 
 
-def test_exception_in_forward() -> None:
+def test_exception() -> None:
     (hang, first), (_, second) = ranks.run(2, exception_in_forward)
     assert hang == "collective 2: rank 0 would gather layer 1, rank 1 would gather layer 0"
     assert first == second
@@ -346,7 +346,7 @@ def unused() -> tuple[float, float]:
     return distances(trio)
 
 
-def test_unused_on_all_ranks() -> None:
+def test_unused() -> None:
     only_the_sketch_is_wrong(ranks.run(2, unused), at_least=9e-4)
 
 
@@ -359,7 +359,7 @@ def named() -> tuple[list[str], list[str], list[str]]:
     return decays(plain), decays(split), decays(library)
 
 
-def test_parameter_groups() -> None:
+def test_weight_decay() -> None:
     for plain, wrong, right in ranks.run(2, named):
         assert plain == right == ["0.weight", "1.weight", "2.weight"]
         assert wrong == ["0.shard", "1.shard", "2.shard"]

@@ -1,6 +1,6 @@
 """A figure in a browser: a click, Enter or its button shows it large; without scripts it is just a figure.
 
-The sample gets the figure `bars` on its home page.
+The sample gets the figure `bars` on a page of prose, which has room for the wide drawing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from press.project import SAMPLE, sidelit
 from sidelit.site.page import interface
 
 SCRIPT = ROOT / "templates" / "assets" / "figures.js"
+PAGE = "notes/reading.html"
 WORDS = {lang: interface(lang) for lang in ("en", "ja", "zh")}
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the sample is served with a figure on its home page."""
+    """Where the sample is served with a figure on a page."""
     sample = Path(shutil.copytree(SAMPLE, tmp_path_factory.mktemp("drawn") / "sample"))
-    with (studio.furnish(sample) / "pages" / "index.md").open("a", encoding="utf-8") as index:
-        index.write("\n::: figure bars\n:::\n")
+    with (studio.furnish(sample) / "pages" / "notes" / "reading.md").open("a", encoding="utf-8") as prose:
+        prose.write("\n::: figure bars\n:::\n")
     sidelit("build", cwd=sample)
     with serve(sample / "build/site") as address:
         yield address
@@ -62,7 +63,7 @@ def test_a_figure_is_shown_large_and_closed_again(page: Page, home: str, way: st
     if way == "enter":
         # A drawing is a stop for the keyboard where it scrolls; elsewhere its button alone is.
         page.set_viewport_size({"width": 300, "height": 700})
-    page.goto(home + "index.html")
+    page.goto(home + PAGE)
     before = width(page, "figure .sheet")
     if way == "click":
         page.locator("figure .sheet svg.wide").click()
@@ -85,14 +86,14 @@ def test_a_figure_is_shown_large_and_closed_again(page: Page, home: str, way: st
 
 @pytest.mark.parametrize("lang", ["en", "ja", "zh"])
 def test_the_control_speaks_the_language_of_the_page(page: Page, home: str, lang: str) -> None:
-    page.goto(home + ("" if lang == "en" else f"{lang}/") + "index.html")
+    page.goto(home + ("" if lang == "en" else f"{lang}/") + PAGE)
     page.get_by_role("button", name=WORDS[lang]["drawing_enlarge"], exact=True).click()
     assert page.get_by_role("button", name=WORDS[lang]["drawing_close"], exact=True).is_visible()
 
 
 def test_on_a_phone_the_wide_drawing_scrolls_within_the_window(page: Page, home: str) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
-    page.goto(home + "index.html")
+    page.goto(home + PAGE)
     assert page.locator("figure svg.narrow").is_visible()
     page.locator("figure svg.narrow").click()
     box = page.locator("dialog").bounding_box()
@@ -105,7 +106,7 @@ def test_on_a_phone_the_wide_drawing_scrolls_within_the_window(page: Page, home:
 
 @pytest.mark.parametrize("page", [False], indirect=True)
 def test_without_scripts_a_figure_offers_nothing_that_is_dead(page: Page, home: str) -> None:
-    page.goto(home + "index.html")
+    page.goto(home + PAGE)
     assert page.locator("figure svg.wide").is_visible()
     assert page.locator("figure button").count() == 0
     page.locator("figure svg.wide").click()
@@ -117,3 +118,28 @@ def test_the_script_is_small_and_needs_no_exception_from_the_policy() -> None:
     assert len(text.encode()) <= 1500
     for way in ("innerHTML", ".style", 'setAttribute("style"', "eval(", "http"):
         assert way not in text, way
+
+
+@pytest.mark.parametrize("page", [False], indirect=True)
+def test_without_scripts_a_figure_is_described_and_its_numbers_can_be_read(page: Page, home: str) -> None:
+    page.goto(home + PAGE)
+    drawing = page.get_by_role("img", name="Ring holds 900\u202fB at most").filter(visible=True)
+    described = drawing.get_attribute("aria-describedby")
+    assert page.locator(f"#{described}").text_content() == "Two bars, one for each size."
+    figures = page.locator("figure table")
+    assert not figures.is_visible()
+    page.get_by_text(WORDS["en"]["drawing_data"]).click()
+    assert figures.is_visible()
+    assert figures.locator("thead th").all_inner_texts() == ["Size", "Bytes"]
+    assert figures.locator("tbody tr").all_inner_texts() == ["4\t400\u202fB", "9\t900\u202fB"]
+
+
+def test_on_paper_the_numbers_stand_unfolded_below_the_wide_drawing(page: Page, home: str) -> None:
+    # As wide as a sheet of A4 between its margins.
+    page.set_viewport_size({"width": 658, "height": 900})
+    page.goto(home + PAGE)
+    page.emulate_media(media="print")
+    assert page.locator("figure svg.wide").is_visible()
+    assert page.locator("figure table").is_visible()
+    assert not page.locator("figure .enlarge").is_visible()
+    assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")

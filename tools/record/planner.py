@@ -11,17 +11,20 @@ PARAMETERS = (
     *(125_000_000, 350_000_000, 1_300_000_000, 2_700_000_000, 7_500_000_000, 13_000_000_000),
     *(30_000_000_000, 70_000_000_000, 175_000_000_000, 400_000_000_000, 1_000_000_000_000),
 )
+STAGES = ("stage_0", "stage_1", "stage_2", "stage_3")
 KINDS = ("parameters", "gradients", "state")
 
 
 def record() -> Any:
     """The bytes of each kind on each rank, by parameters, ranks and stage, in mixed precision with AdamW."""
     return {
-        "kinds": list(KINDS),
-        "parameters": list(PARAMETERS),
-        "ranks": list(RANKS),
-        "start": {"parameters": 7_500_000_000, "ranks": 64},
-        "bytes": [[answer(numel, world_size) for world_size in RANKS] for numel in PARAMETERS],
+        "axes": [
+            {"name": "parameters", "values": list(PARAMETERS), "start": PARAMETERS.index(7_500_000_000)},
+            {"name": "ranks", "values": list(RANKS), "start": RANKS.index(64)},
+        ],
+        "rows": list(STAGES),
+        "parts": list(KINDS),
+        "answers": [[answer(numel, world_size) for world_size in RANKS] for numel in PARAMETERS],
     }
 
 

@@ -64,6 +64,19 @@ The last column counts FLOPs, in units of one forward pass. Early stop is the di
 between 0.71 and 0.99, because more than a quarter of a block's FLOPs are in its last
 product.
 
+**What a checkpoint does not save.** Parameters, optimizer state and gradients take the
+same memory as before. The first backward pass allocates `.grad` of each parameter,
+whether its layer is checkpointed or not. So for a large model with short sequences
+checkpoints save little, and [ZeRO](memory.py) saves more.
+
+**Several arguments** reach the second run in their order. For a cell of an LSTM that
+takes the input and two states, write `checkpoint(cell, x, h, c)`; keyword arguments work,
+too.
+
+**Users.** Published models offer checkpoints as a switch: torchvision's DenseNet has
+`memory_efficient=True`, because its layers concatenate all earlier results, and the code
+of the Swin Transformer has `use_checkpoint`.
+
 **Which variant?** Keep the default, the [non-reentrant](saved_tensors.py) variant,
 unless one of the last two rows of the table describes your function. PyTorch has both
 variants, and so has this book. In the non-reentrant variant autograd records the graph

@@ -1,20 +1,20 @@
 r"""# LoRA through peft
 
-> Two narrow matrices beside each chosen layer are trained, and the layer itself stays as it was.
+> LoRA trains two narrow matrices for each chosen layer, and freezes the layer itself.
 
-[LoRA](bib:hu2022lora) adds to a matrix $W$ of $m \times n$ elements the product of two
-narrow ones, and trains only those:
+[LoRA](bib:hu2022lora) adds the product of two narrow matrices to a matrix $W$ of $m
+\times n$ elements, and trains only the narrow ones:
 
 $$y = W x + \frac{\alpha}{r}\, B A x$$
 
 `A` has $r$ rows and `B` has $r$ columns. With $m = n = 6144$ and $r = 8$ they have 98,304
-elements, where $W$ has 37,748,736. `A` starts from random numbers and `B` from zeros, so
-that the first forward pass is that of the model as it was.
+elements together, while $W$ has 37,748,736. `A` is initialized with random numbers and
+`B` with zeros, so the first forward pass gives the same output as the original model.
 
-The library `peft` puts the matrices into the model, and opens the result. They are
-parameters like others. So their unit gathers them with the rest of the block.
+The library `peft` inserts the matrices into the model, and later opens the result. They
+are ordinary parameters, so the unit of a block gathers them with the rest of the block.
 
-:notation $r$: `rank`, the columns of `B`
+:notation $r$: `rank`, the number of columns of `B`
 :notation $\alpha$: a factor, here $2r$
 """
 
@@ -39,9 +39,9 @@ __all__ = ["adapter_name", "add_adapters", "describe", "draw"]
 
 
 def add_adapters(start: Pretrained, options: argparse.Namespace) -> Any:
-    """Put LoRA matrices into a model without memory.
+    """Insert LoRA matrices into a model without memory.
 
-    :returns: what `peft` has to know to open the result
+    :returns: the configuration with which `peft` can open the result
     :raises Mistake: if `peft` is not installed, or does not know which layers to take
     """
     peft = library()
@@ -62,7 +62,7 @@ def add_adapters(start: Pretrained, options: argparse.Namespace) -> Any:
             f"--train lora does not fit this {type(start.model).__name__}: {error}; name layers "
             "with --lora-targets"
         ) from error
-    # The layer itself has moved one level down.
+    # `peft` has moved each chosen layer one level down, to the name `base_layer`.
     before = start.stored
     start.stored = {
         name: before[plain]
@@ -73,10 +73,11 @@ def add_adapters(start: Pretrained, options: argparse.Namespace) -> Any:
 
 
 def draw(name: str, module: nn.Module) -> bool:
-    """Give a LoRA matrix the values that it starts from.
+    """Draw the initial values of a LoRA matrix.
 
-    :param name: of the module that holds the matrix
-    :returns: whether it is one
+    :param name: the name of the module
+    :param module: the module with the matrix
+    :returns: whether the module is a LoRA matrix
     """
     if ".lora_B." in name:
         module.weight.detach().zero_()  # type: ignore[operator]
@@ -97,7 +98,7 @@ def adapter_name(name: str) -> str:
 
 
 def describe(config: Any, folder: Path) -> None:
-    """Write what `peft` has to know into a folder."""
+    """Write the configuration for `peft` into a folder."""
     told = config.to_dict()
     told["inference_mode"] = True
     text = json.dumps(told, indent=2, sort_keys=True, default=plain)
@@ -105,7 +106,7 @@ def describe(config: Any, folder: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """Convert a value that JSON does not know."""
     return sorted(value) if isinstance(value, set) else str(value)
 
 
@@ -113,7 +114,7 @@ def plain(value: Any) -> Any:
 
 
 def library() -> Any:
-    """The library peft.
+    """Import the library peft.
 
     :raises Mistake: if it is not installed
     """

@@ -1,32 +1,33 @@
 r"""# Fine-tuning a GPT-NeoX
 
-> One command takes a folder of a language model, trains a part of it on a text, and writes a folder.
+> One command loads a pretrained language model into shards, trains a part of its
+> parameters, and writes the result.
 
 ```sh
 torchrun --standalone --nproc-per-node 2 -m shardbook.finetune_neox \
     --model pythia-1b --text notes.txt --train biases --out pythia-1b-notes
 ```
 
-The model is one of the `transformers` library, and nothing in it was changed for
-sharding. Each chapter of this program does one thing with it:
+The model is one of the `transformers` library, without any change for sharding. Each
+step of this program has its own chapter:
 
 | step | chapter |
 |---|---|
-| describe the model, without its weights | [what a run begins with](pretrained.py) |
-| choose what is trained | [a pattern](trained_parameters.py), or [LoRA](adapters.py) |
-| choose the units | [blocks and ends](model_units.py) |
-| shard it, and read the weights | [into shards](sharded_loading.py) |
-| take the steps | [those of the training program](train.py) |
-| write the result | [a copy with other numbers](tuned_folder.py) |
+| build the model without its weights | [opening a pretrained model](pretrained.py) |
+| choose the trained parameters | [by a pattern](trained_parameters.py), or [LoRA](adapters.py) |
+| choose the units | [blocks, embedding and output layer](model_units.py) |
+| shard the model, and read the weights | [loading into shards](sharded_loading.py) |
+| train | [the steps of the training program](train.py) |
+| write the result | [a copy of the folder with new values](tuned_folder.py) |
 
-No rank ever holds the whole model, from the first line to the last. At the end a table
-compares what a rank held while it loaded, and what it stores between steps, with [the
-plan](finetune_plan.py).
+No rank ever holds the whole model. At the end a table shows the bytes that a rank stored
+while loading and between steps, next to those of [the plan](finetune_plan.py).
 
-Text, schedule, evaluation, checkpoints of the run, `SIGTERM` and tracking are those of
-[the training program](train.py), with the same options. A run that is saved leaves out
-what is frozen: it is in the folder that the run began with. So the checkpoint of a run
-that trains the biases of 20.6 billion parameters has 36 MB, and not 82 GB.
+Text, learning-rate schedule, evaluation, checkpoints, `SIGTERM` and tracking work as in
+[the training program](train.py), with the same options. A checkpoint does not contain
+the frozen parameters, because a resumed run reads them from the folder of the
+pretrained model again. So if you train the biases of a model of 20.6 billion
+parameters, a checkpoint has 36 MB instead of 82 GB.
 
 Without `--model` the command trains a small random GPT-NeoX on a book, in seconds.
 """
@@ -73,16 +74,15 @@ __all__ = ["finetune", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fine-tune as the command line says.
+    """Run the program with the options of the command line.
 
-    :param arguments: the options, `sys.argv` if left out
+    :param arguments: the options; by default `sys.argv`
     :returns: the exit code: 1 after a mistake of the user, and for a plan that does not
         fit; 143 if [`SIGTERM`](saving.py) has ended the run
     """
     try:
         options = parse(arguments)
-        # What is wrong with the folder or the pattern every rank finds out by itself,
-        # before they meet.
+        # Each rank checks the folder and the pattern before the ranks meet.
         beginning, adapters = begin(options)
         if options.plan:
             return show_plan(options, beginning)
@@ -95,10 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def begin(options: argparse.Namespace) -> tuple[Pretrained, Any]:
-    """The model without memory, with what is trained chosen.
+    """Build the model without memory, and choose the trained parameters.
 
-    :returns: also what `peft` has to know of LoRA matrices, or `None`
-    :raises Mistake: if there is no such model, or the pattern chooses nothing
+    :returns: also `peft`'s configuration of LoRA matrices, or `None`
+    :raises Mistake: if there is no such model, or the pattern chooses no parameter
     """
     beginning = begin_with(options)
     blocks_of(beginning.model, options.units)
@@ -116,7 +116,7 @@ def finetune(
     adapters: Any,
     device: torch.device,
 ) -> int:
-    """Fine-tune on this rank together with all others; the process group is already there.
+    """Fine-tune on this rank, together with all others. The process group exists already.
 
     :returns: the exit code of the program
     """
@@ -135,7 +135,7 @@ def finetune(
         except OSError as error:
             raise Mistake(f"--model {options.model}: {error}") from error
     run = run_with(beginning.model, options, training, {"start": beginning})
-    # Dropout, where a model has it, is another on each rank.
+    # If the model has dropout, each rank draws its own masks.
     torch.manual_seed(options.seed + 1 + dist.get_rank())
     counted = Counted()
     saves = Saves(options, run, frozen=False)
@@ -145,7 +145,7 @@ def finetune(
     if options.out is not None:
         keep(options, beginning, adapters)
     if code is None:
-        # Libraries have tensors of their own.
+        # Tensors of other libraries existed before and are not counted.
         counted.steady -= others - held
         compare(options, beginning, expected, loaded, counted)
         show_skipped(run)
@@ -156,9 +156,9 @@ def finetune(
 def measured_loading(
     beginning: Pretrained, options: argparse.Namespace, device: torch.device
 ) -> tuple[int, int]:
-    """Shard the model, load it, and count the most that this rank has held for it.
+    """Shard and load the model, and measure the largest number of bytes that this rank stored for it.
 
-    :returns: also what was there before
+    :returns: also the bytes that existed before
     """
     with Meter() as meter:
         before = meter.now()
@@ -169,7 +169,7 @@ def measured_loading(
 def keep(options: argparse.Namespace, beginning: Pretrained, adapters: Any) -> None:
     """Write the result.
 
-    :raises Mistake: if it cannot be written
+    :raises Mistake: if the folder cannot be written
     """
     out: Path = options.out
     try:
@@ -197,7 +197,7 @@ def refuse_reentrant(model: Any) -> None:
 
 
 def show_plan(options: argparse.Namespace, beginning: Pretrained) -> int:
-    """Print the plan, on one rank, and write it if a file was named."""
+    """Print the plan on rank 0, and write it to a file if `--json` names one."""
     ranks = options.ranks or number("WORLD_SIZE", least=1, default="1")
     text = text_bytes(options)
     made = max(

@@ -1,11 +1,12 @@
 r"""# The options of fine-tuning
 
-> Which model, what of it is trained, and where the result goes; the rest is as in training.
+> Three groups of options set the model, the trained parameters and the result. The
+> others are those of training.
 
-A fine-tuning run has [the options of a training run](option_groups.py): the text, the
-steps, the stage of ZeRO, formats, checkpoints, and what a run leaves behind. Three groups
-are its own. They say which model it begins with, which of its parameters train, and
-where the result is written.
+A fine-tuning run has most [options of a training run](option_groups.py): the text, the
+steps, the ZeRO stage, precision, checkpoints and output. It has three groups of its own.
+`--model pythia-1b` names the pretrained model, `--train biases` chooses the trained
+parameters, and `--out tuned` names the folder of the result.
 """
 
 # sidelit: hide
@@ -32,22 +33,23 @@ LAUNCH = "torchrun --standalone --nproc-per-node 2 -m shardbook.finetune_neox"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options, checked.
+    """Parse and check the options.
 
-    :raises Mistake: if an option is unknown, or its value makes no sense
+    :param arguments: the arguments; `None` for those of this process
+    :raises Mistake: if an option is unknown, or has a wrong value
     """
     options = read(parser(), arguments)
     refuse_nonsense(options)
     refuse_full_folder(options)
     if options.tokenizer is None and options.model is not None:
-        # Most folders come with the tokenizer that their model was trained with.
+        # Most folders contain the tokenizer with which the model was trained.
         tokenizer = options.model / "tokenizer.json"
         options.tokenizer = tokenizer if tokenizer.is_file() else None
     return options
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every option with its default."""
+    """Make the parser with all options and their defaults."""
     result = Parser(
         prog="shardbook.finetune_neox",
         description="Fine-tune a GPT-NeoX, or any other causal language model that the transformers library "
@@ -68,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def model(add: Add) -> None:
-    """What [the run begins with](pretrained.py)."""
+    """The options for [the pretrained model](pretrained.py)."""
     add(
         "--model",
         type=Path,
@@ -95,7 +97,7 @@ def model(add: Add) -> None:
 
 
 def trained(add: Add) -> None:
-    """What [is trained](trained_parameters.py)."""
+    """The options for [the trained parameters](trained_parameters.py)."""
     add(
         "--train",
         metavar="PATTERN",
@@ -117,7 +119,7 @@ def trained(add: Add) -> None:
 
 
 def result_folder(add: Add) -> None:
-    """Where [the result](tuned_folder.py) goes."""
+    """The options for [the result](tuned_folder.py)."""
     add(
         "--out",
         type=Path,
@@ -136,7 +138,7 @@ def result_folder(add: Add) -> None:
 
 
 def refuse_nonsense(options: argparse.Namespace) -> None:
-    """Refuse values that would fail later, or would be left aside in silence.
+    """Refuse values that would fail later, or would be ignored.
 
     :raises Mistake: naming the option
     """
@@ -175,8 +177,8 @@ WORDS = ("biases", "all", "lora")
 
 
 def refuse_full_folder(options: argparse.Namespace) -> None:
-    """Refuse to write the result over something else. Every rank writes a part of it, so
-    every rank looks.
+    """Refuse to write the result over other files. Every rank writes a part of the
+    result, so every rank checks the folder.
 
     :raises Mistake: naming the folder
     """

@@ -1,27 +1,29 @@
-r"""# What a fine-tuning run takes
+r"""# Planning the memory of fine-tuning
 
-> The bytes of one rank while the model is loaded, between steps and in a step, before anything starts.
+> `--plan` computes the bytes of one rank while the model is loaded, between steps and
+> in a step.
 
 ```sh
 python -m shardbook.finetune_neox --model FOLDER --plan --ranks 8 --memory 80
 ```
 
-The shapes of the model and the heads of its files are all that this needs. For the
-GPT-NeoX of 20.6 billion parameters it reads less than a megabyte.
+The plan needs only the shapes of the model and the heads of its files. For the GPT-NeoX
+of 20.6 billion parameters it reads less than a megabyte.
 
-- While the model is loaded, a rank holds [the peak of the
-  construction](construction.py), or its shards, the buffers and the 1 MB through which
-  it reads. This is exact.
-- Between steps it holds shards, buffers, AdamW's moments of what is trained, step
-  counters and text. This is exact, too.
-- In a step come the gradients of what is trained, three vectors of gradients on their
-  way, and in stage 3 the root and the two largest units whole. Not all of them are there
-  at the same moment, so their sum is a bound.
+- While the model is loaded, a rank stores its shards, the buffers, and 1 MB for reading.
+  During [the construction](construction.py) it may store more. The plan computes the
+  larger number exactly.
+- Between steps, a rank stores shards, buffers, AdamW's moments of the trained
+  parameters, step counters and text. This number is exact, too.
+- In a step, a rank also stores gradients of the trained parameters and three vectors of
+  gradients that are being exchanged. In stage 3 the root and the two largest units are
+  whole. These tensors do not all exist at the same moment, so their sum is an upper
+  bound.
 
-What the compiler keeps, with `--compile`, is left out. So is what a model saves for its
-backward pass, since that depends on the model's own forward pass.
-[Checkpoints](checkpointing.py) of the blocks make it small, so take `--checkpoint
-non-reentrant` where memory is short.
+The plan does not include the activations, because they depend on the model's own
+forward pass. [Checkpoints](checkpointing.py) of the blocks make the activations small,
+so use `--checkpoint non-reentrant` if memory is short. The tensors that a compiler keeps
+with `--compile` are not included either.
 """
 
 # sidelit: hide
@@ -49,10 +51,10 @@ __all__ = ["Forecast", "forecast_of", "plan_figures", "plan_table"]
 class Forecast:
     """The bytes of one rank.
 
-    :param loading: the most while the model is built and loaded
-    :param steady: between steps, by its terms
-    :param extra: what a step adds at most, without activations, by its terms
-    :param sent: in one step, at most
+    :param loading: the most that is stored while the model is built and loaded
+    :param steady: the bytes between steps, by term
+    :param extra: the bytes that a step adds at most, without activations, by term
+    :param sent: the bytes that are sent in one step, at most
     """
 
     loading: int
@@ -62,12 +64,12 @@ class Forecast:
 
     @property
     def between(self) -> int:
-        """What is stored between two steps."""
+        """The bytes that are stored between two steps."""
         return sum(self.steady.values())
 
     @property
     def most(self) -> int:
-        """The most that is known of."""
+        """The largest number of bytes, without activations."""
         return max(self.loading, self.between + sum(self.extra.values()))
 
 
@@ -79,10 +81,12 @@ def forecast_of(
     rank: int = 0,
     text: int = 0,
 ) -> Forecast:
-    """The bytes of a run.
+    """Compute the bytes of a run.
 
-    :param start: with a model that has no memory, and whose frozen parameters are known
-    :param text: the bytes of text that a rank holds
+    :param start: the pretrained model, without memory, with its frozen parameters chosen
+    :param ranks: the number of ranks
+    :param rank: the rank to compute
+    :param text: the bytes of text on a rank
     """
     model, stage, policy = start.model, options.stage, policy_of(options)
     units = units_of(model, blocks_of(model, options.units))
@@ -117,7 +121,7 @@ def forecast_of(
 
 
 def room(start: Pretrained, made: Built, stage: int) -> int:
-    """The memory through which a rank reads its elements of one tensor."""
+    """The memory for reading a rank's elements of one tensor."""
     largest = 0
     for layout in (each for unit in made.vectors.values() for each in unit):
         most = layout.shard_numel if is_sliced(layout, stage) else layout.padded
@@ -129,7 +133,7 @@ def room(start: Pretrained, made: Built, stage: int) -> int:
 
 
 def in_flight(made: Built, options: argparse.Namespace) -> int:
-    """The units that are whole in the middle of a step, and gradients on their way."""
+    """The bytes of whole units in the middle of a step, and of gradients that are being exchanged."""
     whole = {
         name: sum(layout.padded * layout.computes_in.itemsize for layout in layouts)
         for name, layouts in made.vectors.items()
@@ -147,17 +151,18 @@ def in_flight(made: Built, options: argparse.Namespace) -> int:
 
 
 def sent_of(layout: Layout, options: argparse.Namespace) -> int:
-    """What is sent of a vector for a micro-batch, at most."""
+    """The bytes that are sent for a vector in a micro-batch, at most."""
     policy = policy_of(options)
     if layout.trainable:
         return kinds_of(layout, options.stage, policy).sent
-    # A frozen one is gathered, and has no gradient. Stages below 3 keep it whole.
+    # A frozen vector has no gradient. In stage 3 it is gathered; lower stages keep it
+    # whole.
     others = layout.padded - layout.shard_numel
     return 2 * others * layout.computes_in.itemsize if options.stage == 3 else 0
 
 
 def numbers_sent(options: argparse.Namespace, ranks: int) -> int:
-    """What the ranks send of [the gradient's norm](not_finite.py) in a step, at most."""
+    """The bytes that a rank sends for [the gradient's norm](not_finite.py) in a step, at most."""
     looked_at = options.not_finite != "continue" or options.clip is not None
     return 8 * (ranks - 1) if looked_at else 0
 
@@ -165,7 +170,7 @@ def numbers_sent(options: argparse.Namespace, ranks: int) -> int:
 def plan_table(
     start: Pretrained, options: argparse.Namespace, made: Forecast, ranks: int
 ) -> str:
-    """The plan for a person to read."""
+    """Format the plan as a table."""
     place, _ = rooms(options, ranks)
     rows = [
         ("while it is loaded", made.loading, "at most"),
@@ -185,7 +190,7 @@ def plan_table(
 
 
 def described(start: Pretrained) -> str:
-    """The model, and how much of it is trained."""
+    """Describe the model and the number of trained parameters."""
     sizes = [(each.numel(), each.requires_grad) for each in start.model.parameters()]
     trained = sum(numel for numel, learns in sizes if learns)
     return (
@@ -195,7 +200,7 @@ def described(start: Pretrained) -> str:
 
 
 def verdict(made: Forecast, place: int | None) -> str:
-    """The last line."""
+    """The last line: whether the run fits, and otherwise what to change."""
     if place is None:
         return "Whether it fits is not known here: say with --memory how much there is."
     if made.most > place:
@@ -207,7 +212,7 @@ def verdict(made: Forecast, place: int | None) -> str:
 def plan_figures(
     options: argparse.Namespace, made: Forecast, ranks: int
 ) -> dict[str, Any]:
-    """The plan under flat names, for `--json`."""
+    """The plan as a dictionary, for `--json`."""
     place, _ = rooms(options, ranks)
     return {
         "ranks": ranks,

@@ -1,18 +1,17 @@
-r"""# What a fine-tuning run prints
+r"""# The report of fine-tuning
 
-> The losses, and the bytes that were counted beside those that the plan has predicted.
+> The report shows the losses, and the counted bytes next to the planned ones.
 
-The last step runs under [the meter](measure.py), and so does the loading before the
-first one. Each rank has a forecast of its own. The table shows the largest figures of any
-rank, since a run needs memory for the rank that stores the most. The file of `--json`
-has them all:
+[The meter](measure.py) measures the loading and the last step. Each rank has its own
+forecast. The table shows the largest numbers of all ranks, because every rank needs
+enough memory. With `--json` all numbers are written to a file:
 
-| name | is | for each |
+| name | meaning | one number for each |
 |---|---|---|
-| `losses` | the loss, its mean over ranks | step |
+| `losses` | the mean loss of all ranks | step |
 | `unseen` | the loss on the unseen text | rank |
-| `loading`, `loading_forecast` | the most that was held while the model was built and loaded | rank |
-| `steady`, `steady_forecast` | what is stored between steps | rank |
+| `loading`, `loading_forecast` | the most bytes that were stored while building and loading | rank |
+| `steady`, `steady_forecast` | the bytes that are stored between steps | rank |
 | `sent` | the bytes that were sent in all steps | rank |
 """
 
@@ -41,7 +40,7 @@ def compare(
     loaded: int,
     counted: Counted,
 ) -> None:
-    """Print what was counted beside what was expected, and write it if a file was named."""
+    """Print the counted bytes next to the planned ones, and write them if `--json` names a file."""
     own = {
         "losses": counted.losses,
         "unseen": counted.unseen,
@@ -70,7 +69,7 @@ def compare(
 
 
 def table(model: str, figures: dict[str, Any]) -> str:
-    """The figures as text. Of those that differ by rank it shows the largest."""
+    """Format the figures. If a figure differs between ranks, the largest is shown."""
     most = {
         name: max(value) for name, value in figures.items() if isinstance(value, list)
     }

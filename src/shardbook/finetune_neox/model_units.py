@@ -1,15 +1,17 @@
-r"""# The units of somebody else's model
+r"""# Choosing the units of a transformers model
 
-> Each block of the model is a unit, and so are its embedding and its output layer.
+> Each block of the model is a unit, and so are the embedding and the output layer.
 
-Most models of the `transformers` library are a chain of equal blocks between an
-embedding and an output layer. The library names the class of the blocks, since nobody
-may put the halves of one on two devices. In a GPT-NeoX that is `GPTNeoXLayer`.
+Most models of the `transformers` library consist of an embedding, a chain of equal
+blocks, and an output layer. A model of the library names the class of its blocks,
+because a block must not be divided between devices. In a GPT-NeoX this class is
+`GPTNeoXLayer`.
 
-The embedding and the output layer have a row for each token of the vocabulary, and are
-about as large as a block. As parts of the root they would be whole during all of a
-forward pass. So each is a unit of its own. If they are tied, they are one parameter, and
-[belong to the root](parameter_sites.py#sites_by_unit) after all, since both use it.
+The embedding and the output layer have a row for each token of the vocabulary, so each
+is about as large as a block. As parts of the root they would be whole during the whole
+forward pass. So each of them is a unit of its own. If the two are tied, they are one
+parameter, which [belongs to the root](parameter_sites.py#sites_by_unit), because both
+modules use it.
 """
 
 # sidelit: hide
@@ -27,17 +29,17 @@ __all__ = ["blocks_of", "units_of"]
 
 
 def units_of(model: Any, blocks: list[nn.Module]) -> Callable[[str, nn.Module], bool]:
-    """The function by which [`shard`](model.py#shard) chooses units."""
+    """Make the function by which [`shard`](model.py#shard) chooses units."""
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     chosen = {id(module) for module in (*blocks, *ends)}
     return lambda name, module: id(module) in chosen
 
 
 def blocks_of(model: Any, named: str | None = None) -> list[nn.Module]:
-    """The blocks of a model.
+    """Find the blocks of a model.
 
-    :param named: their class; `None` for what the library says
-    :raises Mistake: if there are none
+    :param named: the name of their class; `None` for the class that the library names
+    :raises Mistake: if the model has no such module
     """
     names = {named} if named is not None else set(model._no_split_modules or ())
     found = [each for each in model.modules() if type(each).__name__ in names]

@@ -1,28 +1,30 @@
-r"""# What a run begins with
+r"""# Opening a pretrained model
 
-> A folder with a description of a model and its weights, or a small model with random ones.
+> A pretrained model is first built without memory, from its configuration and the heads
+> of its files.
 
-The `transformers` library keeps a model in a folder:
+The `transformers` library stores a model in a folder:
 
-| file | what is in it |
+| file | content |
 |---|---|
 | `config.json` | the architecture and its sizes |
-| `model.safetensors` | all weights, if they fit into one file |
-| `model-00001-of-00002.safetensors`, … | else a part of them in each |
-| `model.safetensors.index.json` | then also which name is in which file |
-| `tokenizer.json` | how text becomes numbers |
+| `model.safetensors` | all weights, if one file is enough |
+| `model-00001-of-00002.safetensors`, … | otherwise a part of the weights |
+| `model.safetensors.index.json` | with several files: which name is in which file |
+| `tokenizer.json` | the tokenizer |
 
-Nothing of the weights is read here. [The head of each file](tensor_file.py) says which
-tensors it holds and where their bytes are. That is enough to build the model without
-memory, to compare it with the files, and to say what a rank will store. [The
-loading](sharded_loading.py) comes after sharding.
+This chapter reads no weights. [The head of each file](tensor_file.py) lists its tensors
+and the positions of their bytes. From the heads, the program can build the model
+without memory, compare the model with the files, and plan the memory of a rank. [The
+weights are read](sharded_loading.py) after sharding.
 
-Some names in old files are not those of the present model. The library has a list of
-renamings, and it is used here in both directions: a weight is found under the name that
-the file has, and [written](tuned_folder.py) under that name again.
+Some old files have other names than the present model. The library has a list of
+renamings for them, and this program uses the list in both directions. A weight is found
+under its name in the file, and the result is [written](tuned_folder.py) under the same
+name.
 
-Without a folder the run begins with a random GPT-NeoX of a few layers, whose tokens are
-bytes. It learns something in seconds and runs on any machine.
+Without `--model` the run begins with a random GPT-NeoX of a few layers, whose tokens are
+bytes. You can train it in seconds on any machine.
 """
 
 # sidelit: hide
@@ -52,14 +54,14 @@ __all__ = ["Pretrained", "begin_with", "library"]
 
 @dataclass(slots=True)
 class Pretrained:
-    """What a run begins with. A checkpoint of the run remembers it, and refuses another one.
+    """The model with which a run begins. A checkpoint of the run can be loaded only with the same one.
 
-    :param folder: `None` for a random model
-    :param config: the library's description of the model
+    :param folder: the folder of the model; `None` for a random model
+    :param config: the library's configuration of the model
     :param model: the model without memory
-    :param places: where each tensor of the folder is, by the name that the folder has
-    :param stored: of each of the model's tensors, the name that the folder has
-    :param seed: decides the weights of a random model
+    :param places: the place of each tensor in the folder, by its name there
+    :param stored: for each name in the model, the name in the folder
+    :param seed: the seed for the weights of a random model
     """
 
     folder: Path | None
@@ -70,7 +72,7 @@ class Pretrained:
     seed: int = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What another beginning does not share: a few letters."""
+        """A short hash of the pretrained model."""
         made = hashlib.blake2b(digest_size=8)
         made.update(
             json.dumps(self.config.to_dict(), sort_keys=True, default=str).encode()
@@ -82,9 +84,9 @@ class Pretrained:
         return {"model": made.hexdigest()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Compare a checkpoint's beginning with this one.
+        """Compare the pretrained model of a checkpoint with this one.
 
-        :raises ValueError: if it was another one
+        :raises ValueError: if they differ
         """
         if state != self.state_dict():
             raise ValueError(
@@ -94,7 +96,7 @@ class Pretrained:
 
 
 def begin_with(options: argparse.Namespace) -> Pretrained:
-    """The model that the options name, without memory.
+    """Build the model that the options name, without memory.
 
     :raises Mistake: if there is no such model, or it cannot be trained
     """
@@ -114,7 +116,7 @@ def begin_with(options: argparse.Namespace) -> Pretrained:
 
 
 def random_neox(options: argparse.Namespace) -> Pretrained:
-    """A GPT-NeoX whose weights are still to be drawn."""
+    """Build a GPT-NeoX without memory, whose weights will be random."""
     width, vocabulary = options.width or 128, 256
     if options.tokenizer is not None:
         vocabulary = load(options.tokenizer).get_vocab_size()
@@ -135,10 +137,10 @@ def random_neox(options: argparse.Namespace) -> Pretrained:
 
 
 def without_memory(config: Any) -> nn.Module:
-    """A model that has shapes and no values, in FP32.
+    """Build a model with shapes and without memory, in FP32.
 
-    A cache of keys and values is for writing text. In training it would only take
-    memory.
+    The cache of keys and values is turned off. It makes writing text faster, but in
+    training it would only take memory.
     """
     own = copy.deepcopy(config)
     own.use_cache = False
@@ -152,7 +154,7 @@ def without_memory(config: Any) -> nn.Module:
 def names_in_folder(
     folder: Path, model: Any, places: dict[str, Place]
 ) -> dict[str, str]:
-    """Of each of the model's tensors that a folder holds, the name that it has there."""
+    """For each of the model's tensors in a folder, find its name there."""
     mapping = import_module("transformers.conversion_mapping")
     loading = import_module("transformers.core_model_loading")
     known = mapping.get_model_conversion_mapping(model)
@@ -176,7 +178,7 @@ def names_in_folder(
 
 
 def sample_of(file: Path) -> bytes:
-    """A file's size and some of its bytes, so that a file of any size takes no time."""
+    """The size of a file and 64 short pieces, so that a large file takes no longer than a small one."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         parts = [size.to_bytes(8, "little")]
@@ -187,7 +189,7 @@ def sample_of(file: Path) -> bytes:
 
 
 def library() -> Any:
-    """The transformers library, silent and kept off the network.
+    """Import the transformers library, without its messages and without network access.
 
     :raises Mistake: if it is not installed
     """
@@ -209,9 +211,9 @@ TRAINABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def config_in(folder: Path) -> Any:
-    """The description of the model.
+    """Read the configuration of the model.
 
-    :raises Mistake: if there is none, or the library knows no such model
+    :raises Mistake: if the folder has none, or the library does not know the model
     """
     if not folder.is_dir():
         raise Mistake(f"--model {folder}: there is no such folder")
@@ -246,9 +248,9 @@ def config_in(folder: Path) -> Any:
 def refuse_unfit(
     folder: Path, model: nn.Module, places: dict[str, Place], stored: dict[str, str]
 ) -> None:
-    """Refuse a folder that lacks a parameter, or holds one in another shape or dtype.
+    """Refuse a folder that lacks a parameter, or holds one in a wrong shape or dtype.
 
-    :raises Mistake: naming it
+    :raises Mistake: naming the parameter
     """
     for names, parameter in names_of(model).items():
         here = [name for name in names if name in stored]
@@ -269,7 +271,7 @@ def refuse_unfit(
 
 
 def names_of(model: nn.Module) -> dict[tuple[str, ...], nn.Parameter]:
-    """Each parameter with all of its names; a tied one has several."""
+    """The names of each parameter; a tied parameter has several."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
@@ -277,7 +279,7 @@ def names_of(model: nn.Module) -> dict[tuple[str, ...], nn.Parameter]:
 
 
 def refuse_sizes(options: argparse.Namespace, config: Any) -> None:
-    """Refuse windows or tokens that the model has no place for.
+    """Refuse windows that are too long for the model, and tokens outside of its vocabulary.
 
     :raises Mistake: naming the option
     """

@@ -1,25 +1,25 @@
-r"""# Loading into shards
+r"""# Loading a model into shards
 
-> A model is cut before it has its weights, and then each rank reads its own elements.
+> The model is sharded before it has its weights, and then each rank reads only its own
+> elements from the files.
 
-A program that reads a model and shards it afterwards needs room for the whole model on
-every rank. The 20.6 billion parameters of the GPT-NeoX in 16 bits are 41 GB, and on 8
-ranks a rank keeps 5 GB of them. So the order is turned round:
+The 20.6 billion parameters of the GPT-NeoX take 41 GB in 16 bits. On 8 ranks, each rank
+keeps 5 GB of them. A program that reads the model first and shards it afterwards would
+need 41 GB on every rank. So this program shards first:
 
-| | on each rank |
+| step | memory on each rank |
 |---|---|
-| the model is [built without memory](pretrained.py) | nothing |
-| `shard` gives [one unit after the other](construct.py) memory, and cuts it | its shards, and one unit |
+| the model is [built without memory](pretrained.py) | none |
+| `shard` allocates and cuts [one unit after the other](construct.py) | its shards, and one unit |
 | each rank reads its elements from the files | its shards, and 1 MB |
 
 A rank knows [which elements of which tensor](stored.py) it has, and [the head of a
-file](tensor_file.py) says where they lie. So it reads them straight from there. Of the
-files each of $N_d$ ranks reads a part of $1/N_d$, and nothing is sent.
+file](tensor_file.py) says where their bytes are. So the rank reads them directly. Each
+of $N_d$ ranks reads $1/N_d$ of the files, and nothing is sent.
 
-While a unit is cut its parameters are zeros, since they are going to be overwritten. A
-buffer, such as the angles of a rotation, gets its values from the library, as in a model
-that is built the plain way. [A formula](construction.py) says how much a rank holds
-meanwhile.
+While a unit is cut, its parameters are zeros, because they will be overwritten. Buffers,
+such as the angles of rotary embeddings, get their values from the library as usual. [A
+formula](construction.py) gives the bytes that a rank stores meanwhile.
 
 :notation $N_d$: `world_size`, the number of ranks that share the model
 """
@@ -54,9 +54,9 @@ __all__ = ["first_values", "shard_and_load"]
 def shard_and_load(
     start: Pretrained, options: argparse.Namespace, device: torch.device
 ) -> nn.Module:
-    """The model of a run, sharded, with its weights.
+    """Shard the model of a run, and read its weights.
 
-    :param start: its model has no memory, and is the one that is returned
+    :param start: the pretrained model without memory; the same model is returned
     :raises ValueError: on every rank, if a tied weight has two values in the files
     :raises OSError: on every rank, if a file cannot be read
     """
@@ -65,7 +65,7 @@ def shard_and_load(
     if options.checkpoint != "none":
         reentrant = options.checkpoint == "reentrant"
         checkpoint_module(model, units=type(blocks[0]), use_reentrant=reentrant)
-    # All ranks draw the same numbers, so nobody's have to be sent.
+    # With the same seed all ranks draw the same numbers, so `synchronize` can be off.
     torch.manual_seed(options.seed)
     shard(
         model,
@@ -77,7 +77,7 @@ def shard_and_load(
         synchronize=False,
     )
     load(start, model)
-    # A model of the library returns an object. The training loop wants the logits.
+    # A model of the library returns an object. The training loop needs its logits.
     model.register_forward_hook(lambda _model, _inputs, result: result.logits)
     if options.compile != "none":
         for block in blocks:
@@ -86,7 +86,7 @@ def shard_and_load(
 
 
 def first_values(start: Pretrained) -> Init:
-    """The function that gives one module its values when it gets memory."""
+    """Make the function that initializes a module after its memory was allocated."""
     names = {module: name for name, module in start.model.named_modules()}
     from_library: Any = start.model._init_weights
 
@@ -104,10 +104,10 @@ def first_values(start: Pretrained) -> Init:
 
 
 def load(start: Pretrained, model: nn.Module) -> None:
-    """Read this rank's elements of all tensors that the folder holds. Collective.
+    """Read this rank's elements of all tensors in the folder. Collective.
 
-    What the folder holds and the model has no use for, such as a mask of an older
-    version, is left where it is.
+    Tensors that the model does not use, such as a mask of an older version, are
+    ignored.
     """
     if start.folder is None:
         return
@@ -127,7 +127,7 @@ def load(start: Pretrained, model: nn.Module) -> None:
 
 @torch.no_grad()
 def refuse_two_values(start: Pretrained, model: nn.Module) -> None:
-    """Refuse a folder that has a tied weight under two names, with different values.
+    """Refuse a folder that holds a tied weight under two names with different values.
 
     :raises ValueError: naming both
     """

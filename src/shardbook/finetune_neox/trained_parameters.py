@@ -1,26 +1,30 @@
-r"""# Which parameters are trained
+r"""# Training a subset of the parameters
 
-> A pattern chooses parameters by name; all others are frozen, and cost neither gradients nor optimizer state.
+> A pattern chooses the trained parameters by name. All others are frozen, and need
+> neither gradients nor optimizer state.
 
-To fine-tune all of a GPT-NeoX of 20.6 billion parameters takes 247 GB for gradients and
-the optimizer's state, beside the parameters themselves. Its biases are 3 million numbers,
-0.015 % of it. For BERT, to train the biases alone [competes with training
-all](bib:benzaken2022bitfit) if there is little or a moderate amount of data. What is
-frozen is still sharded and gathered, since modules compute with it. But it has no
-gradient, and no exchange brings one. [A frozen vector](freezing.py) lies apart from the
-trained ones, so the saving is exact.
+If you fine-tune all 20.6 billion parameters of a GPT-NeoX, gradients and optimizer state
+take 247 GB, in addition to the parameters. The biases are only 3 million numbers,
+0.015 % of the model, so their gradients and optimizer state take 36 MB. For BERT,
+training the biases alone [competes with training everything](bib:benzaken2022bitfit) if
+the amount of data is small or moderate.
 
-| `--train` | trains |
+Frozen parameters are still sharded and gathered, because modules compute with them. But
+they have no gradients, so their gradients are not exchanged either. [Frozen
+parameters](freezing.py) have a flat vector of their own, separate from the trained
+parameters. So no byte of gradient or optimizer state is spent on them.
+
+| `--train` | trained parameters |
 |---|---|
 | `biases` | every parameter whose name ends in `bias` |
 | `all` | every parameter |
 | `lora` | small matrices [that peft adds](adapters.py) |
-| anything else | every parameter in whose name the regular expression is found |
+| any other word | every parameter whose name contains a match of this regular expression |
 
-The trained parameters are FP32, whatever the folder has. In 16 bits most steps of an
-optimizer would be [too small to change a weight](rounding.py). A frozen one does not
-change, so it can stay as it was: if the run computes in the 16-bit format that the folder
-has, it is stored in that format, in half the bytes.
+Trained parameters are stored in FP32, even if the folder has another dtype. In 16 bits
+most optimizer steps would be [too small to change a weight](rounding.py). A frozen
+parameter does not change, so it may stay in 16 bits. If the run computes in the folder's
+16-bit format, frozen parameters are stored in this format, with half the bytes.
 """
 
 # sidelit: hide
@@ -43,13 +47,13 @@ PATTERNS = {"biases": r"(^|\.)bias$", "all": "", "lora": r"\.lora_"}
 
 
 def freeze_the_rest(model: nn.Module, pattern: str) -> int:
-    """Let the parameters train that a pattern chooses, and freeze all others.
+    """Freeze all parameters that a pattern does not choose.
 
-    A tied parameter is chosen by any of its names.
+    A tied parameter is chosen if one of its names is.
 
     :param pattern: a word of the table above, or a regular expression
     :returns: how many numbers are trained
-    :raises Mistake: if nothing is chosen
+    :raises Mistake: if no parameter is chosen
     """
     wanted = re.compile(PATTERNS.get(pattern, pattern))
     total = 0
@@ -67,7 +71,7 @@ def freeze_the_rest(model: nn.Module, pattern: str) -> int:
 
 
 def keep_16_bits(start: Pretrained, policy: Policy) -> None:
-    """Let frozen parameters have the folder's dtype, if modules compute in it anyway."""
+    """Store frozen parameters in the folder's dtype, if modules compute in this dtype."""
     computed = policy.param_dtype
     if computed is None or computed is torch.float32:
         return
@@ -76,6 +80,6 @@ def keep_16_bits(start: Pretrained, policy: Policy) -> None:
         if stored is None or site.parameter.requires_grad:
             continue
         same = start.places[stored].dtype is computed
-        # Norms compute in FP32, and are small.
+        # Norms compute in FP32. They are small, so they stay in FP32.
         if same and not isinstance(site.module, policy.fp32_modules):
             site.parameter.data = site.parameter.data.to(computed)

@@ -1,26 +1,25 @@
-r"""# The result
+r"""# Writing the fine-tuned model
 
-> A copy of the folder that the run began with, in which the trained numbers are others.
+> The result is a copy of the pretrained model's folder, in which each rank overwrites
+> the elements that it has trained.
 
-Who fine-tunes 0.015 % of a model has changed a few bytes of its files. So the result is
-made from the files themselves. The ranks copy them, each some of them. Then each rank
-writes the elements that it has trained over the old ones, [in their
-places](tensor_file.py):
+If you train 0.015 % of a model, only a few bytes of its files change. So the ranks copy
+the files, and overwrite the trained elements [at their places](tensor_file.py):
 
-| | who |
+| step | who |
 |---|---|
-| a folder under a name that nobody looks for | the first rank |
-| copies of the files | each rank some |
-| the trained elements | each rank its own |
-| the folder gets its name | the first rank |
+| create a folder under a hidden name | rank 0 |
+| copy the files | all ranks, each some of the files |
+| overwrite the trained elements | all ranks, each its own elements |
+| give the folder its name | rank 0 |
 
-Nothing is gathered, and each byte that was not trained is the byte that was there:
-weights in a 16-bit format are never rounded anew, and names, files and tensors that the
-library no longer uses stay as they were. Trained numbers are cast to the dtype that the
-file has. `from_pretrained` opens the result as it opened the beginning.
+Nothing is gathered, and all other bytes stay the same. Weights in a 16-bit format are
+not rounded again. Names, files and tensors that the library no longer uses stay, too.
+Trained numbers are cast to the dtype of the file. `from_pretrained` opens the result in
+the same way as the original.
 
-LoRA matrices have no place in these files. They are written into a file of their own, as
-[peft](adapters.py) reads it. And a run that began with a random model writes [all of the
+LoRA matrices are not in the original files. So they are written into a separate file, in
+[peft's](adapters.py) format. A run that began with a random model writes [the whole
 model](model_folder.py).
 """
 
@@ -58,13 +57,13 @@ def write_result(
     adapters: Any = None,
     shard_bytes: int = 5 * 10**9,
 ) -> None:
-    """Write what a run has made. Collective.
+    """Write the result of a run. Collective.
 
-    :param start: what the run began with
-    :param folder: is there afterwards, whole; what was there before is replaced
-    :param adapters: what `peft` has to know, if LoRA matrices were trained
-    :param shard_bytes: the size of a file of a model that began without files
-    :raises OSError: on every rank, if one of them cannot write; nothing stays behind
+    :param start: the model with which the run began
+    :param folder: the folder of the result; an existing folder is replaced
+    :param adapters: `peft`'s configuration if LoRA matrices were trained
+    :param shard_bytes: how many bytes a file may hold, for a model without a folder
+    :raises OSError: on every rank, if one of them cannot write; no files are left
     """
     draft = folder.with_name(f".{folder.name}.partial")
     on_first(lambda: make_room(draft))
@@ -86,7 +85,7 @@ def write_result(
 
 
 def write_copy(start: Pretrained, model: nn.Module, draft: Path) -> None:
-    """Copy the folder of the beginning, and overwrite what was trained."""
+    """Copy the folder of the pretrained model, and overwrite the trained elements."""
     assert start.folder is not None
     rank, ranks = world(None)
     files = files_to_copy(start.folder)
@@ -102,7 +101,7 @@ def write_copy(start: Pretrained, model: nn.Module, draft: Path) -> None:
 
 
 def write_adapters(model: nn.Module, draft: Path, config: Any) -> None:
-    """Write the LoRA matrices into a file of their own."""
+    """Write the LoRA matrices into a separate file."""
     trained = {
         adapter_name(each.name.removeprefix(f"{MODEL}.")): each
         for each in stretches(model, frozen=False)
@@ -136,7 +135,7 @@ def overwrite(places: list[tuple[Stretch, Place]]) -> None:
 
 
 def files_to_copy(folder: Path) -> list[Path]:
-    """All files of a folder but hidden ones, and weights in other formats."""
+    """All files of a folder, except hidden files and weights in other formats."""
     return [
         each
         for each in sorted(folder.iterdir())
@@ -146,14 +145,16 @@ def files_to_copy(folder: Path) -> list[Path]:
     ]
 
 
-# What was not trained would be opened in the place of what was.
+# Such a file would hold the untrained weights, and a program might open it instead of the
+# safetensors files.
 OTHERS = {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf"}
 
 
 def copy(files: list[Path], draft: Path) -> None:
     """Copy files, and wait until they are on the disk."""
     for file in files:
-        # The copy is going to be written to, also where the original may only be read.
+        # `copyfile` does not copy permissions, so the copy can be written even if the
+        # original is read-only.
         shutil.copyfile(file, draft / file.name)
         with (draft / file.name).open("rb") as opened:
             os.fsync(opened.fileno())
@@ -163,13 +164,13 @@ def copy(files: list[Path], draft: Path) -> None:
 
 
 def make_room(draft: Path) -> None:
-    """An empty folder in the place of what was left there."""
+    """Create an empty folder, and remove what a killed run left at its place."""
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
 
 
 def publish(draft: Path, folder: Path) -> None:
-    """Give the result its name. What was there before goes only now."""
+    """Name the result. An existing folder of this name is removed only now."""
     before = folder.with_name(f".{folder.name}.before")
     shutil.rmtree(before, ignore_errors=True)
     if folder.exists():

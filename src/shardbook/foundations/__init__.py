@@ -1,1 +1,1 @@
-"""What every part of the library stands on: collectives, layouts, streams, and ranks that compare."""
+"""The base of all other parts: collectives, layouts, streams, and comparisons between ranks."""

@@ -133,7 +133,7 @@ class Order:
         self.advance(step)
 
     def known(self) -> Step | None:
-        """What comes next, as far as the ranks know.
+        """The step that comes next in the known order; `None` if the ranks know none.
 
         A *place* is the kind of the forward or backward pass under way, and the number
         of steps since it began. For each place the table holds either the next step of

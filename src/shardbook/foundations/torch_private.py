@@ -304,7 +304,7 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def lasting_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Those of a module's own buffers that are in its `state_dict`."""
+    """The buffers of a module itself that are in its `state_dict`."""
     fleeting = module._non_persistent_buffers_set
     held = own_buffers(module).items()
     return {name: t for name, t in held if t is not None and name not in fleeting}

@@ -1,1 +1,1 @@
-"""What is refused because it would train something else than the plain model."""
+"""Checks that refuse to train something else than the plain model."""

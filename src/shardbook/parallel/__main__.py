@@ -1,6 +1,6 @@
 """# The command
 
-> `torchrun … -m shardbook.parallel WAY` runs one of the three programs and prints what it shows.
+> `torchrun … -m shardbook.parallel WAY` runs one of the programs of this part and prints its results.
 """
 
 # sidelit: hide
@@ -20,15 +20,21 @@ from shardbook.parallel import programs
 
 WAYS = {
     "tensor": programs.tensor,
+    "zero-r": programs.zero_r,
     "pipeline": programs.pipeline,
     "three": programs.three,
 }
-# How many ranks can take part: all cuts must come out even.
-RANKS = {"tensor": (1, 2, 4), "pipeline": (1, 2, 3, 4, 5, 6), "three": (8,)}
+# The possible numbers of ranks: all cuts must be equal.
+RANKS = {
+    "tensor": (1, 2, 4),
+    "zero-r": (1, 2, 4),
+    "pipeline": (1, 2, 3, 4, 5, 6),
+    "three": (8,),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train in one way and print, on the first rank, what came out."""
+    """Run one program, and print its results on the first rank."""
     try:
         way = parse(arguments).way
         refuse_count(way)
@@ -52,13 +58,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "way",
         choices=list(WAYS),
-        help="tensor and pipeline: 2 or 4 ranks; three: 8 ranks",
+        help="tensor, zero-r and pipeline: 2 or 4 ranks; three: 8 ranks",
     )
     return parser.parse_args(arguments)
 
 
 def refuse_count(way: str) -> None:
-    """Refuse a number of ranks that the small model cannot be shared by."""
+    """Refuse a number of ranks into which the small model cannot be cut."""
     if "WORLD_SIZE" not in os.environ:
         raise Mistake(
             f"{way} runs on several ranks; start it with "
@@ -71,7 +77,7 @@ def refuse_count(way: str) -> None:
 
 
 def report(outcome: programs.Outcome) -> None:
-    """Print the losses side by side, and what else there is to say."""
+    """Print the losses side by side, and the notes of the program."""
     print("step  split    one rank")
     for step, (split, alone) in enumerate(
         zip(outcome.losses, outcome.plain, strict=True)

@@ -1,38 +1,38 @@
 r"""# Pipeline parallelism
 
-> Each rank has some of the layers, and the batch passes through the ranks in small
-> pieces.
+> Each rank has some of the layers, and the batch passes through the ranks in small pieces.
 
 A model is a chain of layers. Cut the chain into as many stages as there are ranks, and
 give each rank one stage. Only activations cross a cut: the output of one stage in the
 forward pass, and its gradient in the backward pass. For a sequence of 1,024 positions
-and a width of 4,096 that is 16.8 MB in FP32, whatever number of layers lies on each side.
-Of all ways to split a model this one sends the least, so it is the one for slow wires
-between machines.
+and a width of 4,096 that is 16.8 MB in FP32, for any number of layers on each side. Of
+all ways to split a model this one sends the least, so it suits slow wires between
+machines.
 
-**The naive picture.** Rank 0 computes its stage and waits until the gradient comes back.
-Meanwhile one rank after the other computes alone. With four ranks each of them works a
-quarter of the time.
+**One batch at a time.** Rank 0 computes its stage and waits until the gradient comes
+back. Meanwhile the other ranks compute, one after the other. With four ranks each of
+them works a quarter of the time.
 
 **Micro-batches.** Cut the batch into $m$ pieces. As soon as rank 0 has sent the first
-piece on, it begins with the second. Each rank still waits for the first piece to arrive,
-and at the end for the last gradient. With $p$ stages these waits, the **bubble**, are
+piece, it begins with the second. Each rank still waits for the first piece at the
+beginning, and for the last gradient at the end. With $p$ stages these waits, the
+**bubble**, are
 
 $$ \frac{p - 1}{m + p - 1} $$
 
-of the time: 75 % for one piece on four ranks, 43 % for four, 16 % for sixteen. The name
-GPipe stands for the [schedule](bib:huang2019gpipe) with all forward passes first.
+of the time. On four ranks that is 75 % for one piece, 43 % for four and 16 % for
+sixteen. [GPipe](bib:huang2019gpipe) is the schedule with all forward passes first.
 
-**One forward, one backward.** With all forward passes first a rank keeps the activations
-of all $m$ pieces. But the last rank could run the first backward pass at once. In the
-schedule called [1F1B](bib:narayanan2021megatron) each rank first runs only as many
-forward passes as there are stages behind it, and then takes turns: one forward, one
-backward. The bubble is the same. At most $p - r$ pieces are kept on rank $r$, and that
-no longer grows with $m$.
+**One forward, one backward.** With all forward passes first, a rank keeps the
+activations of all $m$ pieces. But the last rank could run the first backward pass at
+once. In the schedule [1F1B](bib:narayanan2021megatron) each rank first runs only as
+many forward passes as there are stages after it. Then it alternates between one forward
+pass and one backward pass. The bubble is the same, but rank $r$ keeps at most $p - r$
+pieces, for any $m$.
 
-What does it cost besides the bubble? The stages must take equally long, and somebody has
-to cut the model so. Layers that share a weight, such as the first and the last of many
-models, should not lie on two ranks. And small pieces use a GPU less well.
+**Further costs.** The stages must take equally long, and you must cut the model so.
+Layers that share a weight, such as the first and the last layer of many models, should
+not be on two ranks. And small pieces use a GPU less well.
 
 ```sh
 torchrun --standalone --nproc-per-node 4 -m shardbook.parallel pipeline
@@ -82,9 +82,9 @@ def all_forward_first(rank: int, stages: int, pieces: int) -> list[Action]:
 
 
 def one_by_one(rank: int, stages: int, pieces: int) -> list[Action]:
-    """The 1F1B schedule: some forward passes to begin with, then one forward and one backward in turns.
+    """The 1F1B schedule: some forward passes first, then forward and backward in turn.
 
-    Rank 0 of two is one piece ahead of rank 1, so it keeps two pieces and rank 1 keeps
+    Rank 0 of two is one piece ahead of rank 1. So it keeps two pieces, and rank 1 keeps
     one.
 
     >>> [f"{kind[0]}{piece}" for kind, piece in one_by_one(0, 2, 3)]
@@ -111,7 +111,7 @@ def bubble(stages: int, pieces: int) -> float:
 
 
 def cut(layers: Sequence[nn.Module], rank: int, stages: int) -> nn.Sequential:
-    """The layers of one stage: equally many on each rank, as far as they divide.
+    """The layers of one stage, as equally divided as possible.
 
     >>> [len(cut([nn.Identity()] * 6, rank, 4)) for rank in range(4)]
     [1, 2, 1, 2]
@@ -121,14 +121,17 @@ def cut(layers: Sequence[nn.Module], rank: int, stages: int) -> nn.Sequential:
 
 
 class Stage:
-    """One rank's part of the pipeline: it runs the passes of a schedule and exchanges what crosses its cuts.
+    """One rank's part of the pipeline.
+
+    It runs the passes of a schedule, and exchanges the activations and gradients at its
+    cuts.
 
     :param layers: this rank's layers
     :param shape: the shape of one micro-batch's activations at every cut, FP32
     :param loss: the loss of a micro-batch from the last layer's output and the targets
-    :param group: the ranks of the pipeline in the order of the chain; all ranks when it
-        is `None`
-    :param alone: makes the context of every backward pass but the last, such as
+    :param group: the ranks of the pipeline in the order of the chain; `None` means all
+        ranks
+    :param alone: makes the context of every backward pass except the last, such as
         [`no_sync`](accumulate.py#no_sync)
     """
 
@@ -152,13 +155,14 @@ class Stage:
         targets: Sequence[Tensor],
         schedule: Schedule = one_by_one,
     ) -> float:
-        """Run the forward and backward passes of one step; the gradients are then in `.grad`.
+        """Run the forward and backward passes of one step, which leave gradients in `.grad`.
 
-        :param inputs: the micro-batches; only the first rank reads more than their number
-        :param targets: what the last rank compares with
+        :param inputs: the micro-batches; other ranks than the first read only their
+            number
+        :param targets: the targets, which only the last rank reads
         :returns: the mean loss on the last rank, and 0 on the others
         """
-        # A piece that is on its way: its input, and its output or its loss.
+        # For each piece under way: its input, and its output or its loss.
         kept: dict[int, tuple[Tensor, Tensor]] = {}
         self.sends.clear()
         total, pieces = 0.0, len(inputs)
@@ -180,12 +184,12 @@ class Stage:
         """The forward pass of one piece."""
         if not self.is_first:
             # Autograd begins anew at a cut. So the received tensor is a leaf, and its
-            # gradient is what the rank before waits for.
+            # gradient is sent to the rank before.
             x = self.receive(self.rank - 1).requires_grad_()
         out: Tensor = self.layers(x)
         if self.is_last:
             # The gradients of the pieces are added up, so the loss of each is divided
-            # by their number: the sum is then the gradient of the mean.
+            # by their number. The sum is then the gradient of the mean.
             return x, self.loss(out, target) / pieces
         self.send(out.detach(), self.rank + 1)
         return x, out
@@ -201,13 +205,13 @@ class Stage:
             self.send(x.grad, self.rank - 1)
 
     def send(self, tensor: Tensor, to: int) -> None:
-        """Start a message and go on. The tensor is kept until the message has gone."""
+        """Start a message and continue. The tensor is kept until the message has gone."""
         tensor = tensor.contiguous()
         work = dist.isend(tensor, group=self.group, group_dst=to)
         self.sends.append((work, tensor))
 
     def receive(self, source: int) -> Tensor:
-        """Wait for the next message of a neighbour, whose messages arrive in the order of its sends."""
+        """Wait for the next message of a neighbour; they arrive in the order of its sends."""
         tensor = torch.empty(*self.shape)
         dist.recv(tensor, group=self.group, group_src=source)
         return tensor

@@ -1,18 +1,19 @@
-"""# Three programs
+"""# The programs of this part
 
-> Each trains a small GPT in one of the three ways, beside the same GPT on one rank.
+> Each program trains a small GPT that is split over the ranks, and the same GPT on one rank for comparison.
 
 The programs run on CPU ranks over gloo, in FP32 with AdamW. All ranks build the whole
-model from one seed. A real job would not do that, because such a model fits on no rank.
-Here it makes the comparison exact: the same values, the same batches, the same optimizer,
-and losses that may differ by rounding only.
+model from one seed. A real job would not do that, because its model fits on no rank.
+Here it makes the comparison exact: the values, the batches and the optimizer are the
+same, so the losses may differ by rounding only.
 """
 
 # sidelit: hide
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -24,8 +25,10 @@ from shardbook.models import gpt
 from shardbook.parallel.pipeline_parallel import Stage, bubble, cut
 from shardbook.parallel.tensor_parallel import split_block
 from shardbook.parallel.three_dimensions import AXES, stage_of
+from shardbook.parallel.zero_r import checkpoint_bytes, logits
+from shardbook.streaming.residual import partition
 
-__all__ = ["Outcome", "pipeline", "tensor", "three"]
+__all__ = ["Outcome", "pipeline", "tensor", "three", "zero_r"]
 # sidelit: show
 
 CONFIG = gpt.Config(layers=4, width=64, heads=4, context=32, vocabulary=64)
@@ -34,12 +37,12 @@ SEQUENCES, PIECES, STEPS, RATE = 8, 4, 5, 1e-3
 
 @dataclass
 class Outcome:
-    """What a program shows.
+    """The results of a program.
 
     :param losses: the mean loss of each step, split over the ranks
-    :param plain: the same of the whole model on one rank
+    :param plain: the same for the whole model on one rank
     :param stored: the number of parameters that this rank trains
-    :param notes: what else is worth a line
+    :param notes: further lines to print
     """
 
     losses: list[float]
@@ -49,7 +52,7 @@ class Outcome:
 
 
 def tensor() -> Outcome:
-    """All ranks share every matrix, and see the same batch."""
+    """Train with every matrix shared by all ranks, which read the same batch."""
     model = seeded()
     for block in model.blocks:
         split_block(block)
@@ -67,7 +70,7 @@ def tensor() -> Outcome:
 
 
 def pipeline() -> Outcome:
-    """Each rank has some of the layers, and a step has several micro-batches."""
+    """Train with some of the layers on each rank, and several micro-batches in a step."""
     rank, stages = world()
     layers = cut(list(seeded()), rank, stages)
     shape = (SEQUENCES // PIECES, CONFIG.context, CONFIG.width)
@@ -84,8 +87,27 @@ def pipeline() -> Outcome:
     )
 
 
+def zero_r() -> Outcome:
+    """Train with every matrix shared by all ranks, and every checkpoint, too."""
+    model = seeded()
+    for block in model.blocks:
+        split_block(block)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    call = partial(logits, model, keeping=partition(least=0))
+    with ledger() as book:
+        losses = [trained(call, optimizer, *batch) for batch in batches()]
+    sent = {name: nbytes // STEPS for name, nbytes in book.sent.items()}
+    notes = [
+        f"{checkpoint_bytes(CONFIG, SEQUENCES, ranks):,} bytes of checkpoints "
+        f"on each of {ranks} rank{'s' * (ranks > 1)}"
+        for ranks in sorted({1, world()[1]})
+    ]
+    notes += [f"{n:,} bytes sent in a step by {name}" for name, n in sent.items()]
+    return Outcome(losses, plain(), count(model), notes)
+
+
 def three(stage: int = 1) -> Outcome:
-    """Two stages of a pipeline, two parts of the data, two parts of every matrix: eight ranks."""
+    """Train on eight ranks: two pipeline stages, two parts of the data and of each matrix."""
     mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=AXES)
     torch.manual_seed(0)
     mine = stage_of(CONFIG, mesh, sequences=SEQUENCES // 2 // PIECES, stage=stage)
@@ -99,9 +121,11 @@ def three(stage: int = 1) -> Outcome:
 def stepped(
     stage: Stage, part: int = 0, parts: int = 1, group: object = None
 ) -> list[float]:
-    """Train one stage of a pipeline on its part of the data, and return the losses on every rank.
+    """Train one stage of a pipeline on its part of the data.
 
-    Only the last stage knows the loss, so all ranks add up what they have.
+    Only the last stage has the loss, so all ranks add up theirs.
+
+    :returns: the losses, on every rank
     """
     optimizer = torch.optim.AdamW(stage.layers.parameters(), lr=RATE)
     losses = []
@@ -110,7 +134,7 @@ def stepped(
         loss = torch.tensor(stage.step(inputs, targets))
         optimizer.step()
         optimizer.zero_grad()
-        # The ranks that share a matrix have each found the same loss.
+        # The ranks that share a matrix have each computed the same loss.
         dist.all_reduce(loss)
         losses.append(loss.item() * stage.stages / world()[1])
     return losses
@@ -140,7 +164,10 @@ def batches() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def trained(
-    model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor
+    model: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    targets: Tensor,
 ) -> float:
     """One step, and its loss."""
     loss = gpt.loss(model(inputs), targets)

@@ -1,45 +1,49 @@
 r"""# Three dimensions of parallelism
 
-> ZeRO, tensor and pipeline parallelism in one job: each rank has a place on three axes.
+> ZeRO, tensor and pipeline parallelism in one job, in which each rank has a place on three axes.
 
-The three ways to split a model do not exclude each other. Number the ranks by three
-coordinates: which stage of the pipeline, which part of the data, which part of each
-matrix. On eight ranks with two of each, rank 5 has the coordinates $(1, 0, 1)$: the
-second half of the layers, the first half of the data, the second half of each matrix.
+The three ways to split a model can be combined. Number the ranks by three coordinates:
+the stage of the pipeline, the part of the data, and the part of each matrix. Take eight
+ranks, with two parts on each axis. Rank 5 has the coordinates $(1, 0, 1)$: the second
+half of the layers, the first half of the data, the second half of each matrix.
 
-A group of ranks with two equal coordinates works along the third. Rank 5 adds up its
-terms with rank 4, exchanges parameters and gradients by ZeRO with rank 7, and receives
-activations from rank 1. Each rank then stores $1/N$ of the model states, however $N$ is
-split.
+The product of the three sizes is the number of ranks. Reports of a model with a trillion
+parameters name 4,096 GPUs: 8 parts of each matrix, 64 pipeline stages, and 8 parts of
+the data.
 
-**Which dimension goes where?** The answer follows from what each of them sends, and from
-what waits for it:
+A group of ranks with two equal coordinates works along the third axis. Rank 5 adds up
+its terms with rank 4, exchanges parameters and gradients by ZeRO with rank 7, and
+receives activations from rank 1. With ZeRO-3 each rank stores $1/N$ of the model
+states, however the $N$ ranks are arranged.
 
-| dimension | what is sent | hides behind computation | wires |
+**Which dimension on which wires?** The answer follows from what each of them sends, and
+from what waits for it:
+
+| dimension | sends | hides behind computation | wires |
 |---|---|---|---|
-| tensor | activations, four times a block | no | the fastest, inside of one machine |
-| data, by ZeRO-3 | parameters and gradients of each layer | yes, when gathered early | fast |
-| data, repeated | gradients once a step | yes | slower ones |
+| tensor | activations, four times a block | no | the fastest, inside one machine |
+| data, by ZeRO-3 | parameters and gradients of each layer | yes, if gathered early | fast |
+| data, repeated | gradients once a step | yes | slower |
 | pipeline | activations, once a cut | yes, except in the bubble | the slowest, between machines |
 
-So neighbouring ranks share a matrix, and the stages of the pipeline lie furthest apart. A
-mesh whose *last* dimension is the tensor dimension has this order, because its
-neighbouring ranks differ in the last coordinate first, and `torchrun` numbers the ranks
-of one machine without a gap.
+So neighbouring ranks share a matrix, and the stages of the pipeline are furthest apart.
+A mesh whose *last* dimension is the tensor dimension has this order. Its neighbouring
+ranks differ in the last coordinate first, and `torchrun` gives the ranks of one machine
+consecutive numbers.
 
-ZeRO beside a pipeline has one catch. Each micro-batch of a stage is a forward and a
-backward pass, and stage 3 gathers the parameters for each of them: $2m$ gathers of every
-unit in a step. In stage 1 the gradients of the micro-batches [are added up
-first](accumulate.py), and averaged once a step. As long as no gradient waits, [each
-forward pass gathers](zero1.py#Zero1.expire), and after the first backward pass none does.
-So under 1F1B a unit of the last stage is gathered once, and one stage earlier twice. So a pipeline is
-usually combined with stage 1. This chapter takes the stage as an argument, and the model
-that comes out is the same.
+**ZeRO beside a pipeline.** Each micro-batch of a stage is a forward and a backward
+pass, and stage 3 gathers the parameters for each of them: $2m$ gathers of every unit in
+a step. In stage 1 the gradients of the micro-batches [are added up
+first](accumulate.py) and averaged once a step. [Each forward pass
+gathers](zero1.py#Zero1.expire) while no gradient waits, and after the first backward
+pass none does. So under 1F1B a unit of the last stage is gathered once, and one of the
+stage before it twice. A pipeline is therefore usually combined with stage 1. This
+chapter takes the stage as an argument, and the trained model is the same.
 
-What a fourth dimension would split is the sequence, and a fifth one the experts of a
-mixture. Another cut of the tensor dimension, [Optimus](bib:xu2021optimus), lays the ranks
-of a group out as a square and cuts activations and matrices both ways, so that no rank
-has whole activations either.
+A fourth dimension could split the sequence, and a fifth one the experts of a mixture.
+[Optimus](bib:xu2021optimus) cuts the tensor dimension differently. It arranges the
+ranks of a group as a square and cuts activations and matrices both ways, so that no
+rank has whole activations either.
 
 ```sh
 torchrun --standalone --nproc-per-node 8 -m shardbook.parallel three
@@ -75,9 +79,9 @@ def stage_of(
 ) -> Stage:
     """This rank's part of a GPT, split along all three axes.
 
-    The order matters. First the chain is cut, so that nobody computes on layers of
-    others. Then each block is split, and what remains of it are this rank's own
-    parameters. ZeRO comes last and shards them over the ranks that hold the same ones.
+    First the chain is cut, so that no rank computes on the layers of others. Then each
+    block is split, and its remaining parameters are this rank's own. ZeRO comes last,
+    and shards them over the ranks that hold the same ones.
 
     :param config: the whole model's shape
     :param mesh: three dimensions with the names of `AXES`

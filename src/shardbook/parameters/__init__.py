@@ -1,1 +1,1 @@
-"""What becomes of the parameters of a unit: flat vectors, masters, gradients, formats."""
+"""The parameters of a unit: flat vectors, masters, gradients, dtypes."""

@@ -36,6 +36,13 @@ exchange](policy.py#Policy.sends_in) and afterwards cast to the masters' dtype. 
 is formed in FP32, then rounded to the dtype of the exchange, and then cast. If the
 means of several exchanges are added up, they are added in the masters' dtype.
 
+**Without masters.** Two other ways keep small changes in BF16. *Stochastic rounding*
+rounds a change up or down at random, so that the mean is right: below 1 two BF16 numbers
+are 0.0039 apart, and a change of 0.001 is then made in one step of four. *Kahan
+summation* stores what the last rounding has lost in a second BF16 number, and adds it in
+the next step. Both need 4 bytes or less for a weight, where masters with a 16-bit copy
+need 6. This library has neither, because an ordinary optimizer would not use them.
+
 :figure: copies_and_dtypes
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding

@@ -96,8 +96,8 @@ NORM_FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *(F.local_response_norm, F.normalize),
     *(torch.layer_norm, torch.rms_norm, torch.group_norm),
     *(torch.batch_norm, torch.instance_norm),
-    # These are long sums and products. A method and the function of the same name are
-    # two entries.
+    # Long sums and products. A method and the function of the same name are two
+    # entries.
     *(F.log_softmax, torch.log_softmax, Tensor.log_softmax),
     *(torch.logsumexp, Tensor.logsumexp, torch.logcumsumexp, Tensor.logcumsumexp),
     *(torch.cumsum, Tensor.cumsum, torch.cumprod, Tensor.cumprod),
@@ -110,7 +110,8 @@ LOSSES: tuple[Callable[..., Any], ...] = (
     *(F.hinge_embedding_loss, F.margin_ranking_loss, F.soft_margin_loss),
     *(F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss),
     *(F.triplet_margin_loss, F.triplet_margin_with_distance_loss),
-    # This loss contains the product of a model's head, which then is in FP32, too.
+    # `linear_cross_entropy` contains the product of a model's head, which is then in
+    # FP32, too.
     F.linear_cross_entropy,
     *(
         torch.binary_cross_entropy_with_logits,
@@ -127,7 +128,7 @@ class InFP32(TorchFunctionMode):
 
     PyTorch calls a function mode before it runs one of its own functions, whether a
     module or a line of `forward` calls that function. It does not call the mode for
-    functions inside of that function, so no value is cast twice.
+    functions inside that function, so no value is cast twice.
 
     :param norms: functions that return the dtype of their input
     :param losses: functions whose result stays in FP32
@@ -168,7 +169,7 @@ class InFP32(TorchFunctionMode):
         return self in active.rules
 
     def enter(self, *_: Any) -> None:
-        """Begin a forward pass. Inside of another one this changes nothing."""
+        """Begin a forward pass. Inside another one this changes nothing."""
         if not self.in_force:
             self.__enter__()
         active.rules.append(self)
@@ -280,9 +281,9 @@ def rules_in_force() -> Callable[[], AbstractContextManager[None]]:
     return restored
 
 
-# These functions also write into two of their arguments. In PyTorch's Python functions
-# these are the second and the third argument, in the C++ functions the fourth and the
-# fifth.
+# Norms that also write into two of their arguments, the running statistics. In PyTorch's
+# Python functions these are the second and the third argument, in the C++ functions the
+# fourth and the fifth.
 WRITERS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
 
 

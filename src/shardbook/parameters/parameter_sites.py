@@ -124,7 +124,7 @@ def sites_by_unit(
 
 
 def is_inside(name: str, unit: str) -> bool:
-    """Whether a parameter of this name is inside of a module of that name.
+    """Whether a parameter of this name is inside a module of that name.
 
     >>> is_inside("blocks.1.weight", "blocks.1"), is_inside("blocks.10.weight", "blocks.1")
     (True, False)
@@ -136,7 +136,7 @@ def is_inside(name: str, unit: str) -> bool:
 
 
 def parts_of(model: nn.Module, sites: Sequence[Site]) -> list[nn.Module]:
-    """The modules inside of a model that contain some of the root's parameters.
+    """The modules inside a model that contain some of the root's parameters.
 
     A program may call such a module directly. `generate()` of an encoder-decoder model,
     for example, calls `model.encoder(...)`. Without hooks of its own the encoder would

@@ -1,6 +1,7 @@
 r"""# The policy
 
-> A policy chooses the dtypes of computation and exchange, and whether the host stores the parameters.
+> A policy chooses the dtypes of computation and exchange, and whether the host stores
+> the parameters.
 
 A model is stored in the dtype that it has when it is sharded. The policy chooses the
 dtype of the computation, the dtype of the gradients' exchange, and the place of
@@ -42,6 +43,10 @@ tensor(2000., dtype=torch.float16)
 
 Here the sum is in FP32, so one division after it is enough, and there is no setting for
 such factors. If the mean should have another factor, multiply the loss by it.
+
+NVIDIA's older library apex numbered such choices from O0 to O3. O0 is FP32 and O3 is
+FP16 throughout. O1 casts at each operation, as [autocast](autocast.py) does. O2 casts
+the model and keeps masters and norms in FP32, as a policy does.
 
 The policy also chooses the device of the masters, because one copy changes both device
 and dtype. If modules compute in 16 bits, the host casts its FP32 masters before they

@@ -59,7 +59,7 @@ CHANGED = 3
 
 
 class Found(Enum):
-    """What a program has done to a watched gradient."""
+    """The change that a program has made to a watched gradient."""
 
     KEPT = "nothing"
     DROPPED = "it was removed or set to zero"

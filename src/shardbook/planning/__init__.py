@@ -1,1 +1,1 @@
-"""The bytes that a plan predicts, and those that a step takes."""
+"""The bytes that a plan predicts, and the bytes that a step takes."""

@@ -4,6 +4,8 @@ r"""# The report of a run
 
 Only rank 0 prints. The ranks exchange their counts after the ledger is closed, so the
 report adds nothing to the bytes that it reports.
+
+:figure: forecast_and_count
 """
 
 # sidelit: hide

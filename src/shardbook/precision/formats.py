@@ -16,13 +16,6 @@ exponent bits decide the *range* of a format, and the mantissa bits decide how m
 numbers](#Format.decode). In most formats a field of all ones is reserved for infinity
 and NaN.
 
-Everybody writes $\pi$ as $3.14 \cdot 10^0$. A computer writes it with powers of two, as
-$1.1001001_2 \cdot 2^1$, and each format keeps as many of the digits as it has mantissa
-bits. FP64 ends at 3.141592653589793 and FP32 at 3.1415927. FP16 keeps ten bits after the
-point, 1.1001001000, and BF16 keeps seven, 1.1001001. The three bits more are zeros here,
-so both store 3.140625. IEEE 754, the standard for such numbers, defines FP64, FP32 and
-FP16. The other formats of the table follow its pattern, but are not in it.
-
 | format | $E$ | $M$ | largest | smallest normal | smallest | epsilon |
 |---|---|---|---|---|---|---|
 | fp64 | 11 | 52 | ${2^{1024}-2^{971}}$ | $2^{-1022}$ | $2^{-1074}$ | $2^{-52}$ |
@@ -32,6 +25,15 @@ FP16. The other formats of the table follow its pattern, but are not in it.
 | bf16 | 8 | 7 | ${2^{128}-2^{120}}$ | $2^{-126}$ | $2^{-133}$ | $2^{-7}$ |
 | e4m3fn | 4 | 3 | ${2^{9}-2^{6}}$ | $2^{-6}$ | $2^{-9}$ | $2^{-3}$ |
 | e5m2 | 5 | 2 | ${2^{16}-2^{13}}$ | $2^{-14}$ | $2^{-16}$ | $2^{-2}$ |
+
+The number $\pi$ shows the digits. In decimal scientific notation it is $3.14 \cdot
+10^0$, and in binary $1.1001001_2 \cdot 2^1$. FP64 stores it as 3.141592653589793, and
+FP32 as 3.1415927. Between 2 and 4 the numbers of FP16 are $2^{-9}$ apart, and those of
+BF16 $2^{-6}$. Both formats store $\pi$ as 3.140625, because the three digits that FP16
+has more are zeros here.
+
+IEEE 754, the standard of floating-point arithmetic, defines FP64, FP32 and FP16. The
+other four formats are built like them, but are not part of it.
 
 *Epsilon* is the step from 1 to the next number. The largest relative error of one
 rounding is half of that; this half is called the *unit roundoff*. Formats with 8
@@ -45,6 +47,11 @@ FP32 numbers. In PyTorch this is on for convolutions, and off for matrix product
 `torch.set_float32_matmul_precision("high")` allows it. A GPU's conversion to TF32
 rounds ties away from zero, while the code of this chapter rounds ties to even in each
 format.
+
+With 8 bits the range is so small that a tensor needs a scale of its own: it is divided
+by its largest value over 448, stored in E4M3FN, and multiplied back after the product.
+One scale for each tensor, or for each small block of a tensor, is the usual choice.
+This book computes in no format of 8 bits.
 
 This command prints a number in every format:
 

@@ -1,6 +1,7 @@
 r"""# Loss scaling
 
-> The loss is multiplied before the backward pass, so that small gradients stay above zero in FP16.
+> The loss is multiplied before the backward pass, so that small gradients stay above
+> zero in FP16.
 
 The smallest positive number in FP16 is $2^{-24}$, about $6 \cdot 10^{-8}$. A gradient
 of half this size or less becomes zero. Between the layers of a small GPT [11 % of the
@@ -36,39 +37,40 @@ for inputs, targets in batches:
     optimizer.zero_grad()
 ```
 
-**Several models, losses and optimizers** share one scaler. Scale each loss, step each
-optimizer by the scaler, and update once. Here both losses depend on both models:
+**Several losses and optimizers.** One scaler serves all of them. Each loss is scaled,
+the scaler steps each optimizer, and `update` is called once, at the end. Two losses
+that share an encoder also share its graph, so the first backward pass has to keep it:
 
 ```python
-with autocast("cpu", torch.float16):
-    one, two = first(inputs), second(inputs)
-    losses = loss_fn(one + two, targets), loss_fn(one - two, others)
-scaler.scale(losses[0]).backward(retain_graph=True)
-scaler.scale(losses[1]).backward()
-for optimizer in optimizers:
-    scaler.step(optimizer)
+code = encoder(inputs)
+words, image = loss_words(head_words(code)), loss_image(head_image(code))
+scaler.scale(words).backward(retain_graph=True)
+scaler.scale(image).backward()
+scaler.step(optimizer_words)
+scaler.step(optimizer_image)
 scaler.update()
 ```
 
-`retain_graph=True` has nothing to do with scaling. Both backward passes run through the
-two models, and the first one would free what the second one needs. If no code reads the
-gradients between the two, the sum of the losses needs one backward pass only, which
-takes half the time. For sharded models the loop is the same, with [a scaler that
-compares all ranks](sharded_scaler.py). Then each of the two backward passes sends the
-gradients, so the sum of the losses also halves the messages. An optimizer whose gradients overflow skips its step alone, so the
-other model may be one step ahead. Then $S$ is halved for both.
+If no code reads the gradients between the two, one backward pass of `words + image`
+gives the same gradients in half the time. For sharded models the loop is the same, with
+[a scaler that compares all ranks](sharded_scaler.py). Each of the two backward passes
+then sends the gradients of the encoder, and one backward pass of the sum sends them
+once.
 
-**A constant scale** needs no search. Call `scaler.update(1024.0)` in each step: a step
-with an overflow is still skipped, but $S$ stays at 1024. [Count the
-gradients](rounding.py#census) of your model to choose it. It is safe as long as the
-largest gradient times $S$ is below 65504, and it helps as long as few gradients times
-$S$ become zero. If gradients grow later, a constant scale skips every step from then
-on. So compare the loss, or use a scale that adapts.
+An overflow skips only the optimizer whose gradients overflowed. With the usual 2000
+steps between two attempts to double $S$, about one step in 2001 is skipped once the
+scale has settled, so this rarely matters.
 
-**A skipped step and the learning rate.** The optimizer has not stepped, but a schedule
-that is called once in each iteration goes on. One step in about 2000 does not matter.
-If it should be exact, compare `scaler.get_scale()` before and after `update`: it has
-fallen if a step was skipped.
+**A skipped step and the learning rate.** A learning-rate scheduler that is called in
+each iteration also counts a skipped step. One step in 2001 changes nothing that can be
+seen. If the scale is still falling, for example in the first steps, call the scheduler
+only if the scale did not fall in `update`.
+
+**A constant scale** is the older recipe: choose $S$ so that $S$ times the largest
+gradient stays below 65504, and never change it. For that, call `scaler.update(1024.0)`
+in each step: a step with an overflow is still skipped, and $S$ stays at 1024. [A count
+of the gradients](rounding.py#census) shows which $S$ fits. It fits only as long as the
+gradients keep their size, so the dynamic scale is the better default.
 
 The smallest scale here is the smallest normal number of FP32, $2^{-126}$. In [PyTorch's
 scaler](https://docs.pytorch.org/docs/stable/amp.html) the scale falls to zero in the

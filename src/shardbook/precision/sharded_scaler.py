@@ -1,6 +1,7 @@
 r"""# Loss scaling over ranks
 
-> If the gradients of one rank overflow, all ranks skip the step and halve the scale together.
+> If the gradients of one rank overflow, all ranks skip the step and halve the scale
+> together.
 
 A sharded gradient may be infinite in a single element, and that element lies in the
 part of one rank. Suppose each rank used [the scaler of one process](loss_scaling.py).
@@ -22,6 +23,16 @@ its usual size.
 So the ranks have to agree. Each rank has [a flag](unscaling.py) for the gradients of an
 optimizer, with 1 for an overflow. One all-reduce of this number gives all ranks the
 largest flag. Then all of them skip the same steps and have the same $S$.
+
+Which scaler a program needs depends on where the gradients are after their exchange:
+
+| gradients | examples | scaler |
+|---|---|---|
+| whole on all ranks | stage 0; DDP, even with a sharded optimizer | [that of one process](loss_scaling.py) |
+| split over the ranks | stages 1 to 3; FairScale's ShardedDDP | one that compares ranks |
+
+In the first row all ranks have the same gradients, so all of them find the same
+overflow.
 
 ```python
 policy = Policy(param_dtype=torch.float16, output_dtype=torch.float32)

@@ -1,1 +1,1 @@
-"""Checkpoints that wait elsewhere, and models that are larger than their device."""
+"""Activation checkpoints on other ranks or on the host, and models larger than their device."""

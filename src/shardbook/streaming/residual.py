@@ -1,6 +1,7 @@
 r"""# Activation checkpoints in pieces, or on the host
 
-> Between its two uses, a checkpoint can be split over the ranks, or wait in the host's memory.
+> Between its two uses, a checkpoint can be split over the ranks, or wait in the host's
+> memory.
 
 [Checkpointing](checkpointing.py) drops a layer's activations and keeps the layer's
 input, here called the checkpoint. With many layers the checkpoints add up. A GPT has
@@ -9,8 +10,8 @@ one for each layer, of the size
 $$A = b\,B\,T\,d \text{ bytes}$$
 
 The [ZeRO paper](bib:rajbhandari2020zero) calls all memory besides parameters, gradients
-and optimizer state the *residual* states. Its part about them is ZeRO-R. This chapter
-holds the two ideas of ZeRO-R that concern checkpoints.
+and optimizer state the *residual* states. Its part about them is [ZeRO-R](zero_r.py). This
+chapter holds the two ideas of ZeRO-R that concern checkpoints.
 
 **Partition.** In tensor parallel training each rank of a group has a part of every
 layer's matrices. Without sequence parallelism the layer's input is not split. So every

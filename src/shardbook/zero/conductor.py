@@ -75,7 +75,7 @@ class Conductor:
         self.modules: set[nn.Module] = set()
         # The backward passes under way, each with the units that it has reached. There
         # can be more than one, because activation checkpointing may run a backward pass
-        # inside of another.
+        # inside another.
         self.passes: dict[int, list[Driver]] = {}
         # The backward passes that [have failed](interrupted.py).
         self.failed: set[int] = set()

@@ -1,6 +1,7 @@
 r"""# Building a model unit by unit
 
-> A model is constructed without memory; then one unit after the other gets memory and values, and is sharded.
+> A model is constructed without memory; then one unit after the other gets memory and
+> values, and is sharded.
 
 A model must exist before it can be sharded. An ordinary construction makes all of it on
 every rank: $4\,\Psi$ bytes, of which sharding leaves $4\,\Psi/N_d$. So 64 ranks may be
@@ -12,6 +13,10 @@ with torch.device("meta"):
     model = GPT(config)
 shard(model)
 ```
+
+A simpler way would be that rank 0 alone constructs the model, cuts it, and *scatters*
+one piece to each other rank. But then rank 0 needs memory for the whole model, and all
+other ranks wait for their pieces.
 
 `shard` goes through the model, the inner modules before the outer ones. It gives each
 module memory, and then values. When a unit is complete, it is cut: this rank keeps its
@@ -250,7 +255,7 @@ class Construction:
                 f"{where} has no reset_parameters to give {next(iter(held))} its values; "
                 "pass init to shard, a function that does"
             )
-        # The units inside of this module will have been cut when its turn comes.
+        # The units inside this module will have been cut when its turn comes.
         if not held and fill and not self.init and self.is_around_units(module):
             return (
                 f"{where} has a reset_parameters for several units, which are never "

@@ -30,7 +30,7 @@ unit if it is not whole, and then returns the tensor.
 Autograd uses one pair at a time, the one that was set last. Another pair may be set
 around the model: that of [a checkpoint](saved_tensors.py), or of [checkpoints on the
 host](residual.py). The pair of this chapter hands each tensor on to that outer pair,
-and so changes nothing for it. A program may also set a pair inside of the unit. Tensors
+and so changes nothing for it. A program may also set a pair inside the unit. Tensors
 that are saved under such an inner pair are announced by the unit's results alone.
 
 Some gradients need no saved tensor. The gradient of `weight.sum()`, for example, is a
@@ -183,13 +183,13 @@ here = Here()
 def set_pair(driver: Opens, use: Any) -> Pair | None:
     """Set a pair of hooks for a forward pass.
 
-    A recomputation inside of a backward pass may run under the pair of a checkpoint
+    A recomputation inside a backward pass may run under the pair of a checkpoint
     that collects its tensors. The graph of this recomputation is dropped at once, so
     nothing can read its tensors later, and no pair is set.
 
     :returns: the pair, to be taken away at the end; `None` if none was set
     """
-    # PyTorch allows no such hooks inside of `torch.func.grad`.
+    # PyTorch allows no such hooks inside `torch.func.grad`.
     if saving_forbidden() is not None:
         return None
     below = top_saving(True)

@@ -39,7 +39,7 @@ __all__ = ["clear_away", "forget_failed", "recover", "start_alone"]
 def recover(conductor: Any) -> None:
     """Remove what a failed step has left, before a forward pass of the model.
 
-    Afterwards no unit relies on parameters that it gathered earlier. Inside of a
+    Afterwards no unit relies on parameters that it gathered earlier. Inside a
     backward pass there is nothing to remove: a forward pass there is a recomputation
     for activation checkpointing, and the gradients that have been collected are still
     needed.

@@ -1,6 +1,7 @@
 r"""# The hooks of a layer
 
-> Hooks before and after the forward pass and the backward pass of a module gather its unit and free it.
+> Hooks before and after the forward pass and the backward pass of a module gather its
+> unit and free it.
 
 [A unit](unit.py) has three states. This chapter attaches a unit to a module and decides
 when the state changes. There are four main moments: before and after the module's
@@ -19,11 +20,17 @@ next.
 | moment | what happens to the unit | how the moment is found |
 |---|---|---|
 | [before forward](#Hooks.before_forward) | it is gathered | a forward pre-hook |
-| [after forward](#Hooks.after_forward) | it is freed | a forward hook, also after an exception |
+| [after forward](#Hooks.after_forward) | it is freed | a forward hook, even after an exception |
 | [before backward](#Hooks.reach) | it is gathered | a hook on the output's node, or [demand](demand.py) |
 | [a gradient is stored](#Hooks.arrive) | the next unit is gathered | a hook on each whole parameter |
 | [after backward](#Hooks.after_backward) | it is freed and reduced | a hook on the input's gradient |
-| [the end](#Hooks.close) of all | the same, if it was not done | the conductor's callback |
+| [the end](#Hooks.close) of all | the same, unless it is already done | the conductor's callback |
+
+PyTorch has two other ways to act before a module's backward pass:
+`register_full_backward_pre_hook`, and an `autograd.Function` through which the output
+passes. DeepSpeed uses the second. Both put a node of their own behind the module, and
+return another tensor than the module did. A hook on the output's own node changes
+nothing in the graph.
 
 The hooks are the same in all stages. In stages 0 to 2 a freed unit gives no memory
 back, and its second gather fetches nothing. [Stage 3](zero3.py) needs the second
@@ -91,7 +98,7 @@ class Hooks:
     :param module: the module whose forward and backward passes decide when
     :param conductor: [the conductor](conductor.py#Conductor) of the model's units,
         which learns of each moment
-    :param parts: modules inside of `module` that hold parameters of the unit and may be
+    :param parts: modules inside `module` that hold parameters of the unit and may be
         called directly
     """
 
@@ -115,7 +122,7 @@ class Hooks:
         self.in_backward: Use | None = None
         self.owes = False
         # The uses whose forward pass has begun and not yet ended. There is more than
-        # one while a part is called inside of the module, or while the module calls
+        # one while a part is called inside the module, or while the module calls
         # itself.
         self.parts = (module, *parts)
         self.uses: Nesting[Use] = Nesting(*self.parts)
@@ -161,7 +168,7 @@ class Hooks:
         use = Use(next_number())
         clear_away(self, interrupted=self.uses.begin(use))
         if len(self.uses) > 1:
-            # This is a part inside of the module, and the module has gathered already.
+            # The call is inside another one of the module, which has gathered already.
             return
         self.conductor.forward_begins(self.unit)
         self.unit.wait()
@@ -183,7 +190,7 @@ class Hooks:
         After an evaluation with gradients enabled no backward pass comes, and a unit
         that stayed whole would later compute with old weights.
 
-        A forward pass inside of the unit's own backward pass is a recomputation for
+        A forward pass inside the unit's own backward pass is a recomputation for
         activation checkpointing. That backward pass has gathered the unit, uses the
         result at once, and frees the unit itself. So nothing is freed here.
         """
@@ -211,7 +218,7 @@ class Hooks:
         for node in results:
             number = number_of(node)
             node.register_prehook(partial(self.before_backward, use, number))
-        # A forward pass inside of a backward pass is a recomputation. Usually the
+        # A forward pass inside a backward pass is a recomputation. Usually the
         # forward pass that it repeats has been counted. Under reentrant checkpointing
         # it has not, because that pass ran without gradients, so the recomputation is
         # counted here. Stages 2 and 3 then exchange the gradients of each recomputation
@@ -251,7 +258,7 @@ class Hooks:
         self.due = True
         self.unit.wait()
         # Autograd has saved the views that it needs of the parameters. But a
-        # checkpointed part inside of the module is recomputed from the modules'
+        # checkpointed part inside the module is recomputed from the modules'
         # attributes, so these must name the whole parameters, too.
         self.unit.show()
 
@@ -338,7 +345,7 @@ class Hooks:
         self.in_backward = None
         self.due = False
         self.expected = 0
-        # A backward pass may run inside of the forward pass of the same unit. Then the
+        # A backward pass may run inside the forward pass of the same unit. Then the
         # unit stays whole for the rest of that forward pass.
         self.uses.forget_interrupted()
         if not self.uses:

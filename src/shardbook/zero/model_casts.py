@@ -9,7 +9,7 @@ the loss is computed outside of the model, you need `output_dtype=torch.float32`
 because the rule that computes [losses in FP32](norms.py) ends with the forward pass.
 
 This chapter casts what crosses the model's boundary. It also casts the buffers, which
-are inside of the model but are no parameters.
+are inside the model but are no parameters.
 
 | what | becomes | unless |
 |---|---|---|
@@ -159,7 +159,7 @@ def cast(dtype: torch.dtype, value: Tensor) -> Tensor:
 
 
 def put_in_force_again(rule: InFP32, module: nn.Module) -> None:
-    """Apply a rule when a module inside of a unit is called in a backward pass.
+    """Apply a rule when a module inside a unit is called in a backward pass.
 
     PyTorch's checkpoint then recomputes the module outside of a forward pass of the
     unit. Without the rule the recomputed result would differ from the first one, and

@@ -123,7 +123,7 @@ class PrefetchingConductor(Conductor):
 
         A unit that runs outside of the model's forward pass tells nothing about the
         next one. If it is called by itself, an optimizer may change the weights before
-        the prefetched unit is used. If it is recomputed inside of the backward pass,
+        the prefetched unit is used. If it is recomputed inside the backward pass,
         the unit that follows it in the forward pass has just been freed.
         """
         if not self.calls or in_backward():

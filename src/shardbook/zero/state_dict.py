@@ -123,7 +123,7 @@ def rank0_only(model: nn.Module) -> Iterator[None]:
     """
     conductor = conductor_of(model)
     rank, _ = world(conductor.order.group)
-    # A block inside of another one must not end the outer one, so each removes only the
+    # A block inside another one must not end the outer one, so each removes only the
     # units that it added.
     added = {unit for unit in conductor.drivers if rank > 0} - spared
     spared.update(added)

@@ -18,7 +18,7 @@ PyTorch keeps the view alive, but does not know that its memory is gone. Some op
 on the view then raise an error that names no cause, and others end the process. So when
 a unit is freed, this chapter looks for such views in the attributes of the unit's
 modules, in the arguments, and in the result. [A view that is part of the
-result](hooks.py#Hooks.result), even inside of a container or a dataclass, leaves the
+result](hooks.py#Hooks.result), even inside a container or a dataclass, leaves the
 module as a copy and needs no search.
 
 A view is not found if only a closure, a global list or another object holds it.

@@ -1,6 +1,7 @@
 r"""# Stage 3: the parameters are split
 
-> A rank stores its part of each unit, and holds a whole unit only while the unit computes.
+> A rank stores its part of each unit, and holds a whole unit only while the unit
+> computes.
 
 [Stage 2](zero2.py) has split everything but the parameters themselves, and with 64
 ranks they are most of what is left. A parameter is used twice in a step: in the forward
@@ -75,6 +76,9 @@ class Zero3(Zero2):
         graph keeps views of it for the backward pass. Shrinking the storage under those
         views to zero bytes frees it. When the unit is gathered again, the same storage
         grows again, and the graph's views show the parameters as before.
+
+        DeepSpeed instead points each parameter at a tensor with one element. This frees
+        the memory only if the graph has no view of it, such as a transposed weight.
         """
         for flat in self.flats:
             resize(flat.full, 0)

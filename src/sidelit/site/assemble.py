@@ -10,11 +10,13 @@ them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from markdown_it.token import Token
 from markupsafe import Markup
 
 from sidelit.config import Chapter, Lesson
+from sidelit.errors import SidelitError
 from sidelit.site import frame, lesson_head, listing, page, surroundings, views
 from sidelit.site.desk import Desk
 from sidelit.site.edition import Page
@@ -44,9 +46,25 @@ def view(press: Press, shown: Page) -> views.View:
         sections=sections,
         moved=tuple(surroundings.moved(desk)),
         body=Markup(body),
-        glossary=listing.terms(press.glossary, shown.lang) if kind == "glossary" else (),
+        glossary=listing.terms(press.glossary, shown.lang, partial(_see, desk)) if kind == "glossary" else (),
         entries=listing.cited(press.works, desk.edition, desk.ways.to) if kind == "bibliography" else (),
     )
+
+
+def _see(desk: Desk, href: str, line: int) -> views.Link:
+    """A link of a glossary's row; `line` is the row's. A link that leads nowhere is reported there."""
+    index = desk.press.index
+    try:
+        address = index.resolve(href, desk.target, line, up=desk.ways.language_root)
+        there = index.page(href.partition("#")[0], desk.target, line)
+        if there is None:
+            raise SidelitError(f"the link {href!r} leads to no page of the site")
+    except SidelitError as error:
+        path = desk.config.shown(desk.config.folder / "glossary.toml")
+        desk.press.report(SidelitError(error.what, path=path, line=line, hint=error.hint))
+        return views.Link(href, None)
+    known = desk.edition.pages[there.output]
+    return views.Link(known.label, address, lang=known.label_lang)
 
 
 def _kind(shown: Page) -> str:

@@ -22,7 +22,7 @@ from sidelit.config import SITE, Chapter, Config, Lesson, Prose
 from sidelit.errors import SidelitError
 from sidelit.figures import figure
 from sidelit.ids.anchors import Anchor
-from sidelit.interactive import stepper
+from sidelit.interactive import sliders, stepper
 from sidelit.site import lesson_head
 from sidelit.source import source
 from sidelit.source.marks import Depth
@@ -170,7 +170,8 @@ def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...
     current = {text.item.name for text in texts}
     figures = (each.units() for each in figure.read_all(config))
     steppers = (stepper.read(config, name).script.units() for name in stepper.names(config))
-    return (*(page_units(text, current) for text in texts), *figures, *steppers, site)
+    moved = (sliders.read(config, name).script.units() for name in sliders.names(config))
+    return (*(page_units(text, current) for text in texts), *figures, *steppers, *moved, site)
 
 
 def page_units(text: Text, current: Collection[str] = ()) -> catalog.PageUnits:

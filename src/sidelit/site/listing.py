@@ -41,9 +41,12 @@ def works(path: Path, shown: str) -> tuple[Work, ...]:
     return tuple(made[key] for key in sorted(made, key=lambda key: _order(entries[key])))
 
 
-def terms(glossary: Glossary, lang: str) -> tuple[Term, ...]:
-    """The rows of the glossary, with the remarks in one language."""
-    return tuple(_term(term, lang) for term in glossary.terms)
+def terms(glossary: Glossary, lang: str, to: Callable[[str, int], Link]) -> tuple[Term, ...]:
+    """The rows of the glossary, with the remarks and meanings in one language.
+
+    `to` makes a link of what a row says under `see`, and of the line where it says so.
+    """
+    return tuple(_term(term, lang, to) for term in glossary.terms)
 
 
 def term_id(term: glossary_file.Term) -> str:
@@ -124,7 +127,14 @@ def _line(text: str, key: str) -> int:
     return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
-def _term(term: glossary_file.Term, lang: str) -> Term:
-    note = (term.note or {}).get(lang, "")
-    never = (*term.never, *term.wrong)
-    return Term(term_id(term), term.en, term.text.get("ja", ""), term.text.get("zh", ""), never, note)
+def _term(term: glossary_file.Term, lang: str, to: Callable[[str, int], Link]) -> Term:
+    return Term(
+        id=term_id(term),
+        en=term.en,
+        ja=term.text.get("ja", ""),
+        zh=term.text.get("zh", ""),
+        never=(*term.never, *term.wrong),
+        note=(term.note or {}).get(lang, ""),
+        meaning=(term.meaning or {}).get(lang, ""),
+        see=tuple(to(href, term.line) for href in term.see),
+    )

@@ -184,11 +184,16 @@ def files(config: Config) -> dict[str, bytes]:
 
 def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[SidelitError]:
     """What the pages ask of each other and is not there, as far as no language is needed to see it."""
+    named = book(config, written)
+    for text in written:
+        yield from registry.mistakes(text, named)
+
+
+def book(config: Config, written: Sequence[content.Text]) -> Book:
+    """All that a directive may name."""
     terms, works = _data(config)
     known = index.index(config, written, forwarding.leads(written), terms, works)
-    book = Book(config, known, {text.item.source: text for text in written})
-    for text in written:
-        yield from registry.mistakes(text, book)
+    return Book(config, known, {text.item.source: text for text in written})
 
 
 def watched(path: Path) -> tuple[Path, ...]:

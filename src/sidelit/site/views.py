@@ -196,6 +196,10 @@ class Term:
     zh: str
     never: tuple[str, ...]
     note: str
+    meaning: str = ""
+    """What the term means, in the language of the page."""
+    see: tuple[Link, ...] = ()
+    """The pages that explain it."""
 
 
 @dataclass(frozen=True, slots=True)

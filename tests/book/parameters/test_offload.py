@@ -125,6 +125,29 @@ def test_training_gives_the_same_bits_as_without(world_size: int, repeated: bool
     ranks.run(world_size, same_bits, repeated, timeout=150)
 
 
+def fused_steps() -> None:
+    """Each rank reads the same batch, so the mean over the ranks is the gradient of one."""
+    from shardbook import shard
+
+    for stage in STAGES:
+        found = []
+        for sharded in (False, True):
+            model = chain()
+            if sharded:
+                shard(model, stage=stage, policy=Policy(offload=True))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+            for number in range(3):
+                error(model, batch(0, number)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append(dict(model.state_dict()))
+        assert_equal(*found)
+
+
+def test_the_fused_optimizer_trains_masters_on_the_host_as_it_trains_a_plain_model() -> None:
+    ranks.run(2, fused_steps)
+
+
 def steps_in_backward() -> None:
     from shardbook import shard, step_in_backward
 

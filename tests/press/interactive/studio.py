@@ -97,6 +97,60 @@ def furnish(project: Path) -> Path:
     return site
 
 
+QUESTION = """\
+title = "How much a ring keeps"
+caption = "Counted in `Ring`."
+data = "rings.json"
+
+[axes]
+size = "places of the ring"
+puts = "items that were put"
+
+[rows]
+kept = "kept"
+lost = "forgotten"
+share = "part that is kept"
+
+[parts]
+old = "older items"
+new = "the newest item"
+
+[formats]
+size = "number"
+puts = "number"
+rows = "bytes"
+share = "percent"
+"""
+
+
+def table() -> dict[str, Any]:
+    """The answers for two sizes and three numbers of items."""
+    return {
+        "axes": [
+            {"name": "size", "values": [1, 4], "start": 1},
+            {"name": "puts", "values": [1, 2, 9], "start": 0},
+        ],
+        "rows": ["kept", "lost", "share"],
+        "parts": ["old", "new"],
+        "answers": [
+            [[[0, 1], [0, 0], [0, 1]], [[0, 1], [1, 0], [0, 0.5]], [[0, 1], [8, 0], [0, 0.111]]],
+            [[[0, 1], [0, 0], [0, 1]], [[1, 1], [0, 0], [0.5, 0.5]], [[3, 1], [5, 0], [0.333, 0.111]]],
+        ],
+    }
+
+
+def ask(project: Path) -> Path:
+    """Give a project the sliders `rings` on a page of prose; return the folder of its site."""
+    site = project / "site"
+    for name in ("sliders", "recorded"):
+        (site / name).mkdir(exist_ok=True)
+    (site / "sliders" / "rings.toml").write_text(QUESTION, "utf-8")
+    record(site, "rings", table())
+    with (site / "pages" / "notes" / "reading.md").open("a", encoding="utf-8") as notes:
+        notes.write("\n::: sliders rings\n:::\n")
+    return site
+
+
 def record(site: Path, name: str, data: object) -> None:
     """Write a recording."""
     head = {"command": f"make record ARGS={name}", "commit": "0" * 40, "machine": "two cores"}

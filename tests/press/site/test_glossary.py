@@ -31,6 +31,7 @@ def test_a_plain_row_needs_no_more_than_its_words(tmp_path: Path) -> None:
         accept={"ja": ("層",), "zh": ("层",)},
         pattern={},
         note={},
+        meaning={},
         line=1,
     )
 
@@ -42,6 +43,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         + (
             'match = ["layer"]\naccept = { zh = ["层", "层级"] }\nnever = ["图层"]\nwrong = ["面"]\n'
             "pattern = { ja = '(?<!a)b' }\nfirst_use = true\nnote = { en = \"One unit.\" }\n"
+            'meaning = { en = "A part.", ja = "部分。", zh = "部分。" }\nsee = ["unit.py", "flat.py#Flat"]\n'
         )
     )
     found = read(tmp_path / "g.toml", text)
@@ -57,6 +59,8 @@ def test_every_field_is_read(tmp_path: Path) -> None:
                 pattern={"ja": "(?<!a)b"},
                 first_use=True,
                 note={"en": "One unit."},
+                meaning={"en": "A part.", "ja": "部分。", "zh": "部分。"},
+                see=("unit.py", "flat.py#Flat"),
                 line=3,
             ),
         ),
@@ -87,6 +91,10 @@ WRONG = {
     "accept is a list": (ROW + 'accept = ["x"]\n', ":1: `accept` is a table by language"),
     "accept holds nothing": (ROW + "accept = { ja = [] }\n", ":1: `accept.ja` should be a list of words"),
     "no pattern": (ROW + 'pattern = { ja = "(" }\n', ":1: `pattern.ja` should be a regular expression"),
+    "half a meaning": (
+        ROW + 'meaning = { en = "One." }\n',
+        ":1: `meaning` lacks 'ja'; give it as `meaning.ja",
+    ),
     "first_use is a text": (ROW + 'first_use = "yes"\n', ":1: `first_use` is true or false"),
     "twice": (
         ROW + "\n" + ROW,
@@ -119,6 +127,33 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, sentence: s
 def test_terms_are_found_as_whole_words_and_the_longest_first(text: str, forms: list[str]) -> None:
     finder = glossary.Finder(glossary.read(OURS, "site/glossary.toml", LANGUAGES))
     assert [form for form, _ in finder.find(text)] == forms
+
+
+def test_a_meaning_stands_on_the_page_in_its_language_and_links_to_what_explains_it(sample: Path) -> None:
+    sidelit("build", cwd=sample)
+    built = sample / "build/site"
+    english, japanese = page(built, "glossary.html"), page(built, "ja/glossary.html")
+    assert "What is seen of a Ring at once." in english.text
+    assert "一度に見えるRingの部分。" in japanese.text
+    for shown in (english, japanese):
+        assert "tools/window.html#Window" in shown.addresses
+    assert "What is seen" not in japanese.text
+
+
+def test_a_link_of_a_row_that_leads_nowhere_is_named_with_its_line(sample: Path) -> None:
+    path = sample / "site/glossary.toml"
+    text = path.read_text("utf-8")
+    path.write_text(text.replace("window.py#Window", "window.py#Door"), "utf-8")
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert "site/glossary.toml:6" in told
+    assert "Door" in told
+
+
+def test_each_of_our_own_terms_says_what_it_means() -> None:
+    ours = glossary.read(OURS, "site/glossary.toml", LANGUAGES)
+    assert [term.en for term in ours.terms if not term.meaning] == []
+    # A term that no page explains says so by having no link, and those are few.
+    assert len([term for term in ours.terms if not term.see]) <= 3
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)

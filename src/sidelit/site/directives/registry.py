@@ -12,7 +12,7 @@ from markupsafe import Markup
 from sidelit.config import Lesson
 from sidelit.errors import SidelitError
 from sidelit.site.content import Text
-from sidelit.site.directives import contents, editions, figure, front, section, stepper, words
+from sidelit.site.directives import contents, editions, figure, front, section, sliders, stepper, words
 from sidelit.site.directives.kind import Book, Kind, Place, nearest
 from sidelit.text import directives
 from sidelit.text.directives import Directive
@@ -24,6 +24,7 @@ KINDS = {
         figure.FIGURE,
         stepper.STEPPER,
         stepper.MOMENT,
+        sliders.SLIDERS,
         words.QUESTION,
         words.TRY,
         words.LAB,
