@@ -7,7 +7,7 @@ for (const figure of all("figure.drawing")) {
   const enlarge = () => {
     const copy = one("svg", sheet).cloneNode(true);
     for (const part of all("[id]", copy)) part.removeAttribute("id");
-    const dialog = make("dialog", "sheet", [copy, control(figure.dataset.close, () => dialog.close())]);
+    const dialog = make("dialog", "sheet", [control(figure.dataset.close, () => dialog.close()), copy]);
     dialog.setAttribute("aria-labelledby", `${figure.id}-title`);
     copy.onclick = () => dialog.close();
     dialog.onclose = () => dialog.remove();

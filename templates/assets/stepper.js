@@ -6,7 +6,7 @@ for (const root of all(".stepper")) {
   const words = root.dataset;
   const inside = (selector) => all(selector, root);
   const size = (bytes) => `${+(bytes / 1000).toPrecision(3)} kB`;
-  const mark = (element, name, on) => element.classList.toggle(name, on);
+  const mark = (element, name, on) => element.classList.toggle(name, Boolean(on));
   const events = inside(".event");
   const scenes = inside(".scene");
   const twins = inside(".twin");
@@ -33,8 +33,8 @@ for (const root of all(".stepper")) {
   const turn = (name) => {
     version = name;
     for (const part of inside("[data-twin]")) part.hidden = part.dataset.twin !== name;
-    // What a twin says of an event stands in the place of what is said of it otherwise.
-    for (const note of inside(".known")) note.hidden = Boolean(name && one(`[data-twin="${name}"]`, note.parentElement));
+    // What a twin says of an event stands beside what would be right.
+    for (const note of inside(".known")) mark(note, "gone", name && one(`[data-twin="${name}"]`, note.parentElement));
     choices.forEach((choice, number) => { versions.children[number].ariaPressed = choice === name; });
     show();
   };
@@ -45,8 +45,10 @@ for (const root of all(".stepper")) {
     const { states, stacks, unit, from, line, excerpt, removed = "" } = event.dataset;
     const scene = event.closest(".scene");
     for (const part of [...scenes, ...events]) mark(part, "on", part === scene || part === event);
-    const gone = Boolean(version) && removed.split(" ").includes(version);
+    const gone = version && removed.split(" ").includes(version);
     mark(event, "gone", gone);
+    const list = event.parentElement;
+    list.scrollTop = event.offsetTop - list.offsetTop - list.clientHeight / 2;
     const view = one(`[data-excerpt="${excerpt}"].excerpt`, root).cloneNode(true);
     for (const number of all(".num", view)) {
       if (number.textContent !== line) continue;

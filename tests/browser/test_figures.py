@@ -102,6 +102,12 @@ def test_on_a_phone_the_wide_drawing_scrolls_within_the_window(page: Page, home:
     assert box["x"] + box["width"] <= 390
     # Letters are as large as on a wide screen.
     assert width(page, "dialog") >= 640
+    # Whoever has scrolled to the end can still close it.
+    page.locator("dialog").evaluate("dialog => dialog.scrollLeft = dialog.scrollWidth")
+    close = page.get_by_role("button", name=WORDS["en"]["drawing_close"]).bounding_box()
+    assert close is not None
+    assert 300 < close["x"] < close["x"] + close["width"] <= 390
+    assert close["y"] < box["y"] + 10
 
 
 @pytest.mark.parametrize("page", [False], indirect=True)

@@ -85,6 +85,8 @@ def test_a_moment_shows_its_sentence_its_line_and_the_memory(page: Page, home: s
         piece.matches(".arrives") ? "in" : piece.matches(".leaves") ? "out" : "")"""
     pieces = stage.locator(".vector i").evaluate_all(arriving)
     assert pieces == ["", "in", "", "", "", "out", "", ""]
+    page.get_by_role("slider").fill("1")
+    assert set(stage.locator(".vector i").evaluate_all(arriving)) == {""}
 
 
 def test_a_reader_goes_forward_and_back_by_buttons_and_by_the_range(page: Page, home: str) -> None:
@@ -167,7 +169,12 @@ def test_the_twin_marks_the_line_that_is_gone_and_says_what_happens(page: Page, 
     assert "the sum is 3 and 4" in notes.all_inner_texts()
     page.get_by_role("button", name="Without the item").click()
     assert about.is_visible()
-    assert sorted(notes.all_inner_texts())[1:] == ["rank 1 sends 1.5\u202fkB", "the sum is 6 and 8"]
+    assert sorted(notes.all_inner_texts())[1:] == [
+        "rank 1 sends 1.5\u202fkB",
+        "the sum is 3 and 4",
+        "the sum is 6 and 8",
+    ]
+    assert page.locator(".note.gone").all_inner_texts() == ["the sum is 3 and 4"]
     assert page.locator(".pane .line.now.gone").count() == 1
     page.locator(".stepper").press("ArrowRight")
     assert page.locator(".pane .gone").count() == 0
