@@ -42,6 +42,16 @@ machine.
 
 All ranks of a tensor-parallel group read the *same* batch. That is the other
 difference: ZeRO is data parallelism, so more of its ranks mean a larger batch.
+
+```sh
+torchrun --standalone --nproc-per-node 2 -m shardbook.parallel tensor
+```
+
+:figure: columns_and_rows
+:notation $N$: `world_size`, the number of ranks that share each matrix
+:notation $d$: `config.width`, the number of values of one position
+:notation $B$: the number of sequences in a batch
+:notation $T$: the number of positions of a sequence
 """
 
 # sidelit: hide

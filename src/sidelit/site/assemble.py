@@ -9,7 +9,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from markdown_it.token import Token
@@ -46,9 +47,16 @@ def view(press: Press, shown: Page) -> views.View:
         sections=sections,
         moved=tuple(surroundings.moved(desk)),
         body=Markup(body),
-        glossary=listing.terms(press.glossary, shown.lang, partial(_see, desk)) if kind == "glossary" else (),
+        glossary=tuple(_glossary(desk)) if kind == "glossary" else (),
         entries=listing.cited(press.works, desk.edition, desk.ways.to) if kind == "bibliography" else (),
     )
+
+
+def _glossary(desk: Desk) -> Iterator[views.Term]:
+    """The rows of the glossary, with where each term is explained and where it is used."""
+    press = desk.press
+    for term in listing.terms(press.glossary, desk.shown.lang, partial(_see, desk)):
+        yield replace(term, uses=listing.used(press.uses.get(term.en, ()), desk.edition, desk.ways.to))
 
 
 def _see(desk: Desk, href: str, line: int) -> views.Link:

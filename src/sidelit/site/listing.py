@@ -20,6 +20,8 @@ from sidelit import glossary as glossary_file
 from sidelit.errors import SidelitError
 from sidelit.glossary import Glossary
 from sidelit.site.edition import Edition
+from sidelit.site.links import fragment
+from sidelit.site.uses import Use
 from sidelit.site.views import Link, Term, Work
 from sidelit.tables import read_toml
 from sidelit.text import markup
@@ -47,6 +49,15 @@ def terms(glossary: Glossary, lang: str, to: Callable[[str, int], Link]) -> tupl
     `to` makes a link of what a row says under `see`, and of the line where it says so.
     """
     return tuple(_term(term, lang, to) for term in glossary.terms)
+
+
+def used(uses: Sequence[Use], edition: Edition, to: Callable[[str], str]) -> tuple[Link, ...]:
+    """Links to the sections that use a term; `to` gives the address of a page."""
+    pages = ((use, edition.pages[use.output]) for use in uses)
+    return tuple(
+        Link(page.label, to(use.output) + (f"#{fragment(use.id)}" if use.id else ""), lang=page.label_lang)
+        for use, page in pages
+    )
 
 
 def term_id(term: glossary_file.Term) -> str:

@@ -19,6 +19,7 @@ from sidelit.site import forwarding, views
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition
 from sidelit.site.links import Index
+from sidelit.site.uses import Use
 from sidelit.text.inlines import Typesets
 
 __all__ = ["Press"]
@@ -34,6 +35,8 @@ class Press:
     math: Typesets
     origin: Origin
     glossary: Glossary = field(default_factory=Glossary)
+    uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict)
+    """Where each term of the glossary is used, by its English."""
     works: tuple[views.Work, ...] = ()
     proved: Mapping[Proof, int] = field(default_factory=dict)
     """Where each test that a chapter names stands in its file."""

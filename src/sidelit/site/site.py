@@ -22,7 +22,7 @@ from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
 from sidelit.ids import claims, ledger, moves
 from sidelit.ids.anchors import Anchor
-from sidelit.site import assemble, content, edition, forwarding, index, listing, page, proved, ways
+from sidelit.site import assemble, content, edition, forwarding, index, listing, page, proved, uses, ways
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
@@ -162,6 +162,7 @@ def files(config: Config) -> dict[str, bytes]:
         math=Typesetter(cache=config.project / CACHE / "math"),
         origin=origin.origin(config),
         glossary=terms,
+        uses=uses.uses(terms, written),
         figures=gallery.gallery(config, figure.read_all(config), books),
         shelf=books,
         works=works,

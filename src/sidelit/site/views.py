@@ -200,6 +200,8 @@ class Term:
     """What the term means, in the language of the page."""
     see: tuple[Link, ...] = ()
     """The pages that explain it."""
+    uses: tuple[Link, ...] = ()
+    """To the sections that use it, those first that are about it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,45 @@ def test_our_own_words_pass_our_own_lints(lang: str) -> None:
     # What a row shows, it accepts.
     for term in ours.terms:
         assert any(word in term.text[lang] for word in term.accept[lang]), term.en
+
+
+# ---- Where a term is used ----
+
+ZYGOTE = '\n[[term]]\nen = "zygote"\nja = "接合子"\nzh = "合子"\n'
+RING = """
+
+def told():
+    '''A zygote is put into a zygote.'''
+
+
+def once():
+    '''A zygote.'''
+"""
+
+
+def listed(folder: Path, lang: str = "") -> dict[str, list[str]]:
+    """The addresses that each row of the glossary lists."""
+    html = (folder / "build/site" / lang / "glossary.html").read_text(encoding="utf-8")
+    rows = re.finditer(r'(?s)<tr id="([^"]+)".*?(?=<tr id=|</tbody>)', html)
+    return {row[1]: re.findall(r'<a href="([^"]+)"', row[0]) for row in rows}
+
+
+def test_a_term_lists_the_sections_that_use_it_in_every_language(sample: Path) -> None:
+    with (sample / "src/sample/ring.py").open("a", encoding="utf-8") as file:
+        file.write(RING)
+    with (sample / "site/pages/notes/reading.md").open("a", encoding="utf-8") as file:
+        file.write("\n\n## A zygote\n\nA zygote is none.\n")
+    with (sample / "site/glossary.toml").open("a", encoding="utf-8") as file:
+        file.write(ZYGOTE)
+    sidelit("build", cwd=sample)
+    # A heading counts for more than sentences, and of a page the section that says it most is listed.
+    wanted = ["notes/reading.html#a-zygote", "ring.html#told"]
+    assert listed(sample)["term-zygote"] == wanted
+    assert listed(sample, "ja")["term-zygote"] == wanted
+
+
+def test_a_term_that_no_page_uses_lists_nothing(sample: Path) -> None:
+    with (sample / "site/glossary.toml").open("a", encoding="utf-8") as file:
+        file.write(ZYGOTE)
+    sidelit("build", cwd=sample)
+    assert listed(sample)["term-zygote"] == []
