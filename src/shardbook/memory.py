@@ -37,9 +37,11 @@ stage 0, and so does this book:
 | 2 | gradients, too | $2\,\Psi + (2 + K)\,\Psi / N_d$ | 16.6 GB |
 | 3 | parameters, too | $(2 + 2 + K)\,\Psi / N_d$ | 1.9 GB |
 
-With many ranks the gain has a limit at each stage: with $K = 12$ stage 1 stores at best
-a quarter of stage 0, and stage 2 an eighth. Only stage 3 has no such limit, and stores
-$1/N_d$ of it.
+The paper states the gains as 4 times, 8 times and $N_d$ times. With $K = 12$ the first
+two are limits for many ranks: stage 1 stores at best a quarter of stage 0, and stage 2
+an eighth. With 64 ranks the gains are 3.8 and 7.2 times, and with 8 ranks 2.9 and 4.3
+times. Only stage 3 has no such limit, and stores $1/N_d$ of stage 0, as long as [one
+unit](unit.py) fits on each rank.
 
 **Why stage 1 may split the optimizer state.** Adam treats each element independently.
 To update one part of the parameters a rank needs the state of that part and no other.
@@ -109,6 +111,15 @@ def zero_table(numel: int, world_size: int, cost: Cost) -> list[Row]:
     >>> table = zero_table(7_500_000_000, world_size=64, cost=cost_of("bf16", "adamw"))
     >>> [f"{row.total / 1e9:.1f}" for row in table]
     ['120.0', '31.4', '16.6', '1.9']
+
+    How many times less is that? With more ranks stages 1 and 2 come near their limits:
+
+    >>> for ranks in (8, 64, 1024):
+    ...     whole, *rest = zero_table(10**9, ranks, cost_of("bf16", "adamw"))
+    ...     print(ranks, [round(whole.total / row.total, 1) for row in rest])
+    8 [2.9, 4.3, 8.0]
+    64 [3.8, 7.2, 64.0]
+    1024 [4.0, 7.9, 1024.0]
 
     A trillion parameters fit, too, if there are enough ranks:
 

@@ -28,6 +28,22 @@ The dtype of the exchange is not the dtype of the sum. The ranks' values are
 [added](collectives.py#reduce_scatter_mean) in FP32 or in a wider dtype. In FP16 the sum
 $40000 + 40000$ would be infinite, although the mean is not.
 
+Other libraries add in 16 bits, and divide a part before the sum: a *pre-divide factor*
+such as $\sqrt{N_d}$, and the rest of $N_d$ as a *post-divide factor* after it. On 64
+ranks both are 8. A gradient of 2000 on each rank then adds up to 16000 instead of
+128000, which is no FP16 number. But dividing first loses digits of small gradients:
+
+>>> torch.tensor(2000.0).half() * 64
+tensor(inf, dtype=torch.float16)
+>>> torch.tensor(2000.0).half() / 8 * 64 / 8
+tensor(2000., dtype=torch.float16)
+>>> small = torch.tensor(3e-7).half()
+>>> small, small / 8 * 64 / 8
+(tensor(2.9802e-07, dtype=torch.float16), tensor(4.7684e-07, dtype=torch.float16))
+
+Here the sum is in FP32, so one division after it is enough, and there is no setting for
+such factors. If the mean should have another factor, multiply the loss by it.
+
 NVIDIA's older library apex numbered such choices from O0 to O3. O0 is FP32 and O3 is
 FP16 throughout. O1 casts at each operation, as [autocast](autocast.py) does. O2 casts
 the model and keeps masters and norms in FP32, as a policy does.

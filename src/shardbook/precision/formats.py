@@ -26,9 +26,14 @@ and NaN.
 | e4m3fn | 4 | 3 | ${2^{9}-2^{6}}$ | $2^{-6}$ | $2^{-9}$ | $2^{-3}$ |
 | e5m2 | 5 | 2 | ${2^{16}-2^{13}}$ | $2^{-14}$ | $2^{-16}$ | $2^{-2}$ |
 
-The number $\pi$ shows the digits. FP64 stores it as 3.141592653589793, and FP32 as
-3.1415927. Between 2 and 4 the numbers of FP16 are $2^{-9}$ apart, and those of BF16
-$2^{-6}$. Both formats store $\pi$ as 3.140625.
+The number $\pi$ shows the digits. In decimal scientific notation it is $3.14 \cdot
+10^0$, and in binary $1.1001001_2 \cdot 2^1$. FP64 stores it as 3.141592653589793, and
+FP32 as 3.1415927. Between 2 and 4 the numbers of FP16 are $2^{-9}$ apart, and those of
+BF16 $2^{-6}$. Both formats store $\pi$ as 3.140625, because the three digits that FP16
+has more are zeros here.
+
+IEEE 754, the standard of floating-point arithmetic, defines FP64, FP32 and FP16. The
+other four formats are built like them, but are not part of it.
 
 *Epsilon* is the step from 1 to the next number. The largest relative error of one
 rounding is half of that; this half is called the *unit roundoff*. Formats with 8
@@ -150,6 +155,8 @@ class Format:
 
         >>> FP16.decode(FP16.encode(Fraction(1, 10)))
         0.0999755859375
+        >>> [form.decode(form.encode(math.pi)) for form in (FP32, FP16, BF16, E5M2)]
+        [3.1415927410125732, 3.140625, 3.140625, 3.0]
         """
         if isinstance(value, float) and math.isnan(value):
             return self.quiet_nan

@@ -51,6 +51,12 @@ scaler.step(optimizer_image)
 scaler.update()
 ```
 
+If no code reads the gradients between the two, one backward pass of `words + image`
+gives the same gradients in half the time. For sharded models the loop is the same, with
+[a scaler that compares all ranks](sharded_scaler.py). Each of the two backward passes
+then sends the gradients of the encoder, and one backward pass of the sum sends them
+once.
+
 An overflow skips only the optimizer whose gradients overflowed. With the usual 2000
 steps between two attempts to double $S$, about one step in 2001 is skipped once the
 scale has settled, so this rarely matters.
@@ -61,7 +67,9 @@ seen. If the scale is still falling, for example in the first steps, call the sc
 only if the scale did not fall in `update`.
 
 **A constant scale** is the older recipe: choose $S$ so that $S$ times the largest
-gradient stays below 65504, and never change it. The scale then fits only as long as the
+gradient stays below 65504, and never change it. For that, call `scaler.update(1024.0)`
+in each step: a step with an overflow is still skipped, and $S$ stays at 1024. [A count
+of the gradients](rounding.py#census) shows which $S$ fits. It fits only as long as the
 gradients keep their size, so the dynamic scale is the better default.
 
 The smallest scale here is the smallest normal number of FP32, $2^{-126}$. In [PyTorch's

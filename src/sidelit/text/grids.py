@@ -17,9 +17,10 @@ from markdown_it.token import Token
 
 from sidelit.text import markup
 
-# A number with its sign, a range of two, what it is counted in.
+# A number with its sign, a range of two, what it is counted in. A name such as `0.weight` is none.
 _NUMBER = re.compile(
-    r"[~≈<>≤≥+−-]?\s?\d[\d,.\u00a0\u2009\u202f ]*([–-]\s?\d[\d,.]*)?\s?(%|×|[A-Za-zµ][A-Za-z/]{0,7})?"
+    r"[~≈<>≤≥+−-]?\s?\d([\d,.\u00a0\u2009\u202f ]*\d)?([–-]\s?\d([\d,.]*\d)?)?"
+    r"\s?(%|×|[A-Za-zµ][A-Za-z/]{0,7})?"
 )
 # Letters in a line of a phone that is 390 pixels wide, and what the gap between two columns takes of it.
 _ROOM, _GAP = 42, 2
