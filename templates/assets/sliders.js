@@ -3,8 +3,8 @@
 
 for (const root of all(".sliders")) {
   const points = root.dataset.points.split(";");
-  const answers = all(".answer", root);
-  const axes = all(".axis", root).map((axis) => {
+  const answers = all(".result", root);
+  const axes = all(".choice", root).map((axis) => {
     const values = axis.dataset.values.split("|");
     const label = one("span", axis).textContent;
     const range = make("input", "", [], { type: "range", max: values.length - 1, value: axis.dataset.start, ariaLabel: label });
@@ -24,7 +24,7 @@ for (const root of all(".sliders")) {
       all("i", answers[number]).forEach((bar, part) => { bar.style.width = `${widths[part]}%`; });
     });
   };
-  one(".answers", root).ariaLive = "polite";
+  one(".results", root).ariaLive = "polite";
   // A browser may have kept what was chosen before the page was loaded again.
   show();
 }

@@ -14,7 +14,7 @@ for (const root of all(".stepper")) {
   let version = "";
 
   // ---- What is added: the stage, the lines, the buttons, and a switch between versions of the program.
-  const memory = one(".memory", root).cloneNode(true);
+  const memory = one(".held", root).cloneNode(true);
   const range = make("input", "", [], { type: "range", min: 1, max: events.length, ariaLabel: words.moment });
   const cursor = make("div", "cursor");
   const track = make("div", "track", [one(".curves", root).cloneNode(true), range, cursor]);
@@ -28,8 +28,8 @@ for (const root of all(".stepper")) {
     return button("", [label], () => turn(name));
   }), { role: "group", ariaLabel: words.versions });
   if (twins[0]) one(".claim", root).after(versions);
-  one(".legend", root).before(pane, make("div", "stage", [memory, track]), make("div", "walk", [back, count, forward]));
-  one(".legend", root).after(make("p", "keys", [words.keys]));
+  one(".meanings", root).before(pane, make("div", "stage", [memory, track]), make("div", "walk", [back, count, forward]));
+  one(".meanings", root).after(make("p", "keys", [words.keys]));
   const turn = (name) => {
     version = name;
     for (const part of inside("[data-twin]")) part.hidden = part.dataset.twin !== name;
@@ -61,7 +61,7 @@ for (const root of all(".stepper")) {
     const totals = kinds.map((rank) => size(rank.reduce((sum, bytes) => sum + bytes)));
     all(".rank", memory).forEach((rank, number) => {
       one(".who b", rank).textContent = totals[number];
-      all(".stack i", rank).forEach((bar, kind) => { bar.style.width = `${100 * kinds[number][kind] / words.most}%`; });
+      all(".bytes i", rank).forEach((bar, kind) => { bar.style.width = `${100 * kinds[number][kind] / words.most}%`; });
       all(".unit", rank).forEach((vector, place) => {
         vector.className = `unit s${states[place]}`;
         all("i", vector).forEach((piece, owner) => {

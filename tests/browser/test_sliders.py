@@ -46,7 +46,7 @@ def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
 
 def shown(page: Page) -> list[str]:
     """The numbers of the answer."""
-    return [text.replace("\u202f", " ") for text in page.locator(".answer b").all_inner_texts()]
+    return [text.replace("\u202f", " ") for text in page.locator(".result b").all_inner_texts()]
 
 
 def test_each_slider_moves_to_another_answer(page: Page, home: str) -> None:
@@ -57,13 +57,13 @@ def test_each_slider_moves_to_another_answer(page: Page, home: str) -> None:
     puts.fill("2")
     assert shown(page) == ["4 B", "5 B", "44 %"]
     widths = "bars => bars.map(bar => bar.style.width)"
-    assert page.locator(".answer:first-child i").evaluate_all(widths) == ["60%", "20%"]
+    assert page.locator(".result:first-child i").evaluate_all(widths) == ["60%", "20%"]
     # A bar that begins without a length has one now, and a number of another kind has no bar.
-    assert page.locator(".answer:nth-child(2) i").evaluate_all(widths) == ["100%", "0%"]
-    assert page.locator(".answer:nth-child(3) i").count() == 0
+    assert page.locator(".result:nth-child(2) i").evaluate_all(widths) == ["100%", "0%"]
+    assert page.locator(".result:nth-child(3) i").count() == 0
     size.press("ArrowLeft")
     assert shown(page) == ["1 B", "8 B", "11 %"]
-    assert [axis.inner_text().split() for axis in page.locator(".axis b").all()] == [["1"], ["9"]]
+    assert [axis.inner_text().split() for axis in page.locator(".choice b").all()] == [["1"], ["9"]]
     assert [slider.get_attribute("aria-valuetext") for slider in (size, puts)] == ["1", "9"]
 
 

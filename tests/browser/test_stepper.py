@@ -76,7 +76,7 @@ def test_a_moment_shows_its_sentence_its_line_and_the_memory(page: Page, home: s
     stage = page.locator(".stage")
     assert stage.locator(".who").all_inner_texts() == ["Rank 0\n0.06 kB", "Rank 1\n0.02 kB"]
     # 60 of the 100 bytes that a rank stores at most.
-    shares = stage.locator(".rank:first-child .stack i").evaluate_all(
+    shares = stage.locator(".rank:first-child .bytes i").evaluate_all(
         "bars => bars.map(bar => bar.style.width)"
     )
     assert shares == ["50%", "10%"]
@@ -163,7 +163,7 @@ def test_a_digit_looks_through_the_eyes_of_one_rank_and_enter_opens_the_line(pag
 
 def test_the_twin_marks_the_line_that_is_gone_and_says_what_happens(page: Page, home: str) -> None:
     opened(page, home, 3)
-    notes = page.locator(".event.on .note").filter(visible=True)
+    notes = page.locator(".event.on .remark").filter(visible=True)
     about = page.get_by_text("Nothing is put: 2 items are missing.")
     assert not about.is_visible()
     assert "the sum is 3 and 4" in notes.all_inner_texts()
@@ -174,7 +174,7 @@ def test_the_twin_marks_the_line_that_is_gone_and_says_what_happens(page: Page, 
         "the sum is 3 and 4",
         "the sum is 6 and 8",
     ]
-    assert page.locator(".note.gone").all_inner_texts() == ["the sum is 3 and 4"]
+    assert page.locator(".remark.gone").all_inner_texts() == ["the sum is 3 and 4"]
     assert page.locator(".pane .line.now.gone").count() == 1
     page.locator(".stepper").press("ArrowRight")
     assert page.locator(".pane .gone").count() == 0
@@ -216,7 +216,7 @@ def test_a_page_without_an_address_begins_with_the_first_moment_and_its_top(page
 def test_without_scripts_there_is_the_whole_strip_and_nothing_that_is_dead(page: Page, home: str) -> None:
     page.goto(home + PAGE)
     assert page.locator(".event").filter(visible=True).count() == 4
-    assert page.locator(".stepper .memory").filter(visible=True).count() == 2
+    assert page.locator(".stepper .held").filter(visible=True).count() == 2
     assert page.get_by_text("Nothing is put: 2 items are missing.").is_visible()
     assert page.locator(".stepper :is(button, input)").count() == 0
     assert page.locator(".stepper").get_attribute("tabindex") is None

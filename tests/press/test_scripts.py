@@ -64,3 +64,22 @@ def test_files_that_others_wrote_are_served_as_they_are() -> None:
     for name in ("katex/katex.min.js", "page.css"):
         if name in names:
             assert assets.content(names[name]) == names[name].read_bytes()
+
+
+# What stands on pages of every kind, or belongs to the frame, and is meant to look alike everywhere.
+SHARED = {"text", "front", "code", "line", "num", "claim", "caption", "recorded-by", "on", "now"}
+
+
+def test_what_moves_shares_no_class_with_pages_that_it_may_stand_on() -> None:
+    sheets = {path.name: classes(path.read_text("utf-8")) for path in FOLDER.glob("*.css")}
+    moving = {"stepper.css", "sliders.css"}
+    for name in moving:
+        for other in sheets.keys() - moving:
+            common = sheets[name] & sheets[other] - SHARED
+            # These stand inside of a class of their own wherever they are named.
+            assert common <= {"s1", "s2", "parts"}, (name, other)
+
+
+def classes(sheet: str) -> set[str]:
+    text = re.sub(r"(?s)/\*.*?\*/", "", sheet)
+    return {name for rule in re.findall(r"([^{}]+)\{", text) for name in re.findall(r"\.([a-z][\w-]*)", rule)}

@@ -31,12 +31,12 @@ def built(project: Path, lang: str = "") -> str:
 
 def answers(text: str) -> list[tuple[str, str]]:
     """The rows that are shown: label and number."""
-    return re.findall(r'<li class="answer"><span>(.*?)</span> <b>(.*?)</b>', text)
+    return re.findall(r'<li class="result"><span>(.*?)</span> <b>(.*?)</b>', text)
 
 
 def test_the_page_shows_the_answer_at_the_start(project: Path) -> None:
     text = built(project)
-    assert re.findall(r'<li class="axis"[^>]*><span>(.*?)</span> <b>(.*?)</b>', text) == [
+    assert re.findall(r'<li class="choice"[^>]*><span>(.*?)</span> <b>(.*?)</b>', text) == [
         ("places of the ring", "4"),
         ("items that were put", "1"),
     ]

@@ -79,7 +79,7 @@ def test_a_twin_is_told_where_it_differs(project: Path) -> None:
     assert "<b>Without the item.</b> Nothing is put: 2 items are missing." in text
     assert [each.get("data-removed") for each in events(text)] == [None, None, "no_put", None]
     assert re.findall(
-        r'<span class="note(?: known)?"( data-twin="no_put" hidden)?>(?:the|2)(.*?)</span>', text
+        r'<span class="remark(?: known)?"( data-twin="no_put" hidden)?>(?:the|2)(.*?)</span>', text
     ) == [
         ("", " sum is 3 and 4"),
         (' data-twin="no_put" hidden', " items are lost, first <code>x</code>"),
@@ -91,6 +91,15 @@ def test_a_moment_is_the_end_of_its_scene(project: Path) -> None:
     (moment,) = re.findall(r'(?s)<div class="moment">(.*)</div>', built(project))
     assert 'href="#put-2"' in moment
     assert re.findall(r"Rank (\d) <b>(.*?)</b>", moment)[:2] == [("0", "10\u202fB"), ("1", "20\u202fB")]
+
+
+def test_a_moment_on_another_page_leads_to_the_stepper_and_brings_its_legend(project: Path) -> None:
+    assert 'class="kinds"' not in re.findall(r'(?s)<div class="moment">.*', built(project))[0]
+    with (project / "site/pages/notes/reading.md").open("a", encoding="utf-8") as notes:
+        notes.write("\n::: moment put put\n:::\n")
+    text = built(project, "notes/reading.html")
+    assert 'href="../steps.html#put-4"' in text
+    assert re.findall(r'<i class="k\d"></i> (.*?)</li>', text) == ["items of the ring", "all else"]
 
 
 def test_a_page_has_the_script_only_where_it_needs_it(project: Path) -> None:

@@ -16,9 +16,11 @@ from sidelit.figures import quantities
 from sidelit.interactive import stepper
 from sidelit.interactive.replay import Payload, Run
 from sidelit.interactive.stepper import Stepper
+from sidelit.site.content import Text
 from sidelit.site.directives.excerpts import Excerpts
 from sidelit.site.directives.kind import Book, Kind, Place, nearest, plain
 from sidelit.site.views import CodeLine, Link
+from sidelit.text import directives
 from sidelit.text.directives import Directive
 
 HEIGHT = 100
@@ -209,9 +211,12 @@ def _moment_html(given: Directive, place: Place) -> Markup:
     number = [known for known, _ in made.run.scenes].index(scene)
     last = made.run.scene(number)[-1]
     event = made.run.events[last]
+    anchor, page = f"{name}-{last + 1}", _page_of(name, place.book)
+    elsewhere = page is not None and page.item.source != given.path
     return place.fragment(
         "moment.html",
-        name=name,
+        url=place.address(page.item.output, anchor) if page and elsewhere else f"#{anchor}",
+        kinds=[place.said(made.script, f"kinds/{kind}", {}) for kind in made.run.kinds if elsewhere],
         words=place.said(made.script, f"scenes/{scene}", made.run.values),
         moment=Still(last + 1, tuple(map(made.states.index, event.states)), event.nbytes),
         units=made.run.units,
@@ -219,6 +224,16 @@ def _moment_html(given: Directive, place: Place) -> Markup:
         most=made.run.most,
         size=quantities.size,
     )
+
+
+def _page_of(name: str, book: Book) -> Text | None:
+    """The page that the stepper stands on."""
+    for text in book.texts.values():
+        for tokens in directives.among(text.tokens):
+            given = directives.read(tokens)
+            if (given.name, given.argument) == ("stepper", name):
+                return text
+    return None
 
 
 STEPPER = Kind("stepper", _check, _html)
