@@ -1,83 +1,142 @@
 r"""# Shardbook
 
-> ZeRO sharded training, written to be read.
+> A library for ZeRO sharding, activation checkpointing and mixed precision, whose
+> modules are the chapters of a book.
 
-Each module of this package is a chapter.
+Each module of this package is a chapter. The groups are the folders of the package.
 
-**Foundations**: [ZeRO-3 in fifty lines](sketch.py), [where the bytes go](memory.py), [a
-plan of them](planner.py), [what ranks send each other](collectives.py), [how it is
-counted](ledger.py), [how parameters become one vector](layout.py).
+**Beginning**: [ZeRO-3 in fifty lines](sketch.py), [Where the bytes go](memory.py),
+[Messages of the commands](command.py).
 
-**ZeRO**: [what a unit does](unit.py), [how its vector is split](flat.py), [what a slice
-may be used for](access.py), [how its gradients are collected](gradients.py), [which of
-them nobody used](unused.py), [what may be frozen later](freezing.py); the stages
-[0](replicate.py), [1](zero1.py), [2](zero2.py) and [3](zero3.py); [when a unit
-acts](hooks.py), also [for what a program keeps of its forward pass](demand.py), except
-[views of weights](views.py), [where its parameters stand](parameter_sites.py), [how
-units take turns](conductor.py), [what comes next](prefetch.py); how the ranks make sure
-that they hold the [same model](agreement.py) and keep the [same
-order](exchange_order.py), and [where they ask each other](store_rounds.py) and [who
-looks while a device computes](monitor.py); [what they are about to do](steps.py), [how
-far they have got](progress.py), [who waits for whom](standstill.py), [who has
-died](ended.py) and [who has left](leaving.py); [how units form
-a model](model.py), [no second wrapper](wrappers.py), [how it gets its first
-values](construct.py) and [whether they are the constructor's](written.py), [which ranks
-share it](groups.py), [micro-batches](accumulate.py), [unequal numbers of
-batches](uneven.py), [clipping](clip.py), [whole parameters in a block](whole.py), [what
-an optimizer may do](optimizer_guard.py), [which parameters no unit owns](unowned.py),
-[which rules train slices](optimizer_trial.py), tried on [a copy](optimizer_copy.py),
-[steps inside the backward pass](step_in_backward.py), [what is not
-supported](unsupported.py), [how the result is saved](state_dict.py), [and the
-optimizer's state](optimizer_state.py), [what waits on the host](offload.py), [what
-a trace shows](labels.py), [which private names of PyTorch all of this stands
-on](torch_private.py).
+**Foundations**: [Collectives](collectives.py), [All-to-all instead of
+reduce-scatter](exchange.py), [The byte ledger](ledger.py), [One flat
+vector](layout.py), [Huge pages](huge_pages.py), [Tensor versions](versions.py),
+[Streams](streams.py), [The context of a hook](hook_context.py),
+[Observers](observers.py), [Labels for a profiler](labels.py), [Private names of
+PyTorch](torch_private.py), [Nested calls of a module](nesting.py), [The ranks compare
+their models](agreement.py), [The ranks keep one order of exchanges](exchange_order.py),
+[Rounds through the store](store_rounds.py), [The next exchange of a rank](steps.py), [A
+monitor thread for ranks that wait](monitor.py), [The progress of a rank](progress.py),
+[Standstill](standstill.py), [A rank whose process has ended](ended.py), [A rank that
+leaves](leaving.py), [Ranks that share a model, and ranks that repeat it](groups.py),
+[Restoring the random numbers](rng.py), [Rules in PyTorch's reentrant
+checkpoint](reentrant_rules.py).
 
-**Activation checkpointing**: [one door](checkpointing.py) to [two](reentrant.py)
-[variants](saved_tensors.py), [the same random numbers](rng.py) and [the same
-dtypes](autocast_state.py) in the second run, [whether it was the same](determinism.py),
-[chains in segments](sequential.py), [what is kept all the same](selective.py), [the
-cheapest plan for a budget](budget.py), [where checkpoints wait](residual.py), [a model
-that is streamed through its device](streaming.py).
+**Models**: [A small GPT](gpt.py), [A loss in chunks](chunked_loss.py), [The text of the
+examples](corpus.py).
 
-**Mixed precision**: [floating-point formats](formats.py) and [what rounding does to
-training](rounding.py), [autocast](autocast.py), [loss scaling](loss_scaling.py), also
-[over ranks](sharded_scaler.py), [the policy](policy.py) of a sharded model, [its master
-weights](masters.py), [its norms and losses](norms.py).
+**Parameters**: [The flat vector](flat.py), [What a flat vector
+refuses](flat_checks.py), [Access to a slice](access.py), [The gradients of a flat
+vector](gradients.py), [Gradients that wait for their exchange](waiting.py), [Freezing
+and unfreezing](freezing.py), [Parameter sites](parameter_sites.py), [Counting a
+constructor's writes](written.py), [Copies between device and host](host.py), [The
+policy](policy.py), [Master weights](masters.py), [Offload](offload.py), [Norms and
+losses](norms.py).
 
-**Running it**: [a model](gpt.py), [a loss in chunks](chunked_loss.py), [a
-text](corpus.py), [the options](options.py), [what they are](option_groups.py), also [in
-a file](option_file.py), [the ranks](ranks.py), [whether a run fits](plan.py), [what it
-reads](text.py), from [files](mapped_text.py) and in [tokens](tokens.py), and [where it
-is in them](position.py), [the learning rate](schedule.py), [what a run is made
-of](assemble.py), [the training](loop.py), [its evaluations](evaluation.py), [its
-figures](tracking.py), [a trace](trace.py), [its peak](memory_snapshot.py), [its
-report](report.py), [what is stored](measure.py), [what a step will cost](forecast.py),
-[checkpoints of a run](checkpoints.py): [what a rank stores](stored.py), [slices as
-boxes](boxes.py), [files that any ranks read](sharded.py), [their archives](sharded_files.py) with
-[checksums](checked_elements.py), [an index without a
-program](checkpoint_index.py), [the state of a run](run_state.py) with [what is each
-rank's own](rank_state.py), [the optimizer's](optimizer_entries.py), and [plain
-data](plain_data.py); [one act for all ranks](together.py). **For others**: [a model in a
-folder](model_folder.py), [which tensor is in which file](folder_names.py), [under which
-name](hub_names.py), [a file of tensors](tensor_file.py); [checkpoints of other programs](torch_checkpoint.py)
-and [their index](foreign_index.py).
+**Guards**: [Interrupted forward and backward passes](interrupted.py), [Weights that
+change before the backward pass](stale_backward.py), [No second wrapper](wrappers.py),
+[Transforms and methods that a sharded model refuses](unsupported.py), [Checks before an
+optimizer's step](optimizer_guard.py), [Parameters that belong to no unit](unowned.py),
+[Copying an optimizer](optimizer_copy.py), [The trial of an
+optimizer](optimizer_trial.py).
 
-**Fine-tuning**: [one command](finetune.py), [its options](finetune_options.py), [what it
-begins with](pretrained.py), [what is trained](trained_parameters.py), also [beside the
-layers](adapters.py), [the units](model_units.py), [weights that go into
-shards](sharded_loading.py), [what a construction takes](construction.py) and [what a run
-takes](finetune_plan.py), [its table](finetune_report.py), [the result](tuned_folder.py).
+**ZeRO**: [A unit](unit.py), [Stage 0: every rank keeps everything](replicate.py),
+[Stage 1: the optimizer's state is split](zero1.py), [Stage 2: the gradients are
+split](zero2.py), [Stage 3: the parameters are split](zero3.py), [The hooks of a
+layer](hooks.py), [Gathering on demand](demand.py), [Views that outlive a
+unit](views.py), [The order of the exchanges](conductor.py), [Clearing up before the
+next forward or backward pass](fresh_start.py), [Unused parameters](unused.py),
+[Prefetching the next unit](prefetch.py), [Sharding a model](model.py), [Building a
+model unit by unit](construct.py), [Saving and loading a sharded model](state_dict.py),
+[Casts at the model's boundary](model_casts.py).
 
-**Checking it**: [a command](check_command.py) that runs a few steps of a script [under
-watch](checked_run.py), by [observers](observers.py) and [watches](watches.py), whose
-[findings](findings.py) name [a line](place.py): of [the steps](watch_steps.py), [the
-gradients](watch_gradients.py), [the parameters](watch_parameters.py), [the
-data](watch_data.py), [code that sees slices](watch_slices.py), [the
-bytes](watch_bytes.py), [what is stored](watch_memory.py) and [races](watch_races.py);
-what the ranks [tell each other](between_ranks.py), [the page](diagnosis.py); and for
-races [a recording](stream_events.py) that [a recorder](stream_recorder.py) makes with [a model of
-memory](stream_memory.py) on [a device that is not there](stream_device.py), and [a
-judge](stream_replay.py).
+**Training**: [Gradient accumulation over micro-batches](accumulate.py), [Unequal
+numbers of batches on the ranks](uneven.py), [Gradient clipping](clip.py), [Whole
+parameters outside the forward pass](whole.py), [Stepping inside the backward
+pass](step_in_backward.py), [Saving and loading optimizer state](optimizer_state.py),
+[Evaluating in full precision](full_precision.py).
+
+**Mixed precision**: [Floating-point formats](formats.py), [What rounding does to
+training](rounding.py), [Autocast](autocast.py), [The rules of
+autocast](autocast_rules.py), [Casting inputs in a function mode](casting.py), [Loss
+scaling](loss_scaling.py), [Dividing and checking the gradients](unscaling.py), [Loss
+scaling over ranks](sharded_scaler.py).
+
+**Activation checkpointing**: [Activation checkpointing](checkpointing.py), [What a
+layer costs](costs.py), [Counting FLOPs](flops.py), [Restoring
+autocast](autocast_state.py), [Reentrant checkpointing](reentrant.py), [A segment of a
+reentrant checkpoint](segment.py), [Non-reentrant checkpointing](saved_tensors.py),
+[Saving the arguments of a checkpoint](arguments.py), [The
+recomputation](recomputation.py), [Checking that both runs agree](determinism.py),
+[Finding the operation where two runs diverge](operations.py), [Tensors that cross
+streams](handover.py), [The blocks of PyTorch that change
+checkpoints](torch_settings.py), [Checkpointing a chain in segments](sequential.py),
+[The memory and the cost of a plan](plans.py), [The cheapest plan for a
+budget](budget.py), [Selective checkpointing](selective.py), [Reusing kept results in
+the recomputation](saved_results.py), [Checkpoints inside compiled code](traced.py).
+
+**Streaming**: [Activation checkpoints in pieces, or on the host](residual.py),
+[Streaming a model through one device](streaming.py), [Cutting a model into
+slices](chain_cuts.py).
+
+**Planning**: [The memory planner](planner.py), [When a gather hides](overlap.py), [The
+bytes of a policy](policy_bytes.py), [The report of a run](report.py), [Counting the
+stored bytes](measure.py), [Forecasting a training step](forecast.py), [The peak of a
+construction](construction.py).
+
+**Saving and loading**: [Cutting a slice into boxes](boxes.py), [What a rank stores in a
+checkpoint](stored.py), [Sharded checkpoints](sharded.py), [The files of a sharded
+checkpoint](sharded_files.py), [Checksums of a checkpoint's
+elements](checked_elements.py), [Reading a checkpoint's index without running a
+pickle](checkpoint_index.py), [Buffers and random states of each rank](rank_state.py),
+[Optimizer state in a checkpoint](optimizer_entries.py), [Object states as
+JSON](plain_data.py), [The state of a run](run_state.py), [The list of a checkpoint's
+files](file_list.py), [Asynchronous checkpoints](background.py), [Sharing results and
+errors between ranks](together.py), [A folder of checkpoints](checkpoints.py), [Saving a
+model as safetensors](model_folder.py), [Tensor names in a model
+folder](folder_names.py), [Names in the files of the transformers
+library](hub_names.py), [Loading checkpoints of other programs](torch_checkpoint.py),
+[The index of another program's checkpoint](foreign_index.py), [The safetensors
+format](tensor_file.py).
+
+**Other ways to split a model**: [Tensor parallelism](tensor_parallel.py), [ZeRO-R:
+activations, buffers and fragmentation](zero_r.py), [Pipeline
+parallelism](pipeline_parallel.py), [Three dimensions of
+parallelism](three_dimensions.py), [The programs of this part](programs.py).
+
+**The training program**: [Parsing and checking the options](options.py), [The option
+groups of the training program](option_groups.py), [Options in a configuration
+file](option_file.py), [Starting the ranks](ranks.py), [The training text](text.py),
+[Memory-mapped text](mapped_text.py), [Encoding text with a tokenizer](tokens.py), [The
+position of a run in its text](position.py), [The learning-rate schedule](schedule.py),
+[Losses and gradients that are not finite](not_finite.py), [Planning the memory of a
+run](plan.py), [The parts of a run](assemble.py), [Training on several
+machines](machines.py), [Resuming a run](saving.py), [Training a sharded
+model](loop.py), [The loss on unseen text](evaluation.py), [Tracking the figures of each
+step](tracking.py), [A trace of one step](trace.py), [A snapshot of the memory at its
+peak](memory_snapshot.py).
+
+**Fine-tuning**: [Fine-tuning a GPT-NeoX](finetune.py), [The options of
+fine-tuning](finetune_options.py), [Opening a pretrained model](pretrained.py),
+[Training a subset of the parameters](trained_parameters.py), [LoRA through
+peft](adapters.py), [Choosing the units of a transformers model](model_units.py),
+[Loading a model into shards](sharded_loading.py), [Writing the fine-tuned
+model](tuned_folder.py), [The report of fine-tuning](finetune_report.py), [Planning the
+memory of fine-tuning](finetune_plan.py).
+
+**Checking a script**: [Checking a script](check_command.py), [Running a script under
+watch](checked_run.py), [Findings](findings.py), [The line of the program](place.py),
+[The watches of a checked run](watches.py), [Comparing notes between
+ranks](between_ranks.py), [Checking the steps, and ending the script](watch_steps.py),
+[Checking the gradients](watch_gradients.py), [Checking the
+parameters](watch_parameters.py), [Checking batches, modes and random
+numbers](watch_data.py), [Checking code that uses slices](watch_slices.py), [Checking
+the sent bytes](watch_bytes.py), [Checking the stored bytes](watch_memory.py), [The page
+of findings](diagnosis.py), [Checking for races between streams](watch_races.py), [A
+recording of streams](stream_events.py), [Finding races in a
+recording](stream_replay.py), [Recording a run as if on a GPU](stream_recorder.py),
+[Memory and the host in a recording](stream_memory.py), [A modelled device with
+streams](stream_device.py).
 """
 
 # The press and its site live in the same distribution and need no torch. So torch is

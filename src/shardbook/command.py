@@ -1,15 +1,15 @@
-r"""# What the commands share
+r"""# Messages of the commands
 
-> A mistake of the user's is told in one sentence, and once on each machine.
+> A user's mistake is reported in one sentence, once on each machine.
 
 Several chapters are commands, too: `python -m shardbook.memory` plans memory, and
-`python -m shardbook.train` trains. If an option makes no sense, a command says in one
+`python -m shardbook.train` trains. If an option is wrong, a command reports in one
 sentence what is wrong and what to write instead. It prints no traceback.
 
-The processes of a machine are given the same options, so they find the same mistake,
-and one of them tells it: 64 copies would hide whatever else is printed. A mistake in a
-process's own surroundings, such as a missing GPU, may be nobody else's. So the process
-itself tells it, and says which rank it is.
+All processes of a machine get the same options, so all of them detect the same mistake.
+Only one of them reports it, because 64 copies would hide all other output. Other
+mistakes may concern a single process, such as a missing GPU. In that case the process
+reports the mistake with its rank.
 """
 
 # sidelit: hide

@@ -35,6 +35,7 @@ sharded one, and 0.0 as the largest difference of a parameter.
 [The first lesson](fifty_lines.md) shows these sections with questions between them, and
 then what the sketch gets wrong: the rest of this book answers it.
 
+:figure: bytes_per_rank_sketch
 :notation $N_d$: `dist.get_world_size()`, the number of ranks
 """
 

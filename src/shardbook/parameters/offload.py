@@ -55,10 +55,10 @@ step, too, since each of them updates only its slices.
 
 ## ZeRO-Offload
 
-[ZeRO-Offload](bib:ren2021offload) introduced this division of the work, for stage 2. In
-stage 2 this chapter moves the same bytes: for each parameter of a rank's slices two for
-the gradient and two for the new value, if both have 16 bits and the step has one
-micro-batch. The two differ in three points:
+[ZeRO-Offload](bib:ren2021offload) divides the work of stage 2 between device and host
+in the same way. In stage 2 this chapter moves the same bytes: for each parameter of a
+rank's slices two for the gradient and two for the new value, if both have 16 bits and
+the step has one micro-batch. The two differ in three points:
 
 | | ZeRO-Offload | this chapter |
 |---|---|---|

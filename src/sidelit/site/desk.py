@@ -218,8 +218,7 @@ class _Place:
 
     @property
     def book(self) -> Book:
-        press = self.desk.press
-        return Book(press.config, press.index, press.texts)
+        return Book(self.desk.config, self.desk.press.index, self.desk.press.texts)
 
     def words(self, tokens: Sequence[Token]) -> Markup:
         return Markup(self.printed(tokens))
