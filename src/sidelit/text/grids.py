@@ -24,7 +24,7 @@ _NUMBER = re.compile(
 )
 # Letters in a line of a phone that is 390 pixels wide, and what the gap between two columns takes of it.
 _ROOM, _GAP = 42, 2
-# Words of a cell are broken into lines, but a line needs about so many letters to be read: a few words, or many.
+# Words of a cell break into lines. A line needs so many letters to be read, and more in a long text.
 _LINE, _FEW, _LONG_LINE = 11, 30, 16
 
 Attributes = dict[int, dict[str, str]]
