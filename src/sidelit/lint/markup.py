@@ -31,11 +31,14 @@ _NUMBER_WORDS = {
     "7": "seven seventh",
     "8": "eight eighth",
     "9": "nine ninth",
-    "10": "ten tenth",
+    "10": "ten tenth billion",
     "11": "eleven",
     "12": "twelve dozen",
+    "15": "fifteen",
     "16": "sixteen",
+    "20": "twenty",
     "32": "thirty-two",
+    "50": "fifty",
 }
 
 
