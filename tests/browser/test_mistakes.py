@@ -34,6 +34,8 @@ CHAPTER = next(
 )
 WIDELY, NARROWLY = WAYS
 BOTH = "main section:has(.doc > p):has(pre.code)"
+# Commentary that is much longer than its code has no column beside it.
+BESIDE = f"{BOTH}:not(.above)"
 
 
 def scrolling(seen: Look) -> Iterator[str]:
@@ -75,10 +77,11 @@ MISTAKES: list[tuple[Check, tuple[int, Any], str]] = [
     (theme, WIDELY, style("body", "backgroundColor", "rgb(99, 99, 99)")),
     (theme, NARROWLY, style("body", "backgroundColor", "rgb(99, 99, 99)")),
     (scrolling, WIDELY, f"{style(BOTH, 'height', '20px')}; {style(BOTH, 'overflowY', 'auto')}"),
-    (columns, WIDELY, style(f"{BOTH} .doc", "transform", "translateY(40px)")),
-    (columns, WIDELY, style(f"{BOTH} pre.code", "marginLeft", "-40px")),
-    (columns, WIDELY, style(BOTH, "height", "5px")),
-    (columns, WIDELY, style(BOTH, "marginTop", "-40px")),
+    (columns, WIDELY, style(f"{BESIDE} .doc", "transform", "translateY(40px)")),
+    (columns, WIDELY, style(f"{BESIDE} pre.code", "marginLeft", "-40px")),
+    (columns, WIDELY, style(BESIDE, "height", "5px")),
+    (columns, WIDELY, style(BESIDE, "marginTop", "-40px")),
+    (columns, WIDELY, style(f"{BOTH}.above pre.code", "marginTop", "-90px")),
     (stacked, NARROWLY, style(f"{BOTH} pre.code", "marginTop", "-90px")),
     (stacked, NARROWLY, style(f"{BOTH} .doc", "marginLeft", "-40px")),
     (stacked, NARROWLY, style(f"{BOTH} pre.code", "width", "500px")),

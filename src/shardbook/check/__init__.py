@@ -1,1 +1,1 @@
-"""`python -m shardbook.check`: a few steps of a program of yours, watched."""
+"""`python -m shardbook.check`: a few steps of your program, with every check watching."""

@@ -1,0 +1,1 @@
+"""Saving and loading: checkpoints of a run, folders of a model, and files of other programs."""

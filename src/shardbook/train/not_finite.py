@@ -33,8 +33,8 @@ All ranks receive the same numbers, so all of them make the same decision.
 In FP16 [the scaler](sharded_scaler.py) skips a step whose gradients overflow, and
 lowers the loss scale $S$. Such an overflow is expected, so it does not count as a
 fault. But if $S$ is already 1, the gradients are infinite or NaN without the scale,
-which is a fault. An infinite loss is always a fault, because $S$ is multiplied to the
-loss after it was computed.
+which is a fault. An infinite loss is always a fault, because it was computed
+before $S$ multiplies it.
 
 Only after a fault, the ranks exchange which units have gradients that are not finite. A
 NaN spreads with the backward pass, from the loss towards the first layer. [The

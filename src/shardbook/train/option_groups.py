@@ -52,7 +52,7 @@ def model(add: Add) -> None:
 
 
 def text(add: Add) -> None:
-    """What [the model reads](text.py). Without these options that is a book."""
+    """The options for [the training text](text.py). By default it is a book."""
     add(
         "--data",
         "--text",

@@ -1,1 +1,1 @@
-"""What a training loop calls between the passes: micro-batches, clipping, steps, states."""
+"""Functions for the training loop: micro-batches, clipping, optimizer steps and state."""

@@ -11,6 +11,7 @@ sections that went to another.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from sidelit.errors import SidelitError
 from sidelit.ids.matching import PIECES, Imprint, imprint, match, moved
 from sidelit.ids.naming import piece, propose
 from sidelit.source.source import Document
+
+_DIGEST = re.compile(r"/(?:code|comment)-[0-9a-f]{8}(?:-\d+)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,8 @@ class Naming:
     def _name(self, old: Imprint, place: int, own: Collection[str]) -> int:
         """Give a section that was found again the id that it had, or one for its new definition."""
         new, index = self.current[place], self.shown[place]
-        name = old.id
+        # A digest was the name of code without commentary once, and nobody can say or print it.
+        name = new.id if _DIGEST.search(old.id) else old.id
         if old.qualname != new.qualname and old.kind != "module":
             name = piece(new.qualname, old.id.rpartition("/")[2]) if old.kind in PIECES else new.id
         self.names[index] = name if name in own else self._free(name)

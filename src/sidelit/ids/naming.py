@@ -3,7 +3,8 @@
 > A section is named by what it is and what it says, never by where in the file it stands.
 
 A definition is named by its qualified name, the module `module`. A comment block adds the first words of its
-text, and code without commentary a digest, for want of words. Reordering a file therefore changes no id.
+text, and code without commentary those of its first line, and of its other lines where that is not enough:
+an id can be said and printed. Reordering a file therefore changes no id.
 Names given here are first proposals: once an id is published, `anchors` holds on to it through rewording and
 moving.
 """
@@ -25,10 +26,11 @@ def propose(sections: Sequence[Section]) -> tuple[str, ...]:
     """Return an id for each section; no two are equal, and their order has no influence.
 
     Where a name is claimed twice, all who claim it say what tells them apart: first by their decorator or the
-    condition around them, then by a digest of their text. Only equal texts are counted.
+    condition around them, then code by its other lines, and all else by a digest of their text. Only equal
+    texts are counted.
     """
     ids = [_base(section) for section in sections]
-    for tell in (_traits, _digest):
+    for tell in (_traits, _other_lines, _digest):
         ids = _told_apart(ids, sections, tell)
     return _counted(ids)
 
@@ -78,9 +80,18 @@ def _base(section: Section) -> str:
         return "module"
     if section.kind in ("class", "function"):
         return section.qualname
-    return piece(
-        section.qualname, slug(section.commentary) or f"{section.kind}-{text_digest(section.source)}"
-    )
+    return piece(section.qualname, slug(section.commentary) or _first_line(section) or section.kind)
+
+
+def _first_line(section: Section) -> str:
+    """The words of the first line of code that has some."""
+    lines = (_code_words(line) for line in section.source.split("\n"))
+    return "-".join(next(filter(None, lines), [])[:WORDS])
+
+
+def _code_words(line: str) -> list[str]:
+    plain = unicodedata.normalize("NFKD", line).encode("ascii", "ignore").decode().lower()
+    return re.findall("[a-z0-9]+", plain)
 
 
 # ## Telling doubles apart
@@ -124,9 +135,13 @@ def _traits(section: Section) -> str:
 SIGNS = ((">=", "ge"), ("<=", "le"), ("==", "eq"), ("!=", "ne"), ("<", "lt"), (">", "gt"))
 
 
-def _digest(section: Section) -> str:
-    """The module keeps its name, and a piece without words has its digest already."""
-    if section.kind == "module":
+def _other_lines(section: Section) -> str:
+    """The words of code without commentary behind those of its name, as many as an address may have."""
+    if section.kind not in ("comment", "code") or slug(section.commentary):
         return ""
-    wordless = section.kind in ("comment", "code") and not slug(section.commentary)
-    return "" if wordless else text_digest(section.source)
+    return "-".join(_code_words(section.source)[WORDS : 4 * WORDS])
+
+
+def _digest(section: Section) -> str:
+    """The module keeps its name; all else that nothing tells apart says a digest of its text."""
+    return "" if section.kind == "module" else text_digest(section.source)

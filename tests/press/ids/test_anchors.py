@@ -88,11 +88,20 @@ def test_a_slug_is_made_of_the_first_words(text: str, slug: str) -> None:
     assert naming.slug(text) == slug
 
 
-def test_pieces_without_words_are_named_by_a_digest_of_their_text() -> None:
-    first, second = ids("# 日本語\nx = 1\ndef f(): ...\ny = 1\n")[0], ids("def f(): ...\ny = 1\n")[1]
-    assert first.startswith("module/comment-")
-    assert second.startswith("module/code-")
-    assert ids("def f(): ...\ny = 1\n")[1] == second
+def test_code_without_commentary_is_named_by_its_first_line_and_told_apart_by_the_others() -> None:
+    assert ids("# 日本語\nx = 1\ndef f(): ...\n")[0] == "module/x-1"
+    assert ids("def f(): ...\nwith stream:\n    y = 1\n")[1] == "module/with-stream"
+    assert ids("def f(): ...\n(\n)\n")[1] == "module/code"
+    text = "with stream:\n    f(a, b)\n# Why.\nx = 1\ndef g(): ...\nwith stream:\n    f(c)\n"
+    several = [name for name in ids(text) if name.startswith("module/with")]
+    assert all("@" in name for name in several) == (len(several) > 1)
+
+
+def test_a_digest_that_was_published_becomes_an_alias_of_words(ledger: Path) -> None:
+    text = "def f(): ...\ny = 1\n"
+    publish(ledger, text)
+    ledger.write_text(ledger.read_text("utf-8").replace("module/y-1", "module/code-0b8e1aa0"), "utf-8")
+    assert rebuilt(ledger, text)["module/y-1"] == ("module/code-0b8e1aa0",)
 
 
 def test_doubles_are_told_apart_by_decorator_and_condition() -> None:
@@ -385,9 +394,8 @@ def test_a_redirect_to_what_nobody_sees_is_refused(ledger: Path) -> None:
 def test_code_that_nobody_named_falls_back_to_the_definition_around_it(ledger: Path) -> None:
     text = "def f():\n    for a in b:\n        # Why.\n        c()\n    d()\n    e()\n"
     publish(ledger, text)
-    (code,) = (name for name in ids(text) if "/code-" in name)
     found = rebuilt(ledger, text.replace("    d()\n    e()\n", ""))
-    assert found["f"] == (code,)
+    assert found["f"] == ("f/d",)
 
 
 def test_equal_sections_keep_their_ids_among_themselves(ledger: Path) -> None:
