@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from urllib.parse import unquote
 
 from markdown_it.token import Token
 from markupsafe import Markup
@@ -27,7 +28,7 @@ from sidelit.site.directives.kind import Book
 from sidelit.site.edition import Page, Words
 from sidelit.site.links import fragment
 from sidelit.site.press import Press
-from sidelit.text import markup, prose
+from sidelit.text import markup, pictures, prose
 from sidelit.text.directives import Directive
 
 
@@ -181,6 +182,7 @@ class Desk:
     ) -> prose.RenderContext:
         return prose.RenderContext(
             resolve=self._resolve,
+            picture_size=self._picture_size,
             math=_Watched(self.press),
             section=section,
             place=place,
@@ -190,6 +192,10 @@ class Desk:
             directive=self._directive,
             strict=not self.press.lenient,
         )
+
+    def _picture_size(self, target: str) -> tuple[int, int] | None:
+        """A picture lies beside the text that shows it."""
+        return pictures.size((self.config.project / self.item.source).parent / unquote(target))
 
     def _directive(self, given: Directive, words: Callable[[Sequence[Token]], str]) -> str:
         try:

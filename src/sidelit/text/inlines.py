@@ -69,6 +69,7 @@ class RenderContext:
     :param resolve: turns the target of a link and its line into an address; raises `SidelitError` when there
         is nothing. Targets with `http:`, `https:` and `mailto:` do not pass through it; `bib:` and `src:` do.
     :param image: the same for the files of pictures; `resolve` when it is not given.
+    :param picture_size: the width and height of a picture by its target, or nothing.
     :param math: sets formulas; without one they are shown as they were typed.
     :param section: the id of the section, which makes the ids of footnotes unique on the page.
     :param place: where in the section a text stands that is not part of its body: its title, the lede.
@@ -82,6 +83,7 @@ class RenderContext:
 
     resolve: Callable[[str, int], str]
     image: Callable[[str, int], str] | None = None
+    picture_size: Callable[[str], tuple[int, int] | None] = lambda target: None
     math: Typesets | None = None
     section: str = ""
     place: str = ""
@@ -180,6 +182,8 @@ class InlineWriter:
             return escape(alt, quote=False)
         title = escape(str(token.attrs.get("title", "")))
         extra = f' title="{title}"' if title else ""
+        if size := self.context.picture_size(source):
+            extra += f' width="{size[0]}" height="{size[1]}"'
         return self.slots.inline(f'<img src="{escape(address)}" alt="{escape(alt)}"{extra} loading="lazy">')
 
     def _address(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import subprocess
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -98,6 +99,11 @@ def test_links_of_all_kinds_are_resolved(built: Path) -> None:
     assert "ring.html#Ring.put" in page(built, "index.html").addresses
     assert "../ring.html" in page(built, "tools/window.html").addresses
     assert "../../pictures/columns.svg" in page(built, "ja/notes/reading.html").addresses
+
+
+def test_a_picture_keeps_its_room_until_it_is_there(built: Path) -> None:
+    html = (built / "ja/notes/reading.html").read_text(encoding="utf-8")
+    assert re.search(r'<img src="[^"]+columns.svg"[^>]* width="2" height="1"', html)
     assert "../glossary.html#term-ring" in page(built, "zh/notes/reading.html").addresses
 
 
