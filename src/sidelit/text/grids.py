@@ -24,8 +24,8 @@ _NUMBER = re.compile(
 )
 # Letters in a line of a phone that is 390 pixels wide, and what the gap between two columns takes of it.
 _ROOM, _GAP = 42, 2
-# Words of a cell are broken into lines, but a line needs about so many letters to be read.
-_LINE = 11
+# Words of a cell break into lines. A line needs so many letters to be read, and more in a long text.
+_LINE, _FEW, _LONG_LINE = 11, 30, 16
 
 Attributes = dict[int, dict[str, str]]
 
@@ -86,7 +86,8 @@ def _needs(column: Sequence[str]) -> int:
     """The letters in a line that a column needs."""
     if _counts(column):
         return max(map(_width, [*column[0].split(), *column[1:]]))
-    return max(min(_width(cell), max([_LINE, *map(_width, cell.split())])) for cell in column)
+    line = _LINE if max(map(_width, column)) <= _FEW else _LONG_LINE
+    return max(min(_width(cell), max([line, *map(_width, cell.split())])) for cell in column)
 
 
 def _width(text: str) -> int:
