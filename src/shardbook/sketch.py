@@ -81,7 +81,7 @@ class Sharded(nn.Module):
         self.layer = (layer.to("meta"),)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Gather, compute, free: the first two moments, and a hook for the third.
+        """Gather, compute, free: moments one and two, and a hook for the third.
 
         A layer's backward pass begins when the gradient of its output is known. That is
         the moment at which PyTorch calls a hook on the output.

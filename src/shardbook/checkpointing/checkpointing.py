@@ -60,9 +60,9 @@ temporaries and what the allocator holds in reserve come on top:
 | the cheapest plan for a quarter | 2.76 MB | 2.83 MB | 0.59 |
 | the plan with the least memory | 0.79 MB | 1.71 MB | 0.71 |
 
-The last column counts FLOPs, in units of one forward pass. Early stop is the difference
-between 0.71 and 0.99, because more than a quarter of a block's FLOPs are in its last
-product.
+The last column counts FLOPs, as multiples of one forward pass. Early stop is the
+difference between 0.71 and 0.99, because more than a quarter of a block's FLOPs are in
+its last product.
 
 **What a checkpoint does not save.** Parameters, optimizer state and gradients take the
 same memory as before. The first backward pass allocates `.grad` of each parameter,

@@ -29,13 +29,17 @@ _NUMBER_WORDS = {
     "5": "five fifth",
     "6": "six sixth",
     "7": "seven seventh",
-    "8": "eight eighth",
+    "8": "eight eighth eighths",
     "9": "nine ninth",
     "10": "ten tenth",
     "11": "eleven",
     "12": "twelve dozen",
+    "14": "fourteen",
+    "15": "fifteen",
     "16": "sixteen",
+    "20": "twenty",
     "32": "thirty-two",
+    "50": "fifty",
 }
 
 
