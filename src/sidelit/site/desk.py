@@ -27,7 +27,7 @@ from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.edition import Page, Words
 from sidelit.site.links import fragment
-from sidelit.site.press import Press
+from sidelit.site.press import Press, Watched
 from sidelit.text import markup, pictures, prose
 from sidelit.text.directives import Directive
 
@@ -183,7 +183,7 @@ class Desk:
         return prose.RenderContext(
             resolve=self._resolve,
             picture_size=self._picture_size,
-            math=_Watched(self.press),
+            math=Watched(self.press),
             section=section,
             place=place,
             heading_offset=heading_offset,
@@ -252,21 +252,6 @@ class _Place:
 
     def fragment(self, template: str, **values: object) -> Markup:
         return page.fragment(f"directives/{template}", self.desk.shown.lang, values)
-
-
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """A typesetter that tells about what it refuses, even where the page shows it as it was typed."""
-
-    press: Press
-
-    def render(self, tex: str, *, display: bool, path: str | None, line: int | None) -> str:
-        try:
-            return self.press.math.render(tex, display=display, path=path, line=line)
-        except SidelitError as error:
-            if self.press.lenient:
-                self.press.report(error)
-            raise
 
 
 def _offset(piece: Piece) -> int:

@@ -22,7 +22,7 @@ from sidelit.site.links import Index
 from sidelit.site.uses import Use
 from sidelit.text.inlines import Typesets
 
-__all__ = ["Press"]
+__all__ = ["Press", "Watched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +50,18 @@ class Press:
     """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
     report: Callable[[SidelitError], None] = lambda error: None
     """Told of every mistake, in either mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A typesetter that tells about what it refuses, even where the page shows it as it was typed."""
+
+    press: Press
+
+    def render(self, tex: str, *, display: bool, path: str | None, line: int | None) -> str:
+        try:
+            return self.press.math.render(tex, display=display, path=path, line=line)
+        except SidelitError as error:
+            if self.press.lenient:
+                self.press.report(error)
+            raise
