@@ -34,6 +34,9 @@ QUICK = [
     *("ring", "sketch", "states", "step", "three_dimensions", "vector"),
 ]
 
+# These take a minute each, and `.ci/run` leaves them to `make test-all`.
+LONG = ["closing", "timeline"]
+
 
 def committed(name: str) -> dict[str, Any]:
     """A recording as it lies in the repository."""
@@ -57,7 +60,13 @@ def test_a_recording_says_where_it_comes_from(name: str) -> None:
     assert path.stat().st_size <= frame.MOST_BYTES
 
 
-@pytest.mark.parametrize("name", rows(frame.names(), now=QUICK))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *rows([name for name in frame.names() if name not in LONG], now=QUICK),
+        *(pytest.param(name, marks=[pytest.mark.full, pytest.mark.matrix]) for name in LONG),
+    ],
+)
 def test_the_library_records_the_same_again(name: str) -> None:
     found = frame.exact(name, frame.module_of(name).record())
     assert found == frame.exact(name, committed(name)["data"]), f"run `make record ARGS={name}`"
