@@ -1,4 +1,4 @@
-"""The losses of a small GPT in FP32 and in every 16-bit format, as `python -m benchmarks.parity` trains it."""
+"""The losses of a small GPT in FP32 and in all 16-bit formats, as `python -m benchmarks.parity` trains it."""
 
 from __future__ import annotations
 
