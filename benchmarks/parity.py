@@ -15,7 +15,7 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,7 +25,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from benchmarks.__main__ import positive
-from benchmarks.curve import draw
 from benchmarks.launch import free_port
 
 from shardbook import Policy, shard
@@ -105,10 +104,8 @@ Curves = dict[str, list[Curve]]
 def main(arguments: list[str] | None = None) -> int:
     """Train in all modes, print the table, write the curves; fail if a mode ends outside of the band."""
     options = parse(arguments)
-    for name in ("json", "svg"):
-        path = getattr(options, name)
-        if path is not None and not path.parent.is_dir():
-            sys.exit(f"--{name} {path}: there is no folder {path.parent}; make it first")
+    if options.json is not None and not options.json.parent.is_dir():
+        sys.exit(f"--json {options.json}: there is no folder {options.json.parent}; make it first")
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder, "curves.json")
         torch.multiprocessing.spawn(on_rank, (free_port(), options, found), nprocs=options.ranks)
@@ -119,8 +116,6 @@ def main(arguments: list[str] | None = None) -> int:
     outside = [name for name in curves if MODES[name].in_band and distance(curves, name) > BAND]
     if options.json is not None:
         write(options.json, json.dumps(figures(options, curves), indent=1) + "\n")
-    if options.svg is not None:
-        write(options.svg, picture(curves))
     if outside:
         sys.exit(f"further than {BAND:.1%} from fp32: {', '.join(outside)}")
     return 0
@@ -148,7 +143,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         add(f"--{name}", type=positive, default=default, metavar="N", help=meaning)
     add("--lr", type=float, default=2e-3, metavar="X", help="learning rate of AdamW")
     add("--json", type=Path, metavar="FILE", help="also write the curves to this file")
-    add("--svg", type=Path, metavar="FILE", help="also draw the curves into this file")
     return parser.parse_args(arguments)
 
 
@@ -157,14 +151,20 @@ def on_rank(rank: int, port: int, options: argparse.Namespace, found: Path) -> N
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=options.ranks)
+    curves = train_all(options)
+    if rank == 0:
+        found.write_text(json.dumps({name: list(map(asdict, runs)) for name, runs in curves.items()}))
+    dist.destroy_process_group()
+
+
+def train_all(options: argparse.Namespace) -> Curves:
+    """Train in all modes, each with every seed."""
     curves = {}
     for name, mode in MODES.items():
-        curves[name] = [asdict(train(mode, seed, options)) for seed in range(options.seeds)]
-        if rank == 0:
+        curves[name] = [train(mode, seed, options) for seed in range(options.seeds)]
+        if dist.get_rank() == 0:
             print(f"trained in {name}", file=sys.stderr, flush=True)
-    if rank == 0:
-        found.write_text(json.dumps(curves))
-    dist.destroy_process_group()
+    return curves
 
 
 def train(mode: Mode, seed: int, options: argparse.Namespace) -> Curve:
@@ -230,6 +230,18 @@ def distance(curves: Curves, name: str) -> float:
     )
 
 
+def mean_of(runs: Sequence[Curve]) -> list[float]:
+    """The losses in training, step by step, as means over the runs."""
+    return [statistics.fmean(step) for step in zip(*(run.train for run in runs), strict=True)]
+
+
+def distances(mean: Sequence[float], base: Sequence[float], window: int) -> Iterator[float]:
+    """How far apart two curves are, relative, each as the mean over this many steps up to the present one."""
+    for end in range(window, len(mean) + 1):
+        part = slice(end - window, end)
+        yield statistics.fmean(mean[part]) / statistics.fmean(base[part]) - 1
+
+
 def table(curves: Curves) -> str:
     """The modes as text. The last tenth of the steps stands for the loss in training."""
     lines = [
@@ -251,11 +263,6 @@ def table(curves: Curves) -> str:
         f"\nband {BAND:.1%}; between the seeds fp32 itself differs by {spread:.2%} on the unseen text"
     )
     return "\n".join(lines)
-
-
-def picture(curves: Curves) -> str:
-    """The losses in training, as SVG."""
-    return draw({name: [run.train for run in runs] for name, runs in curves.items()}, "fp32", BAND)
 
 
 def figures(options: argparse.Namespace, curves: Curves) -> dict[str, Any]:

@@ -83,12 +83,8 @@ LONG_PROSE = [
     for name in longest([prose.output for prose in CONFIG.prose if template_of(prose) == template], 1)
 ]
 LONG = {path_of(name, language) for name in [LONG_CHAPTERS[-1], *LONG_PROSE] for language in LANGUAGES}
-# Where a change goes in, every page is opened in English and in one other language, in turn.
-IN_TURN = LONG | {
-    path_of(name, language)
-    for place, name in enumerate(NAMES)
-    for language in (LANGUAGES[0], LANGUAGES[1:][place % len(LANGUAGES[1:])])
-}
+# Where a change goes in, every page is opened in one language, each in turn.
+IN_TURN = LONG | {path_of(name, LANGUAGES[place % len(LANGUAGES)]) for place, name in enumerate(NAMES)}
 # Where boxes and colours are looked at: on every third page in English, and in a translation on those that
 # stand for the others.
 LOOKED_AT = LONG | set([path for path in PAGES if language_of(path) == LANGUAGES[0]][::3])

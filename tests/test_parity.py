@@ -7,20 +7,17 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 import ranks
-from matrix import rows
 from warm import start
 
 ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.curve import RIGHT, distances, draw  # noqa: E402
-from benchmarks.parity import BAND, MODES, Curve, distance, parse, table, train  # noqa: E402
+from benchmarks.parity import BAND, MODES, Curve, distance, distances, mean_of, parse, table, train  # noqa: E402
 
 TINY = ["--steps", "3", "--layers", "1", "--width", "16", "--heads", "2", "--context", "16"]
 
@@ -55,30 +52,9 @@ def test_the_distance_is_the_largest_of_all_seeds_and_texts() -> None:
     assert row.split() == ["fp16", "policy,", "scaled", "2.9700", "5.0250", "2.00%", "1.0", "8"]
 
 
-def test_the_picture_shows_each_curve_and_its_distance_where_the_numbers_say() -> None:
-    exact = [[4.0, 2.0, 2.0, 1.0]] * 2
-    losses = {
-        "fp32": exact,
-        "near": [[4.0, 2.0, 2.0, 1.0], [4.0, 2.0, 2.0, 1.02]],
-        "far": [[4.0, 2.0, 2.0, 3.0]] * 2,
-    }
-    picture = ElementTree.fromstring(draw(losses, "fp32", band=0.01))
-    name = "{http://www.w3.org/2000/svg}"
-    words = [text.text for text in picture.iter(f"{name}text")]
-    assert {"near", "far", "+1.0%", "0", "-2.0%", "4.0", "1.0", "step 2"} <= set(words)
-    base, near, apart, far, beyond = (
-        [tuple(map(float, point.split(","))) for point in line.get("points", "").split()]
-        for line in picture.iter(f"{name}polyline")
-    )
-    assert len(base) == len(near) == len(far) == 4
-    # A panel runs from its largest value at the top to its least at the bottom.
-    assert base[0][1] == 26
-    assert base[-1] == (RIGHT, 176)
-    assert 26 < near[-1][1] < 176
-    # The mean of two runs is 1 % above, at the edge of a band that takes up the middle half of its panel.
-    assert apart[-1] == (RIGHT, pytest.approx(222 + 130 / 4, abs=0.1))
-    assert apart[0][1] == 222 + 130 / 2
-    assert beyond[-1][1] == 222
+def test_a_curve_is_the_mean_of_its_runs_step_by_step() -> None:
+    runs = [Curve([4.0, 2.0], unseen=1.0, skipped=0, scale=1.0), Curve([2.0, 1.0], 1.0, 0, 1.0)]
+    assert mean_of(runs) == [3.0, 1.5]
 
 
 def test_a_distance_is_taken_between_means_over_a_window() -> None:
@@ -93,11 +69,10 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_explains_itself() -> None:
     run = command("--help")
     assert run.returncode == 0, run.stderr
-    assert all(f"--{option}" in run.stdout for option in ("steps", "seeds", "ranks", "stage", "json", "svg"))
+    assert all(f"--{option}" in run.stdout for option in ("steps", "seeds", "ranks", "stage", "json"))
 
 
-@pytest.mark.parametrize("option", rows(["--json", "--svg"], now=["--json"]))
-def test_a_folder_that_is_missing_is_told_before_anything_runs(option: str) -> None:
-    run = command(option, "nowhere/curves")
+def test_a_folder_that_is_missing_is_told_before_anything_runs() -> None:
+    run = command("--json", "nowhere/curves")
     assert run.returncode == 1
-    assert run.stderr == f"{option} nowhere/curves: there is no folder nowhere; make it first\n"
+    assert run.stderr == "--json nowhere/curves: there is no folder nowhere; make it first\n"

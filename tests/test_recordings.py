@@ -35,7 +35,7 @@ QUICK = [
 ]
 
 # These take a minute each, and `.ci/run` leaves them to `make test-all`.
-LONG = ["closing", "timeline"]
+LONG = ["closing", "losses", "timeline"]
 
 
 def committed(name: str) -> dict[str, Any]:

@@ -10,7 +10,9 @@ path of the file starts there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from sidelit import assets, page_names, proofs, prose_pages
@@ -81,6 +83,8 @@ class Config:
     """A template whose picture stands beside the title on the home page, if there is one."""
     repository: str | None = None
     figures_torch: str | None = None
+    macros: Mapping[str, str] = field(default_factory=dict)
+    """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
     home: str = "index.html"
 
     @property
@@ -145,6 +149,7 @@ def load(path: Path) -> Config:
         home_figure=top.take("home_figure", str, ""),
         repository=top.take("repository", str, "") or None,
         figures_torch=top.take("figures_torch", str, "") or None,
+        macros=_macros(top),
     )
     top.finish()
     _check(config, top)
@@ -160,6 +165,18 @@ def _languages(top: Table) -> tuple[str, ...]:
             known = ", ".join(assets.languages())
             raise top.error(f"unknown language {code!r}", "languages", hint=f"the templates know {known}")
     return languages
+
+
+def _macros(top: Table) -> dict[str, str]:
+    """The table `[macros]`: a command of TeX, and what it stands for."""
+    macros = top.take("macros", dict, {})
+    for name, meaning in macros.items():
+        if not re.fullmatch(r"\\(?:[A-Za-z]+|[^A-Za-z\s])", name):
+            hint = r"a command is a backslash and letters, in single quotes: '\R' = '\mathbb{R}'"
+            raise top.error(f"{name!r} is no command of TeX", name, hint)
+        if not isinstance(meaning, str):
+            raise top.error(f"the macro {name} must be a string", name)
+    return macros
 
 
 def _part(table: Table, root: str) -> Part:

@@ -6,6 +6,7 @@ Which pages there are is read from the site's own configuration: a new chapter i
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ import chromium
 from browser.looks import WAYS, Looks, look
 from browser.serving import serve
 from built import HEIGHT, IN_TURN, LOOKED_AT, PAGES, ROOT, WIDE, Open, show
+from press.project import SAMPLE, sidelit
 
 FLAGS = [
     "--no-sandbox",
@@ -195,6 +197,33 @@ def scriptless(windows: Windows, path: str) -> Iterator[Page]:
     """The page at `path` in a browser whose scripts are off."""
     with windows.show("shared", path, scripts=False) as page:
         yield page
+
+
+@pytest.fixture(scope="module")
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the sample project is served, with what the test's module puts into it by its `furnish`."""
+    sample = Path(shutil.copytree(SAMPLE, tmp_path_factory.mktemp("small") / "sample"))
+    request.module.furnish(sample)
+    sidelit("build", cwd=sample)
+    with serve(sample / "build/site") as address:
+        yield address
+
+
+@pytest.fixture
+def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A window of this test alone, as the module's WINDOW and the test's own parameters want it. Nothing may
+    be written to its console.
+    """
+    given: dict[str, Any] = {**getattr(request.module, "WINDOW", {}), **getattr(request, "param", {})}
+    size = {"width": WIDE, "height": HEIGHT}
+    context = browser.new_context(reduced_motion="reduce", viewport=size, **given)
+    messages: list[str] = []
+    page = context.new_page()
+    page.on("console", lambda said: messages.append(said.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    yield page
+    context.close()
+    assert messages == []
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from browser.looks import (
     violations,
     without_scripts,
 )
-from built import LANGUAGES, LONG, NAMES, NARROW, PAGES, WIDE, language_of, path_of, show
+from built import LANGUAGES, LONG, NARROW, PAGES, WIDE, language_of, show
 
 # What `make test` does not ask of two widths, two themes and all rules.
 OTHER_LOOKS: list[tuple[int, str, dict[str, Any]]] = [
@@ -34,8 +34,6 @@ OTHER_LOOKS: list[tuple[int, str, dict[str, Any]]] = [
 ]
 ENGLISH = [path for path in PAGES if language_of(path) == LANGUAGES[0]]
 LONG_IN_ENGLISH = LONG.intersection(ENGLISH)
-# Each page in one language.
-ONCE = LONG | {path_of(name, LANGUAGES[place % len(LANGUAGES)]) for place, name in enumerate(NAMES)}
 
 
 @pytest.mark.pages(now=LONG_IN_ENGLISH)
@@ -60,7 +58,7 @@ def test_dark_is_dark(looks: Looks) -> None:
     assert [said for seen in looks for said in theme(seen)] == []
 
 
-@pytest.mark.pages(now=LONG_IN_ENGLISH, turn=ONCE)
+@pytest.mark.pages(now=LONG_IN_ENGLISH)
 def test_a_page_is_whole_without_scripts(shared: Page, scriptless: Page) -> None:
     assert list(without_scripts(scriptless, show(shared))) == []
 

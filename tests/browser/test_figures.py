@@ -5,17 +5,13 @@ The sample gets the figure `bars` on a page of prose, which has room for the wid
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
-from browser.serving import serve
 from built import ROOT
 from press.figures import studio
-from press.project import SAMPLE, sidelit
 from sidelit.site.page import interface
 
 SCRIPT = ROOT / "templates" / "assets" / "figures.js"
@@ -23,32 +19,10 @@ PAGE = "notes/reading.html"
 WORDS = {lang: interface(lang) for lang in ("en", "ja", "zh")}
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the sample is served with a figure on a page."""
-    sample = Path(shutil.copytree(SAMPLE, tmp_path_factory.mktemp("drawn") / "sample"))
+def furnish(sample: Path) -> None:
+    """Put a figure on a page of prose."""
     with (studio.furnish(sample) / "pages" / "notes" / "reading.md").open("a", encoding="utf-8") as prose:
         prose.write("\n::: figure bars\n:::\n")
-    sidelit("build", cwd=sample)
-    with serve(sample / "build/site") as address:
-        yield address
-
-
-@pytest.fixture
-def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """A window whose scripts are on, or off where the test says so; it must write nothing to the console."""
-    context = browser.new_context(
-        java_script_enabled=getattr(request, "param", True),
-        reduced_motion="reduce",
-        viewport={"width": 1280, "height": 900},
-    )
-    messages: list[str] = []
-    page = context.new_page()
-    page.on("console", lambda said: messages.append(said.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    yield page
-    context.close()
-    assert messages == []
 
 
 def width(page: Page, selector: str) -> float:
@@ -110,7 +84,7 @@ def test_on_a_phone_the_wide_drawing_scrolls_within_the_window(page: Page, home:
     assert close["y"] < box["y"] + 10
 
 
-@pytest.mark.parametrize("page", [False], indirect=True)
+@pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)
 def test_without_scripts_a_figure_offers_nothing_that_is_dead(page: Page, home: str) -> None:
     page.goto(home + PAGE)
     assert page.locator("figure svg.wide").is_visible()
@@ -126,7 +100,7 @@ def test_the_script_is_small_and_needs_no_exception_from_the_policy() -> None:
         assert way not in text, way
 
 
-@pytest.mark.parametrize("page", [False], indirect=True)
+@pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)
 def test_without_scripts_a_figure_is_described_and_its_numbers_can_be_read(page: Page, home: str) -> None:
     page.goto(home + PAGE)
     drawing = page.get_by_role("img", name="Ring holds 900\u202fB at most").filter(visible=True)

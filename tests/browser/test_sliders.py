@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from browser.looks import ALL, sideways, violations
 from browser.looks import look as looked
-from browser.serving import serve
 from built import ROOT, show
 from press.interactive import studio
-from press.project import SAMPLE, sidelit
 
 PAGE = "notes/reading.html"
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the sample is served with sliders."""
-    sample = Path(shutil.copytree(SAMPLE, tmp_path_factory.mktemp("slid") / "sample"))
-    studio.ask(sample)
-    sidelit("build", cwd=sample)
-    with serve(sample / "build/site") as address:
-        yield address
-
-
-@pytest.fixture
-def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """A window whose scripts are on, or off where the test says so; it must write nothing to the console."""
-    context = browser.new_context(
-        java_script_enabled=getattr(request, "param", True), viewport={"width": 1280, "height": 900}
-    )
-    messages: list[str] = []
-    page = context.new_page()
-    page.on("console", lambda said: messages.append(said.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    yield page
-    context.close()
-    assert messages == []
+furnish = studio.ask
 
 
 def shown(page: Page) -> list[str]:
@@ -67,7 +37,7 @@ def test_each_slider_moves_to_another_answer(page: Page, home: str) -> None:
     assert [slider.get_attribute("aria-valuetext") for slider in (size, puts)] == ["1", "9"]
 
 
-@pytest.mark.parametrize("page", [False], indirect=True)
+@pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True)
 def test_without_scripts_one_answer_stands_there_and_nothing_that_is_dead(page: Page, home: str) -> None:
     page.goto(home + PAGE)
     assert shown(page) == ["1 B", "0 B", "100 %"]

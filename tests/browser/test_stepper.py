@@ -5,49 +5,20 @@ The sample gets a lesson with the stepper `put`: four events in two scenes, and 
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from browser.looks import ALL, in_print, sideways, violations
 from browser.looks import look as looked
-from browser.serving import serve
 from built import ROOT, show
 from press.interactive import studio
-from press.project import SAMPLE, sidelit
 from sidelit.site.page import interface
 
 PAGE = "steps.html"
 WORDS = {lang: interface(lang) for lang in ("en", "ja", "zh")}
 PRESENT = ".event.on"
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the sample is served with a stepper."""
-    sample = Path(shutil.copytree(SAMPLE, tmp_path_factory.mktemp("stepped") / "sample"))
-    studio.furnish(sample)
-    sidelit("build", cwd=sample)
-    with serve(sample / "build/site") as address:
-        yield address
-
-
-@pytest.fixture
-def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """A window with a touch screen, its scripts on or off; it must write nothing to the console."""
-    given: dict[str, Any] = {"has_touch": True, "reduced_motion": "reduce", **getattr(request, "param", {})}
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, **given)
-    messages: list[str] = []
-    page = context.new_page()
-    page.on("console", lambda said: messages.append(said.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    yield page
-    context.close()
-    assert messages == []
+WINDOW = {"has_touch": True}
+furnish = studio.furnish
 
 
 def at(page: Page) -> str:

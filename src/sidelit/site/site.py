@@ -159,7 +159,7 @@ def files(config: Config) -> dict[str, bytes]:
         index=index.index(config, written, leads, terms, works),
         leads=leads,
         texts={text.item.source: text for text in written},
-        math=Typesetter(cache=config.project / CACHE / "math"),
+        math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
         origin=origin.origin(config),
         glossary=terms,
         uses=uses.uses(terms, written),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sidelit.errors import SidelitError
+from sidelit.source.literals import as_meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,14 @@ class Docstring:
     :param text: what it evaluates to, without the indentation.
     :param blank: how many blank lines it starts with.
     :param follower: line of the next statement of the same body, which may be the docstring's own line.
+    :param misread: the lines of formulas that Python reads otherwise than they are written.
     """
 
     owner: int
     text: str
     blank: int
     follower: int
+    misread: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +65,13 @@ def survey(text: str, path: str) -> Survey:
     """
     found = Survey({}, {})
     tree = _parse(text, path)
-    _note_docstring(tree, 0, found)
+    lines = text.split("\n")
+    _note_docstring(tree, 0, found, lines)
     for node, conditions in _definitions(tree):
         kind: Literal["class", "function"] = "class" if isinstance(node, ast.ClassDef) else "function"
         traits = tuple(_accessors(node)) + tuple(conditions)
         found.definitions[node.lineno] = Definition(node.name, kind, traits)
-        _note_docstring(node, node.lineno, found)
+        _note_docstring(node, node.lineno, found, lines)
     return found
 
 
@@ -135,13 +139,28 @@ def _accessors(node: _Defined) -> Iterator[str]:
             yield " ".join([word, *map(ast.unparse, decorator.args)])
 
 
-def _note_docstring(node: _Defined | ast.Module, owner: int, found: Survey) -> None:
+def _note_docstring(node: _Defined | ast.Module, owner: int, found: Survey, lines: list[str]) -> None:
     """Record the docstring of `node`, if it has one."""
     text = ast.get_docstring(node, clean=False)
     if text is None:
         return
+    first = node.body[0]
+    text, misread = as_meant(_written(first, lines), text)
     blank = len(text) - len(text.lstrip())
     follower = node.body[1].lineno if len(node.body) > 1 else 0
-    found.docstrings[node.body[0].lineno] = Docstring(
-        owner, inspect.cleandoc(text), text[:blank].count("\n"), follower
+    found.docstrings[first.lineno] = Docstring(
+        owner,
+        inspect.cleandoc(text),
+        text[:blank].count("\n"),
+        follower,
+        tuple(first.lineno + line for line in misread),
     )
+
+
+def _written(statement: ast.stmt, lines: list[str]) -> str:
+    """A statement as it stands in the source. Its columns count bytes."""
+    end = statement.end_lineno or statement.lineno
+    rows = [line.encode() for line in lines[statement.lineno - 1 : end]]
+    rows[-1] = rows[-1][: statement.end_col_offset]
+    rows[0] = rows[0][statement.col_offset :]
+    return b"\n".join(rows).decode()

@@ -105,8 +105,14 @@ def parse(text: str, path: str, encoding: str = "utf-8") -> Document:
     stretches = Stretches(path)
     drafts = _Cutter(found, known, stretches).cut()
     sections = tuple(_finish(drafts, found, kept, stretches))
-    faults = sorted(stretches.faults, key=lambda fault: fault.line or 0)
+    misread = (_misread(path, line) for docstring in known.docstrings.values() for line in docstring.misread)
+    faults = sorted([*stretches.faults, *misread], key=lambda fault: fault.line or 0)
     return Document(path, text, sections, encoding, found.stray, tuple(faults))
+
+
+def _misread(path: str, line: int) -> SidelitError:
+    what = "Python reads a backslash in this formula as an escape; it is printed as it is written"
+    return SidelitError(what, path=path, line=line, hint='begin the docstring with r"""')
 
 
 # ## Cutting

@@ -3,12 +3,14 @@ r"""# The dialect
 > What the press adds to CommonMark, rule by rule.
 
 Commentary is CommonMark with tables, footnotes, admonitions, dollar math and field lists, all of them
-plugins of markdown-it-py. Three things were missing and are written here: `>>>` examples without a fence,
-the line on which a link or a formula stands, and emphasis that works between Chinese or Japanese characters.
+plugins of markdown-it-py. Four things were missing and are written here: `>>>` examples without a fence,
+environments of TeX without dollars, the line on which a link or a formula stands, and emphasis that works
+between Chinese or Japanese characters.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Literal
 
@@ -59,6 +61,7 @@ def configured(*, directives: bool = False) -> MarkdownIt:
     md.inline.ruler.at("math_inline", _also_at_the_start(math_inline_dollar(False, False, True)))
     interrupts: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
     md.block.ruler.before("blockquote", "doctest", _doctest, interrupts)
+    md.block.ruler.before("blockquote", "environment", _environment, interrupts)
     if directives:
         md.block.ruler.before("blockquote", "directive", directive, interrupts)
     _count_lines(md)
@@ -95,6 +98,33 @@ def _doctest(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     token = state.push("fence", "code", 0)
     token.info, token.markup, token.map = "pycon", ">>>", [start, stop]
     token.content = state.getLines(start, stop, state.sCount[start], True)
+    return True
+
+
+# The environments that make a formula of their own, in the names of amsmath.
+_BEGIN = re.compile(
+    r"\\begin\{((?:align(?:at|ed)?|alignedat|CD|cases|eqnarray|equation|gather(?:ed)?|multline|split|[pbvBV]?matrix)\*?)\}"
+)
+
+
+def _environment(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """`\\begin{align} … \\end{align}` is a formula without dollars around it, as authors of TeX write it."""
+    begun = None if state.is_code_block(start) else _BEGIN.match(_line(state, start))
+    if begun is None:
+        return False
+    closing, last = f"\\end{{{begun[1]}}}", start
+    while closing not in _line(state, last):
+        last += 1
+        # What is never closed is text, and so is what a blank line interrupts.
+        if last >= end or state.isEmpty(last):
+            return False
+    if _line(state, last).rpartition(closing)[2].strip() not in ("", ".", ","):
+        return False
+    if not silent:
+        token = state.push("math_block", "math", 0)
+        token.block, token.map = True, [start, last + 1]
+        token.content = state.getLines(start, last + 1, state.sCount[start], False)
+        state.line = last + 1
     return True
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from press.project import edit
+from press.project import edit, sidelit
+
+Change = Callable[[Path], None]
 
 WORDS = """\
 title = "Putting an item"
@@ -156,3 +159,33 @@ def record(site: Path, name: str, data: object) -> None:
     head = {"command": f"make record ARGS={name}", "commit": "0" * 40, "machine": "two cores"}
     text = json.dumps({**head, "versions": {"python": "3.11"}, "data": data}, sort_keys=True)
     (site / "recorded" / f"{name}.json").write_text(text, "utf-8")
+
+
+def built(project: Path, page: str) -> str:
+    """A page of the project, which is built for that."""
+    sidelit("build", cwd=project)
+    return (project / "build/site" / page).read_text(encoding="utf-8")
+
+
+def refused(project: Path) -> str:
+    """What the build says of a mistake; the linter says the same."""
+    told = sidelit("build", cwd=project, code=1).stderr.strip()
+    assert told in sidelit("lint", cwd=project, code=1).stderr.replace(": directive: ", ": ")
+    return told
+
+
+def change(name: str, how: Callable[[dict[str, Any]], object]) -> Change:
+    """Change a recording."""
+
+    def changed(project: Path) -> None:
+        path = project / "site/recorded" / f"{name}.json"
+        found = json.loads(path.read_text("utf-8"))
+        how(found["data"])
+        path.write_text(json.dumps(found), "utf-8")
+
+    return changed
+
+
+def words(usual: str, old: str, new: str, file: str = "") -> Change:
+    """Change what is written, in the usual file or in another."""
+    return lambda project: edit(project / (file or usual), old, new)

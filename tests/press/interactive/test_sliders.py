@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from press.interactive import studio
-from press.project import edit, sidelit, translate
+from press.project import sidelit, translate
 
 WORDS = "site/sliders/rings.toml"
 PAGE = "site/pages/notes/reading.md"
+PRINTED = "notes/reading.html"
 
 
 @pytest.fixture
@@ -24,18 +23,13 @@ def project(sample: Path) -> Path:
     return sample
 
 
-def built(project: Path, lang: str = "") -> str:
-    sidelit("build", cwd=project)
-    return (project / "build/site" / lang / "notes/reading.html").read_text(encoding="utf-8")
-
-
 def answers(text: str) -> list[tuple[str, str]]:
     """The rows that are shown: label and number."""
     return re.findall(r'<li class="result"><span>(.*?)</span> <b>(.*?)</b>', text)
 
 
 def test_the_page_shows_the_answer_at_the_start(project: Path) -> None:
-    text = built(project)
+    text = studio.built(project, PRINTED)
     assert re.findall(r'<li class="choice"[^>]*><span>(.*?)</span> <b>(.*?)</b>', text) == [
         ("places of the ring", "4"),
         ("items that were put", "1"),
@@ -50,7 +44,7 @@ def test_the_page_shows_the_answer_at_the_start(project: Path) -> None:
 
 
 def test_all_answers_stand_in_the_page_in_the_order_of_the_axes(project: Path) -> None:
-    (points,) = re.findall(r'data-points="([^"]*)"', built(project))
+    (points,) = re.findall(r'data-points="([^"]*)"', studio.built(project, PRINTED))
     assert points.replace("\u202f", "_").split(";") == [
         "1_B 0 100|0_B 0 0|100_%",
         "1_B 0 100|1_B 100 0|50_%",
@@ -64,28 +58,13 @@ def test_all_answers_stand_in_the_page_in_the_order_of_the_axes(project: Path) -
 def test_the_words_are_translated(project: Path) -> None:
     sidelit("sync", cwd=project)
     translate(project / "site/locale/zh/sliders/rings.po", {"kept": "保留"})
-    text = built(project, "zh")
+    text = studio.built(project, f"zh/{PRINTED}")
     assert "<span>保留</span> <b>1\u202fB</b>" in text
     assert '<span><span lang="en">forgotten</span></span> <b>0\u202fB</b>' in text
 
 
-def change(how: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    """Change the recording."""
-
-    def changed(project: Path) -> None:
-        path = project / "site/recorded/rings.json"
-        found = json.loads(path.read_text("utf-8"))
-        how(found["data"])
-        path.write_text(json.dumps(found), "utf-8")
-
-    return changed
-
-
-def words(old: str, new: str, file: str = WORDS) -> Callable[[Path], None]:
-    """Change what is written."""
-    return lambda project: edit(project / file, old, new)
-
-
+change = partial(studio.change, "rings")
+words = partial(studio.words, WORDS)
 MISTAKES = {
     "no sliders": (words("sliders rings", "sliders ring", PAGE), "no sliders 'ring'; did you mean 'rings'"),
     "words": (words("sliders rings\n", "sliders rings\nSo.\n", PAGE), "`sliders` takes no words"),
@@ -113,7 +92,6 @@ MISTAKES = {
 def test_a_mistake_is_told_with_its_place(project: Path, mistake: str) -> None:
     make, told = MISTAKES[mistake]
     make(project)
-    said = sidelit("build", cwd=project, code=1).stderr.strip()
+    said = studio.refused(project)
     assert told in said
     assert re.match(r"site/(sliders/rings.toml|recorded/\w+.json|pages/notes/reading.md):\d+: ", said)
-    assert said in sidelit("lint", cwd=project, code=1).stderr.replace(": directive: ", ": ")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,7 @@ from press.project import edit, sidelit, translate
 
 LESSON = "site/lessons/steps.md"
 WORDS = "site/steppers/put.toml"
+PRINTED = "steps.html"
 
 
 @pytest.fixture
@@ -22,19 +21,6 @@ def project(sample: Path) -> Path:
     """The sample project with a lesson that has a stepper, and a moment of it."""
     studio.furnish(sample)
     return sample
-
-
-def built(project: Path, name: str = "steps.html") -> str:
-    sidelit("build", cwd=project)
-    return (project / "build/site" / name).read_text(encoding="utf-8")
-
-
-def refused(project: Path) -> str:
-    """What the build says; the linter says the same."""
-    told = sidelit("build", cwd=project, code=1).stderr.strip()
-    linted = sidelit("lint", cwd=project, code=1).stderr
-    assert told in linted.replace(": directive: ", ": ")
-    return told
 
 
 def events(text: str) -> list[dict[str, str]]:
@@ -47,7 +33,7 @@ def events(text: str) -> list[dict[str, str]]:
 
 
 def test_the_strip_has_every_scene_event_and_line(project: Path) -> None:
-    text = built(project)
+    text = studio.built(project, PRINTED)
     assert re.findall(r'<p class="sentence">(.*?)</p>', text) == ["A ring is made.", "An item goes round."]
     found = events(text)
     assert [each["id"] for each in found] == ["put-1", "put-2", "put-3", "put-4"]
@@ -63,7 +49,7 @@ def test_the_strip_has_every_scene_event_and_line(project: Path) -> None:
 
 
 def test_an_event_leads_to_its_line_and_says_what_travels(project: Path) -> None:
-    text = built(project)
+    text = studio.built(project, PRINTED)
     line = events(text)[2]["data-line"]
     assert f'href="ring.html#line-{line}"' in text
     assert f'id="line-{line}"' in (project / "build/site/ring.html").read_text("utf-8")
@@ -75,7 +61,7 @@ def test_an_event_leads_to_its_line_and_says_what_travels(project: Path) -> None
 
 
 def test_a_twin_is_told_where_it_differs(project: Path) -> None:
-    text = built(project)
+    text = studio.built(project, PRINTED)
     assert "<b>Without the item.</b> Nothing is put: 2 items are missing." in text
     assert [each.get("data-removed") for each in events(text)] == [None, None, "no_put", None]
     assert re.findall(
@@ -88,22 +74,22 @@ def test_a_twin_is_told_where_it_differs(project: Path) -> None:
 
 
 def test_a_moment_is_the_end_of_its_scene(project: Path) -> None:
-    (moment,) = re.findall(r'(?s)<div class="moment">(.*)</div>', built(project))
+    (moment,) = re.findall(r'(?s)<div class="moment">(.*)</div>', studio.built(project, PRINTED))
     assert 'href="#put-2"' in moment
     assert re.findall(r"Rank (\d) <b>(.*?)</b>", moment)[:2] == [("0", "10\u202fB"), ("1", "20\u202fB")]
 
 
 def test_a_moment_on_another_page_leads_to_the_stepper_and_brings_its_legend(project: Path) -> None:
-    assert 'class="kinds"' not in re.findall(r'(?s)<div class="moment">.*', built(project))[0]
+    assert 'class="kinds"' not in re.findall(r'(?s)<div class="moment">.*', studio.built(project, PRINTED))[0]
     with (project / "site/pages/notes/reading.md").open("a", encoding="utf-8") as notes:
         notes.write("\n::: moment put put\n:::\n")
-    text = built(project, "notes/reading.html")
+    text = studio.built(project, "notes/reading.html")
     assert 'href="../steps.html#put-4"' in text
     assert re.findall(r'<i class="k\d"></i> (.*?)</li>', text) == ["items of the ring", "all else"]
 
 
 def test_a_page_has_the_script_only_where_it_needs_it(project: Path) -> None:
-    with_it, without = built(project), built(project, "ring.html")
+    with_it, without = studio.built(project, PRINTED), studio.built(project, "ring.html")
     for file in ("stepper.js", "stepper.css"):
         assert file in with_it
         assert file not in without
@@ -112,7 +98,7 @@ def test_a_page_has_the_script_only_where_it_needs_it(project: Path) -> None:
 def test_the_words_are_translated_and_what_is_not_is_marked(project: Path) -> None:
     sidelit("sync", cwd=project)
     translate(project / "site/locale/ja/steppers/put.po", {"A ring is made.": "リングを作る。"})
-    text = built(project, "ja/steps.html")
+    text = studio.built(project, "ja/steps.html")
     assert '<p class="sentence">リングを作る。</p>' in text
     assert '<p class="sentence"><span lang="en">An item goes round.</span></p>' in text
     assert "ランク0" in text
@@ -122,23 +108,8 @@ def test_the_words_are_translated_and_what_is_not_is_marked(project: Path) -> No
 # ## Mistakes
 
 
-def change(name: str, how: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    """Change a recording."""
-
-    def changed(project: Path) -> None:
-        path = project / "site/recorded" / f"{name}.json"
-        found = json.loads(path.read_text("utf-8"))
-        how(found["data"])
-        path.write_text(json.dumps(found), "utf-8")
-
-    return changed
-
-
-def words(old: str, new: str, file: str = WORDS) -> Callable[[Path], None]:
-    """Change what is written."""
-    return lambda project: edit(project / file, old, new)
-
-
+change = studio.change
+words = partial(studio.words, WORDS)
 MISTAKES = {
     "no such stepper": (
         words("stepper put", "stepper putt", LESSON),
@@ -186,7 +157,7 @@ MISTAKES = {
 def test_a_mistake_is_told_with_its_place(project: Path, mistake: str) -> None:
     make, told = MISTAKES[mistake]
     make(project)
-    said = refused(project)
+    said = studio.refused(project)
     assert told in said
     assert re.match(r"site/(steppers/put.toml|recorded/\w+.json|lessons/steps.md):\d+: ", said)
 
@@ -202,6 +173,6 @@ def test_a_line_that_was_changed_has_to_be_recorded_again(
     project: Path, old: str, new: str, why: str
 ) -> None:
     edit(project / "src/sample/ring.py", old, new)
-    said = refused(project)
+    said = studio.refused(project)
     assert f"the recording names the line '{studio.APPEND}' of sample/ring.py#Ring.put, {why}" in said
     assert said.endswith("record the run again")

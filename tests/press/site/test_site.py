@@ -92,6 +92,15 @@ def test_formulas_are_set_for_eyes_and_for_screen_readers(built: Path) -> None:
     assert "$N$" not in html
 
 
+def test_a_macro_of_the_configuration_may_stand_in_every_formula(sample: Path) -> None:
+    edit(sample / "site/sidelit.toml", "[[parts]]", "[macros]\n'\\R' = '\\mathbb{R}'\n\n[[parts]]")
+    edit(sample / "src/sample/ring.py", "A ring of $N$", r"A ring of $\R$")
+    sidelit("build", cwd=sample)
+    html = (sample / "build/site/ring.html").read_text(encoding="utf-8")
+    assert '<annotation encoding="application/x-tex">\\R</annotation>' in html
+    assert 'mathvariant="double-struck"' in html
+
+
 def test_links_of_all_kinds_are_resolved(built: Path) -> None:
     assert "tools/window.html#Window" in page(built, "ring.html").addresses
     assert "../tools/window.html#Window" not in page(built, "ja/ring.html").addresses

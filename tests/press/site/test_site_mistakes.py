@@ -67,6 +67,18 @@ MISTAKES: dict[str, tuple[str, Break, str]] = {
     "translations into no language": ("site/locale/xx", strange_folder, "'xx'"),
     "TOML that is none": (CONFIG, in_config('title = "Sample"', "title = Sample"), "TOML"),
     "a key nobody knows": (CONFIG, in_config("figures_torch =", "torch ="), "`torch`"),
+    "a macro that is no command": (
+        CONFIG,
+        lambda sample: edit(sample / "site/sidelit.toml", "[[parts]]", "[macros]\nR = 'x'\n\n[[parts]]") + 1,
+        "'R' is no command of TeX",
+    ),
+    "a formula that Python misreads": (
+        "src/sample/tools/window.py",
+        lambda sample: edit(
+            sample / "src/sample/tools/window.py", "Shows the last", r"Shows $1 \times N$ last"
+        ),
+        "as an escape",
+    ),
     "a source that is gone": (CONFIG, in_config("tools/window.py", "tools/door.py"), "tools/door.py"),
     "a work without a title": (
         "site/bibliography.toml",
