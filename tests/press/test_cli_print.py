@@ -102,6 +102,27 @@ def test_a_module_called_index_keeps_its_page(tmp_path: Path) -> None:
     assert "index.html" in page(tmp_path / "out", "contents.html").addresses
 
 
+def test_links_to_the_pages_and_names_of_another_tool_lead_to_ours(tmp_path: Path) -> None:
+    files = {
+        "pkg/__init__.py": "[a](sub/a.html), [its class](sub/a.html#the-class), [sub](sub/index.html)",
+        "pkg/sub/__init__.py": "[up](../index.html)",
+        "pkg/sub/a.py": '<a id="head"></a>\n\n# A title\n\n[home](../index.html), [below](#the-class)',
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(f'"""\n{text}\n"""\n', encoding="utf-8")
+    with (tmp_path / "pkg/sub/a.py").open("a", encoding="utf-8") as source:
+        source.write('class A:\n    """Says <a id="the-class"></a>more. <a id="head"></a>"""\n\n    x = 1\n')
+    assert sidelit("print", "pkg", "--out", "out", "--strict", cwd=tmp_path).stderr == ""
+    addresses = {name: page(tmp_path / "out", name).addresses for name in ("__init__.html", "sub/a.html")}
+    assert {"sub/a.html", "sub/a.html#the-class", "sub/__init__.html"} <= set(addresses["__init__.html"])
+    assert {"../__init__.html", "#the-class"} <= set(addresses["sub/a.html"])
+    shown = page(tmp_path / "out", "sub/a.html")
+    assert shown.ids.count("the-class") == shown.ids.count("head") == 1
+    assert "A title" in shown.text
+    assert "<a id" not in shown.text
+
+
 def test_the_language_of_the_page_can_be_chosen(sample: Path) -> None:
     ring = sample / "src/sample/ring.py"
     sidelit("print", ring, "--out", "plain", "--lang", "ja", cwd=sample.parent)
