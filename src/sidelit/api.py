@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidelit import config, output
@@ -16,11 +16,12 @@ from sidelit.site import printing, site
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """What was written: a folder, the pages in it, and what was odd and is no error."""
+    """What was written: a folder and its pages; what was odd and is no error; why files were left out."""
 
     folder: Path
     pages: tuple[Path, ...]
     warnings: tuple[SidelitError, ...] = ()
+    skipped: tuple[SidelitError, ...] = ()
 
 
 def build(file: str | Path | None = None, out: str | Path | None = None) -> Printed:
@@ -48,8 +49,10 @@ def print_files(
 
     `lang` is the language of the pages, and `locale` a folder of translations into it, `LANG/PAGE.po`.
 
-    Raises `SidelitError` for a file that cannot be read as Python, and with `strict` for each formula or link
-    that is wrong, too; then `out` is as it was.
+    One of several files that cannot be read as Python is left out, and `skipped` says why.
+
+    Raises `SidelitError` if no file can be read, and with `strict` for each file that cannot and each formula
+    or link that is wrong; then `out` is as it was.
     """
     paths, folder = tuple(map(Path, files)), Path(out)
     shelf = Path(locale) if locale is not None else None
@@ -57,11 +60,11 @@ def print_files(
         raise SidelitError("there is no such folder of translations", path=shelf, hint="name another")
     # Before the work, not after it.
     output.check_target(folder)
-    made, warnings = printing.files(printing.Job(paths, lang, shelf, strict))
-    return _written(made, folder, warnings)
+    made = printing.files(printing.Job(paths, lang, shelf, strict))
+    return replace(_written(made.files, folder), warnings=made.odd, skipped=made.skipped)
 
 
-def _written(files: dict[str, bytes], folder: Path, warnings: tuple[SidelitError, ...] = ()) -> Printed:
+def _written(files: dict[str, bytes], folder: Path) -> Printed:
     output.write(files, folder)
     pages = tuple(folder / name for name in files if name.endswith(".html"))
-    return Printed(folder, pages, warnings)
+    return Printed(folder, pages)

@@ -45,8 +45,11 @@ def print_files(given: argparse.Namespace) -> int:
     done = api.print_files(given.files, given.out, lang=given.lang, locale=given.locale, strict=given.strict)
     for warning in done.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    pages = len(done.pages)
-    print(f"{pages} page{'s' * (pages != 1)} in {done.folder}")
+    for reason in done.skipped:
+        print(f"skipped: {reason}", file=sys.stderr)
+    pages, skipped = len(done.pages), len(done.skipped)
+    left = f", and {skipped} file{'s' * (skipped != 1)} skipped" if skipped else ""
+    print(f"{pages} page{'s' * (pages != 1)} in {done.folder}{left}")
     return 0
 
 

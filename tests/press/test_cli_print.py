@@ -94,6 +94,28 @@ def test_several_files_keep_their_places_and_get_an_index(odd: Path) -> None:
     assert "../two.html#g" in page(odd / "out", "package/deep/one.html").addresses
 
 
+def test_one_of_many_that_is_no_python_is_left_out_and_told(odd: Path) -> None:
+    (odd / "broken.py").write_text("x = 1\ndef f(:\n", encoding="utf-8")
+    (odd / "good.py").write_text('"""[It](broken.py)"""\n', encoding="utf-8")
+    done = sidelit("print", ".", "--out", "out", cwd=odd)
+    assert done.stdout == "3 pages in out, and 1 file skipped\n"
+    assert [line for line in done.stderr.splitlines() if line.startswith("skipped: ")] == [
+        "skipped: broken.py:2: not valid Python: invalid syntax"
+    ]
+    assert {"good.html", "odd.html", "index.html"} == {
+        name for name in tree(odd / "out") if name.endswith(".html")
+    }
+    assert "broken.html" not in page(odd / "out", "index.html").addresses
+
+
+@pytest.mark.parametrize("arguments", [["broken.py"], ["broken.py", "odd.py", "--strict"]])
+def test_alone_or_strictly_it_is_an_error(odd: Path, arguments: list[str]) -> None:
+    (odd / "broken.py").write_text("x = 1\ndef f(:\n", encoding="utf-8")
+    done = sidelit("print", *arguments, "--out", "out", cwd=odd, code=1)
+    assert "broken.py:2: not valid Python" in done.stderr
+    assert not (odd / "out").exists()
+
+
 def test_a_module_called_index_keeps_its_page(tmp_path: Path) -> None:
     for name in ("index", "other"):
         (tmp_path / f"{name}.py").write_text(f'"""# The {name} module"""\n', encoding="utf-8")
