@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sidelit import config, output
 from sidelit.errors import SidelitError
-from sidelit.site import printing, site
+from sidelit.site import partial, printing, site
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,29 @@ class Printed:
     skipped: tuple[SidelitError, ...] = ()
 
 
-def build(file: str | Path | None = None, out: str | Path | None = None) -> Printed:
+def build(
+    file: str | Path | None = None, out: str | Path | None = None, *, keep_going: bool = False
+) -> Printed:
     """Build a whole site, in all its languages.
 
     `file` is its `site/sidelit.toml`, by default the nearest one in the current folder or above it. `out` is
     the folder to write, by default `build/site` of that project.
 
+    With `keep_going` a source that is no Python is left out, and a formula or link that is wrong is printed
+    as it was typed; `skipped` and `warnings` tell of them.
+
     Raises `SidelitError` with all mistakes, each with its file and line; then `out` is as it was.
     """
     made = config.load(Path(file) if file is not None else config.find(Path.cwd()))
     folder = Path(out) if out is not None else made.project / "build" / "site"
-    return _written(site.files(made), folder)
+    if not keep_going:
+        return _written(site.files(made), folder)
+    made, skipped = partial.readable(made)
+    notes = site.Collector()
+    done = _written(site.files(made, notes), folder)
+    # The same slip shows in every language.
+    told = {str(error): error for error in notes.errors}
+    return replace(done, warnings=tuple(told.values()), skipped=skipped)
 
 
 def print_files(
