@@ -18,6 +18,7 @@ from markdown_it import MarkdownIt
 from markdown_it.parser_inline import ParserInline
 from markdown_it.ruler import RuleOptionsType
 from markdown_it.rules_block import StateBlock
+from markdown_it.rules_core import StateCore, smartquotes
 from markdown_it.rules_inline.state_inline import Scanned, StateInline
 from markdown_it.token import Token
 from markdown_it.utils import EnvType
@@ -54,6 +55,7 @@ def configured(*, directives: bool = False) -> MarkdownIt:
     md = MarkdownIt("commonmark", {"html": False, "typographer": True}).enable("table")
     # Sources are typed with straight quotes. Printed ones are curly; code and catalogues keep what was typed.
     md.enable("smartquotes")
+    md.core.ruler.at("smartquotes", _printed_quotes)
     # Inline footnotes (`^[…]`) would be two units of translation in one; only `[^label]` is offered.
     md.use(footnote_plugin, inline=False).use(admon_plugin).use(fieldlist_plugin)
     # `$5 and $10` is money: a formula touches its dollars, and no digit follows the closing one.
@@ -69,6 +71,21 @@ def configured(*, directives: bool = False) -> MarkdownIt:
         md.inline.ruler.before("autolink", "anchor", _anchor)
     _count_lines(md)
     return md
+
+
+# The rule copies a text for each quote in it. A text with so many is no sentence.
+_MOST_QUOTES = 1_000
+
+
+def _printed_quotes(state: StateCore) -> None:
+    """Make typed quotes printed ones, where there are not thousands of them."""
+    whole = state.tokens
+    state.tokens = [each for each in whole if len(_QUOTE.findall(each.content)) <= _MOST_QUOTES]
+    smartquotes(state)
+    state.tokens = whole
+
+
+_QUOTE = re.compile("[\"']")
 
 
 def _also_at_the_start(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
