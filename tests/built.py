@@ -85,6 +85,6 @@ LONG_PROSE = [
 LONG = {path_of(name, language) for name in [LONG_CHAPTERS[-1], *LONG_PROSE] for language in LANGUAGES}
 # Where a change goes in, every page is opened in one language, each in turn.
 IN_TURN = LONG | {path_of(name, LANGUAGES[place % len(LANGUAGES)]) for place, name in enumerate(NAMES)}
-# Where boxes and colours are looked at: on every third page in English, and in a translation on those that
+# Where boxes and colours are looked at: on every sixth page in English, and in a translation on those that
 # stand for the others.
-LOOKED_AT = LONG | set([path for path in PAGES if language_of(path) == LANGUAGES[0]][::3])
+LOOKED_AT = LONG | set([path for path in PAGES if language_of(path) == LANGUAGES[0]][::6])

@@ -47,6 +47,7 @@ def test_the_blocks_leave_behind_their_inputs() -> None:
     assert found["shardbook_reentrant"].saved <= found["torch_reentrant"].saved
 
 
+@pytest.mark.full
 def test_two_are_trained_in_turns_in_one_process() -> None:
     pairs = replace(SMALL, steps=3, warm_up=1)
     assert len(beside("shardbook", "torch", pairs)) == 3

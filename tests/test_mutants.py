@@ -83,6 +83,7 @@ def mutants(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.full
 def test_a_mutant_lives_in_the_ranks_and_what_survives_is_an_error(tmp_path: Path) -> None:
     folder = project(tmp_path)
     done = mutants(folder, "tiny", "--all")

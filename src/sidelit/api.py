@@ -6,34 +6,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidelit import config, output
 from sidelit.errors import SidelitError
-from sidelit.site import printing, site
+from sidelit.site import partial, printing, site
 
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """What was written: a folder, the pages in it, and what was odd and is no error."""
+    """What was written: a folder and its pages; what was odd and is no error; why files were left out."""
 
     folder: Path
     pages: tuple[Path, ...]
     warnings: tuple[SidelitError, ...] = ()
+    skipped: tuple[SidelitError, ...] = ()
 
 
-def build(file: str | Path | None = None, out: str | Path | None = None) -> Printed:
+def build(
+    file: str | Path | None = None, out: str | Path | None = None, *, keep_going: bool = False
+) -> Printed:
     """Build a whole site, in all its languages.
 
     `file` is its `site/sidelit.toml`, by default the nearest one in the current folder or above it. `out` is
     the folder to write, by default `build/site` of that project.
 
+    With `keep_going` a source that is no Python is left out, and a formula or link that is wrong is printed
+    as it was typed; `skipped` and `warnings` tell of them.
+
     Raises `SidelitError` with all mistakes, each with its file and line; then `out` is as it was.
     """
     made = config.load(Path(file) if file is not None else config.find(Path.cwd()))
     folder = Path(out) if out is not None else made.project / "build" / "site"
-    return _written(site.files(made), folder)
+    if not keep_going:
+        return _written(site.files(made), folder)
+    made, skipped = partial.readable(made)
+    notes = site.Collector()
+    done = _written(site.files(made, notes), folder)
+    # The same slip shows in every language.
+    told = {str(error): error for error in notes.errors}
+    return replace(done, warnings=tuple(told.values()), skipped=skipped)
 
 
 def print_files(
@@ -48,8 +61,10 @@ def print_files(
 
     `lang` is the language of the pages, and `locale` a folder of translations into it, `LANG/PAGE.po`.
 
-    Raises `SidelitError` for a file that cannot be read as Python, and with `strict` for each formula or link
-    that is wrong, too; then `out` is as it was.
+    One of several files that cannot be read as Python is left out, and `skipped` says why.
+
+    Raises `SidelitError` if no file can be read, and with `strict` for each file that cannot and each formula
+    or link that is wrong; then `out` is as it was.
     """
     paths, folder = tuple(map(Path, files)), Path(out)
     shelf = Path(locale) if locale is not None else None
@@ -57,11 +72,11 @@ def print_files(
         raise SidelitError("there is no such folder of translations", path=shelf, hint="name another")
     # Before the work, not after it.
     output.check_target(folder)
-    made, warnings = printing.files(printing.Job(paths, lang, shelf, strict))
-    return _written(made, folder, warnings)
+    made = printing.files(printing.Job(paths, lang, shelf, strict))
+    return replace(_written(made.files, folder), warnings=made.odd, skipped=made.skipped)
 
 
-def _written(files: dict[str, bytes], folder: Path, warnings: tuple[SidelitError, ...] = ()) -> Printed:
+def _written(files: dict[str, bytes], folder: Path) -> Printed:
     output.write(files, folder)
     pages = tuple(folder / name for name in files if name.endswith(".html"))
-    return Printed(folder, pages, warnings)
+    return Printed(folder, pages)

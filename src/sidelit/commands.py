@@ -22,9 +22,7 @@ from sidelit.source import source
 
 def build_site(given: argparse.Namespace) -> int:
     """`sidelit build`."""
-    done = api.build(given.config, given.out)
-    print(f"{len(done.pages)} pages in {done.folder}")
-    return 0
+    return _told(api.build(given.config, given.out, keep_going=given.keep_going))
 
 
 def serve_site(given: argparse.Namespace) -> int:
@@ -43,10 +41,17 @@ def serve_site(given: argparse.Namespace) -> int:
 def print_files(given: argparse.Namespace) -> int:
     """`sidelit print`."""
     done = api.print_files(given.files, given.out, lang=given.lang, locale=given.locale, strict=given.strict)
+    return _told(done)
+
+
+def _told(done: api.Printed) -> int:
     for warning in done.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    pages = len(done.pages)
-    print(f"{pages} page{'s' * (pages != 1)} in {done.folder}")
+    for reason in done.skipped:
+        print(f"skipped: {reason}", file=sys.stderr)
+    pages, skipped = len(done.pages), len(done.skipped)
+    left = f", and {skipped} file{'s' * (skipped != 1)} skipped" if skipped else ""
+    print(f"{pages} page{'s' * (pages != 1)} in {done.folder}{left}")
     return 0
 
 

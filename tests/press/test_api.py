@@ -33,7 +33,7 @@ def test_a_site_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_files_are_those_of_the_command(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text('"""# A\n\n$\\frac{1}{2}$ and a [link](b.py) to nowhere."""\n')
+    (tmp_path / "a.py").write_text('r"""# A\n\n$\\frac{1}{2}$ and a [link](b.py) to nowhere."""\n')
     command("print", tmp_path / "a.py", "--out", "by command", cwd=tmp_path)
     done = sidelit.print_files([tmp_path / "a.py"], tmp_path / "printed")
     assert tree(done.folder) == tree(tmp_path / "by command")

@@ -94,12 +94,55 @@ def test_several_files_keep_their_places_and_get_an_index(odd: Path) -> None:
     assert "../two.html#g" in page(odd / "out", "package/deep/one.html").addresses
 
 
+def test_one_of_many_that_is_no_python_is_left_out_and_told(odd: Path) -> None:
+    (odd / "broken.py").write_text("x = 1\ndef f(:\n", encoding="utf-8")
+    (odd / "good.py").write_text('"""[It](broken.py)"""\n', encoding="utf-8")
+    done = sidelit("print", ".", "--out", "out", cwd=odd)
+    assert done.stdout == "3 pages in out, and 1 file skipped\n"
+    assert [line for line in done.stderr.splitlines() if line.startswith("skipped: ")] == [
+        "skipped: broken.py:2: not valid Python: invalid syntax"
+    ]
+    assert {"good.html", "odd.html", "index.html"} == {
+        name for name in tree(odd / "out") if name.endswith(".html")
+    }
+    assert "broken.html" not in page(odd / "out", "index.html").addresses
+
+
+@pytest.mark.parametrize("arguments", [["broken.py"], ["broken.py", "odd.py", "--strict"]])
+def test_alone_or_strictly_it_is_an_error(odd: Path, arguments: list[str]) -> None:
+    (odd / "broken.py").write_text("x = 1\ndef f(:\n", encoding="utf-8")
+    done = sidelit("print", *arguments, "--out", "out", cwd=odd, code=1)
+    assert "broken.py:2: not valid Python" in done.stderr
+    assert not (odd / "out").exists()
+
+
 def test_a_module_called_index_keeps_its_page(tmp_path: Path) -> None:
     for name in ("index", "other"):
         (tmp_path / f"{name}.py").write_text(f'"""# The {name} module"""\n', encoding="utf-8")
     sidelit("print", "index.py", "other.py", "--out", "out", cwd=tmp_path)
     assert "The index module" in page(tmp_path / "out", "index.html").text
     assert "index.html" in page(tmp_path / "out", "contents.html").addresses
+
+
+def test_links_to_the_pages_and_names_of_another_tool_lead_to_ours(tmp_path: Path) -> None:
+    files = {
+        "pkg/__init__.py": "[a](sub/a.html), [its class](sub/a.html#the-class), [sub](sub/index.html)",
+        "pkg/sub/__init__.py": "[up](../index.html)",
+        "pkg/sub/a.py": '<a id="head"></a>\n\n# A title\n\n[home](../index.html), [below](#the-class)',
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(f'"""\n{text}\n"""\n', encoding="utf-8")
+    with (tmp_path / "pkg/sub/a.py").open("a", encoding="utf-8") as source:
+        source.write('class A:\n    """Says <a id="the-class"></a>more. <a id="head"></a>"""\n\n    x = 1\n')
+    assert sidelit("print", "pkg", "--out", "out", "--strict", cwd=tmp_path).stderr == ""
+    addresses = {name: page(tmp_path / "out", name).addresses for name in ("__init__.html", "sub/a.html")}
+    assert {"sub/a.html", "sub/a.html#the-class", "sub/__init__.html"} <= set(addresses["__init__.html"])
+    assert {"../__init__.html", "#the-class"} <= set(addresses["sub/a.html"])
+    shown = page(tmp_path / "out", "sub/a.html")
+    assert shown.ids.count("the-class") == shown.ids.count("head") == 1
+    assert "A title" in shown.text
+    assert "<a id" not in shown.text
 
 
 def test_the_language_of_the_page_can_be_chosen(sample: Path) -> None:

@@ -111,6 +111,7 @@ def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor]) -
         for section, name in zip(document.sections, names, strict=True)
         if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")
     )
+    pieces = tuple(_with_anchors(pieces))
     ids = frozenset(name for piece in pieces for name in (piece.id, *piece.aliases))
     if not pieces or pieces[0].kind != "module":
         return Text(item, item.module, pieces, ids)
@@ -118,6 +119,15 @@ def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor]) -
     pieces = (replace(pieces[0], tokens=tokens), *pieces[1:])
     figure, line = _figure(named, item.source)
     return Text(item, item.module, pieces, ids, figure=figure, figure_line=line)
+
+
+def _with_anchors(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Let the names that authors gave to places, as `<a id="…">`, lead to the sections they stand in."""
+    taken = {name for piece in pieces for name in (piece.id, *piece.aliases)}
+    for piece in pieces:
+        names = [name for name in markup.anchors(piece.tokens) if name not in taken]
+        taken.update(names)
+        yield replace(piece, aliases=(*piece.aliases, *dict.fromkeys(names))) if names else piece
 
 
 def _figure(named: Sequence[fields.Field], path: str) -> tuple[str, int]:

@@ -101,7 +101,11 @@ class Index:
                 return below
         return None
 
-    def _candidates(self, path: str, page: Target) -> tuple[str, ...]:
+    def _candidates(self, path: str, page: Target) -> Iterator[str]:
+        for spelling in _spellings(path):
+            yield from self._places(spelling, page)
+
+    def _places(self, path: str, page: Target) -> tuple[str, ...]:
         if path.startswith("src:"):
             return (posixpath.normpath(posixpath.join(self.source_root, path[4:])),)
         beside = posixpath.normpath(posixpath.join(posixpath.dirname(page.source), path))
@@ -154,6 +158,16 @@ class Index:
                 hint=_nearest(key, tuple(self.works)),
             )
         return f"{_relative(self.works[key], page.output)}#{fragment(f'bib-{key}')}"
+
+
+def _spellings(path: str) -> Iterator[str]:
+    """A path, and the files that an author means who links to the pages that another tool makes of them."""
+    yield path
+    stem = path.removesuffix(".html")
+    if stem != path:
+        yield from (f"{stem}.py", f"{stem}.md")
+        if posixpath.basename(stem) == "index":
+            yield posixpath.join(posixpath.dirname(stem), "__init__.py")
 
 
 def ends(path: str) -> Iterator[str]:

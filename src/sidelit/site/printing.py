@@ -46,11 +46,19 @@ class Translations:
     former: tuple[str, ...] = ()
 
 
-def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
-    """Make the pages; return every file by its path, and what was odd.
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Every file by its path, what was odd, and why which sources were left out."""
 
-    Raises `SidelitError` for a file that cannot be read as Python, and with `strict` for everything that is
-    odd.
+    files: dict[str, bytes]
+    odd: tuple[SidelitError, ...]
+    skipped: tuple[SidelitError, ...]
+
+
+def files(job: Job) -> Made:
+    """Make the pages. One of many sources that cannot be read as Python is left out.
+
+    Raises `SidelitError` if no source can be read, and with `strict` for everything that is odd.
     """
     if job.lang not in assets.languages():
         known = ", ".join(assets.languages())
@@ -60,7 +68,7 @@ def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
     made = _configuration(paths, job.lang)
     written, names = [], _names(paths, made, job)
     faults: list[SidelitError] = []
-    gathered = site.Collector()
+    unread = site.Collector()
     for path, chapter in zip(paths, made.chapters, strict=True):
         try:
             document = _document(path, chapter.source)
@@ -68,11 +76,14 @@ def files(job: Job) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
             written.append(replace(text, label=_import_name(path, text.label)))
             faults += document.faults
         except SidelitError as error:
-            gathered.add(error)
-    gathered.check()
+            unread.add(error)
+    if job.strict or not written:
+        unread.check()
+    read = tuple(text.item for text in written if isinstance(text.item, Chapter))
+    made = replace(made, parts=(replace(made.parts[0], chapters=read),))
     title = page.word(job.lang, "files")
     written += [content.Text(item, title, (), frozenset()) for item in made.front]
-    return _pages(made, written, job, names, faults)
+    return replace(_pages(made, written, job, names, faults), skipped=tuple(unread.errors))
 
 
 def _document(path: Path, shown: str) -> source.Document:
@@ -90,7 +101,7 @@ def _pages(
     job: Job,
     names: dict[str, Translations],
     faults: Sequence[SidelitError],
-) -> tuple[dict[str, bytes], tuple[SidelitError, ...]]:
+) -> Made:
     gathered = site.Collector([*faults])
     press = Press(
         config=made,
@@ -115,7 +126,8 @@ def _pages(
         done[output] = page.render(assemble.view(press, shown)).encode()
     if job.strict:
         gathered.check()
-    return dict(sorted(done.items())), tuple({str(error): error for error in gathered.errors}.values())
+    odd = tuple({str(error): error for error in gathered.errors}.values())
+    return Made(dict(sorted(done.items())), odd, ())
 
 
 def _edition(

@@ -72,8 +72,10 @@ class Collector:
             raise Failures(self.errors)
 
 
-def texts(config: Config) -> tuple[content.Text, ...]:
+def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text, ...]:
     """Read every page of the site in the language it was written in.
+
+    What is wrong with a mark or a formula of a source goes to `notes`, if they are given.
 
     Raises `SidelitError` with all the sources that cannot be read.
     """
@@ -87,7 +89,7 @@ def texts(config: Config) -> tuple[content.Text, ...]:
         with gathered.gathering():
             placed[chapter.source] = _placed(config, chapter)
             for fault in placed[chapter.source].document.faults:
-                gathered.add(fault)
+                (notes or gathered).add(fault)
     gathered.check()
     names = _anchors(config, tuple(placed.values()))
     found: list[content.Text] = []
@@ -141,13 +143,15 @@ def shelf(config: Config, written: Sequence[content.Text]) -> catalog.Shelf:
     return catalog.load(content.units(config, written), config.folder / "locale", config.languages[1:])
 
 
-def files(config: Config) -> dict[str, bytes]:
+def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
     """Make the whole site: every file by its path, in a fixed order.
 
-    Raises `SidelitError` (one, or `Failures`) when anything in it is wrong.
+    With `notes` a formula or a link that is wrong is printed as it was typed, and noted there.
+
+    Raises `SidelitError` (one, or `Failures`) when anything else in it is wrong.
     """
     page.forget()
-    written = texts(config)
+    written = texts(config, notes)
     books = shelf(config, written)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
     terms, works = _data(config)
@@ -167,7 +171,8 @@ def files(config: Config) -> dict[str, bytes]:
         shelf=books,
         works=works,
         proved=proved.lines(config, gathered.add),
-        report=gathered.add,
+        lenient=notes is not None,
+        report=(notes or gathered).add,
     )
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):

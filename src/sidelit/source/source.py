@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -159,13 +159,13 @@ class _Cutter:
 
     def cut(self) -> list[_Draft]:
         """Return the sections in order."""
-        for index, event in enumerate(self.found.events):
+        for event, following in zip(self.found.events, _followings(self.found.events), strict=True):
             if isinstance(event, Statement):
                 self._statement(event)
             elif isinstance(event, Mark):
-                self._mark(event, self._level(event, index))
+                self._mark(event, self._level(event, following))
             elif not self.decorated:
-                self._comment(event, self._level(event, index))
+                self._comment(event, self._level(event, following))
         # The file may start right with a comment or a definition; what was kept for other lines is then
         # empty.
         if len(self.drafts) > 1 and self.drafts[1].first == self.drafts[0].first:
@@ -221,14 +221,12 @@ class _Cutter:
         self.stretches.check(rows, {draft.first: draft.depth for draft in self.drafts})
         self.stretches.strange(self.found.marks)
 
-    def _level(self, block: Block | Mark, index: int) -> int:
+    def _level(self, block: Block | Mark, following: int) -> int:
         """Find the indentation a comment belongs to, since Python lets it stand in any column.
 
         It is the one of the statement that follows, unless the comment stands further right: then it may be
         the last word of a block that ends there.
         """
-        later = islice(self.found.events, index + 1, None)
-        following = next((event.column for event in later if isinstance(event, Statement)), 0)
         return max(column for column in (*self.columns, following) if column <= max(block.column, following))
 
     def _leave(self, column: int, mark: bool = False) -> None:
@@ -251,6 +249,16 @@ class _Cutter:
         draft.depth = self.stretches.current
         self.drafts.append(draft)
         return draft
+
+
+def _followings(events: Sequence[Statement | Block | Mark]) -> list[int]:
+    """For each event the column of the next statement below it; 0 at the end."""
+    columns, following = [0] * len(events), 0
+    for index in range(len(events) - 1, -1, -1):
+        columns[index] = following
+        event = events[index]
+        following = event.column if isinstance(event, Statement) else following
+    return columns
 
 
 # ## Filling in

@@ -3,9 +3,9 @@ r"""# The dialect
 > What the press adds to CommonMark, rule by rule.
 
 Commentary is CommonMark with tables, footnotes, admonitions, dollar math and field lists, all of them
-plugins of markdown-it-py. Four things were missing and are written here: `>>>` examples without a fence,
-environments of TeX without dollars, the line on which a link or a formula stands, and emphasis that works
-between Chinese or Japanese characters.
+plugins of markdown-it-py. Some things were missing and are written here: `>>>` examples without a fence,
+environments of TeX without dollars, names that authors give to places with `<a id="…">`, the line on which a
+link or a formula stands, and emphasis that works between Chinese or Japanese characters.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from markdown_it import MarkdownIt
 from markdown_it.parser_inline import ParserInline
 from markdown_it.ruler import RuleOptionsType
 from markdown_it.rules_block import StateBlock
+from markdown_it.rules_core import StateCore, smartquotes
 from markdown_it.rules_inline.state_inline import Scanned, StateInline
 from markdown_it.token import Token
 from markdown_it.utils import EnvType
@@ -54,6 +55,7 @@ def configured(*, directives: bool = False) -> MarkdownIt:
     md = MarkdownIt("commonmark", {"html": False, "typographer": True}).enable("table")
     # Sources are typed with straight quotes. Printed ones are curly; code and catalogues keep what was typed.
     md.enable("smartquotes")
+    md.core.ruler.at("smartquotes", _printed_quotes)
     # Inline footnotes (`^[…]`) would be two units of translation in one; only `[^label]` is offered.
     md.use(footnote_plugin, inline=False).use(admon_plugin).use(fieldlist_plugin)
     # `$5 and $10` is money: a formula touches its dollars, and no digit follows the closing one.
@@ -64,8 +66,26 @@ def configured(*, directives: bool = False) -> MarkdownIt:
     md.block.ruler.before("blockquote", "environment", _environment, interrupts)
     if directives:
         md.block.ruler.before("blockquote", "directive", directive, interrupts)
+    else:
+        md.block.ruler.before("blockquote", "anchor", _anchors, interrupts)
+        md.inline.ruler.before("autolink", "anchor", _anchor)
     _count_lines(md)
     return md
+
+
+# The rule copies a text for each quote in it. A text with so many is no sentence.
+_MOST_QUOTES = 1_000
+
+
+def _printed_quotes(state: StateCore) -> None:
+    """Make typed quotes printed ones, where there are not thousands of them."""
+    whole = state.tokens
+    state.tokens = [each for each in whole if len(_QUOTE.findall(each.content)) <= _MOST_QUOTES]
+    smartquotes(state)
+    state.tokens = whole
+
+
+_QUOTE = re.compile("[\"']")
 
 
 def _also_at_the_start(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
@@ -125,6 +145,33 @@ def _environment(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         token.block, token.map = True, [start, last + 1]
         token.content = state.getLines(start, last + 1, state.sCount[start], False)
         state.line = last + 1
+    return True
+
+
+# HTML is shown as it was typed, except for this: a name for a place, which links lead to.
+_NAMED = re.compile(r"""<a\s+(?:id|name)\s*=\s*(["'])([^"'<>\s]+)\1\s*(?:/>|>\s*</a>)""")
+
+
+def _anchor(state: StateInline, silent: bool) -> bool:
+    found = _NAMED.match(state.src, state.pos)
+    if found is None:
+        return False
+    if not silent:
+        state.push("anchor", "", 0).content = found[2]
+    state.pos = found.end()
+    return True
+
+
+def _anchors(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """A line of nothing but names is no paragraph."""
+    text = _line(state, start)
+    if state.is_code_block(start) or not _NAMED.match(text) or _NAMED.sub("", text).strip():
+        return False
+    if not silent:
+        for found in _NAMED.finditer(text):
+            token = state.push("anchor", "", 0)
+            token.content, token.map, token.hidden = found[2], [start, start + 1], True
+        state.line = start + 1
     return True
 
 

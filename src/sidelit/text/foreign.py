@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import yaml
+
 NUMPY = re.compile(
     r"(?:Other )?Parameters|Attributes|Returns|Yields|Receives|Raises|Warns|Warnings|See Also|Methods"
 )
@@ -29,10 +31,30 @@ NOTE = re.compile(r"\.\. (note|tip|important|warning)::(.*)")
 
 def markdown(text: str) -> str:
     """Put a docstring into Markdown, line by line."""
-    lines = text.split("\n")
+    lines = _front_matter(text.split("\n"))
     for change in (_numpy, _google, _notes):
         lines = list(change(lines))
     return "\n".join(map(_inline, lines))
+
+
+def _front_matter(lines: list[str]) -> list[str]:
+    """Keep title and summary of what stands between two `---`, for a text that has no title of its own."""
+    end = next((number for number, line in enumerate(lines) if number and line.rstrip() == "---"), 0)
+    if not end or lines[0].rstrip() != "---":
+        return lines
+    try:
+        said = yaml.safe_load("\n".join(lines[1:end]))
+    except (yaml.YAMLError, RecursionError):
+        return lines
+    if not isinstance(said, dict):
+        return lines
+    title, summary = said.get("title"), said.get("summary", said.get("description"))
+    head = [""] * (end + 1)
+    if isinstance(title, str) and not any(line.startswith("# ") for line in lines[end:]):
+        head[0] = f"# {' '.join(title.split())}"
+        if end > 2 and isinstance(summary, str):
+            head[2] = f"> {' '.join(summary.split())}"
+    return head + lines[end + 1 :]
 
 
 def _numpy(lines: list[str]) -> Iterator[str]:

@@ -133,6 +133,8 @@ class InlineWriter:
                 return self._image(owner, child)
             case "footnote_ref":
                 return self._note(child)
+            case "anchor":
+                return ""  # The section has the name.
             case _:
                 return f"</{child.tag}>" if child.nesting == -1 else f"<{child.tag}>"
 

@@ -59,7 +59,8 @@ def parse(text: str, *, path: str = "", first_line: int = 1, directives: bool = 
         if token.type == "inline":
             token.meta.update(shared)
     _slug_headings(tokens)
-    return tuple(tokens)
+    # A name stands on a line of its own before a title, and the text still begins with its title.
+    return tuple(sorted(tokens, key=lambda token: token.type == "anchor"))
 
 
 def line(text: str, *, path: str = "", number: int = 1) -> tuple[Token, ...]:
@@ -143,6 +144,14 @@ def units(tokens: Iterable[Token]) -> Iterator[Token]:
     return (token for token in tokens if token.type == "inline" and token.content.strip())
 
 
+def anchors(tokens: Iterable[Token]) -> Iterator[str]:
+    """The names that `<a id="…">` gives to places in the text."""
+    for token in tokens:
+        if token.type == "anchor":
+            yield token.content
+        yield from anchors(token.children or ())
+
+
 def opening(tokens: Sequence[Token]) -> Opening:
     """Split a chapter into title (a first heading of level 1), lede (a blockquote after it) and rest."""
     title: Token | None = None
@@ -174,7 +183,7 @@ def plain(tokens: Token | Iterable[Token]) -> str:
             parts.append(plain(token.children))
         elif token.type in ("softbreak", "hardbreak") or (token.nesting == -1 and token.block):
             parts.append(" ")
-        elif token.type not in ("footnote_ref", "footnote_anchor"):
+        elif token.type not in ("footnote_ref", "footnote_anchor", "anchor"):
             parts.append(token.content)
     return re.sub(r"\s+", " ", "".join(parts)).strip()
 

@@ -91,6 +91,8 @@ class _Writer(InlineWriter):
                 return self._sample(token)
             case "math_block":
                 return self.formula(token, token, display=True)
+            case "anchor":
+                return ""  # The section has the name.
             case "admonition_open":
                 return self._open_admonition(token)
             case "admonition_close":

@@ -809,6 +809,7 @@ def test_compiler_at_work() -> None:
     assert not private.compiler_at_work()
 
 
+@pytest.mark.full
 def test_compiler_is_loaded() -> None:
     """Once it is used; the chapter does not load it."""
     code = (

@@ -709,5 +709,6 @@ def other_libraries() -> None:
             adapted.merge_and_unload()
 
 
+@pytest.mark.full
 def test_other_libraries() -> None:
     ranks.run(2, other_libraries)

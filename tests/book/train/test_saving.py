@@ -96,6 +96,7 @@ def test_a_rank_that_is_killed_costs_some_steps_and_changes_no_bit(
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000018", "step-00000020"]
 
 
+@pytest.mark.full
 def test_ranks_that_are_killed_one_after_the_other_change_no_bit(capsys: pytest.CaptureFixture[str]) -> None:
     """The short form of `make soak`: one run with three kills, one before anything was saved."""
     assert soak.main(["--kills", "3", "--seed", "34", "--ranks", "2", "--most", "3"]) == 0

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
+import pytest
+
 from sidelit import config
 from sidelit.site import site
 
@@ -28,6 +30,7 @@ PLACE = re.compile(
 )
 
 
+@pytest.mark.full
 def test_every_id_that_was_published_leads_to_its_section(tmp_path: Path) -> None:
     # All languages have the same addresses and ids, which another test sees to; so English is enough here.
     shutil.copytree(ROOT / "site", tmp_path / "site", ignore=shutil.ignore_patterns("locale"))

@@ -129,6 +129,23 @@ def test_all_mistakes_are_told_at_once(sample: Path) -> None:
     }
 
 
+def test_a_build_that_is_asked_to_goes_on_and_tells_every_gap(sample: Path) -> None:
+    wrong = edit(sample / "src/sample/ring.py", "A ring of $N$", r"A ring of $\nosuch$")
+    broken = edit(sample / "src/sample/tools/window.py", "first = 0", "first = = 0")
+    sidelit("build", cwd=sample, code=1)
+    assert not (sample / "build/site").exists()
+    done = sidelit("build", "--keep-going", cwd=sample)
+    assert done.stdout.endswith(", and 1 file skipped\n")
+    assert f"skipped: src/sample/tools/window.py:{broken}: not valid Python: invalid syntax\n" in done.stderr
+    assert done.stderr.count(f"warning: src/sample/ring.py:{wrong}: KaTeX refuses") == 1
+    # The link to the source that was left out stays words.
+    assert any("tools/window.py#Window" in line for line in done.stderr.splitlines())
+    html = (sample / "build/site/ring.html").read_text(encoding="utf-8")
+    assert r"$\nosuch$" in html
+    assert "The window" in html
+    assert not (sample / "build/site/tools/window.html").exists()
+
+
 def test_a_mistake_in_a_translation_is_told_at_its_place_in_the_catalogue(sample: Path) -> None:
     sidelit("sync", cwd=sample)
     path = sample / "site/locale/ja/sample/tools/window.po"

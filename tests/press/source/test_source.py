@@ -121,9 +121,9 @@ def test_the_sign_and_one_blank_are_taken_off_and_no_more() -> None:
 
 
 def test_a_docstring_counts_by_what_it_evaluates_to() -> None:
-    raw, cooked = cut('def f():\n    r"""$\\nu$"""\ndef g():\n    """$\\nu$"""\n')
-    assert raw.commentary == "$\\nu$"
-    assert cooked.commentary == "$\nu$"
+    raw, cooked = cut('def f():\n    r"""a\\tb"""\ndef g():\n    """a\\tb"""\n')
+    assert raw.commentary == "a\\tb"
+    assert cooked.commentary == "a       b"
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,31 @@ def test_a_list_below_a_heading_of_another_house_stays_a_list(tmp_path: Path) ->
     assert html.count("<li>one</li>") == html.count("<li>Output: the same.</li>") == 1
 
 
+HEAD = """---
+title: A ring
+summary: >
+  It forgets
+  what is *oldest*.
+---
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        (HEAD + "\nText.", "# A ring\n\n> It forgets what is *oldest*.\n\n\n\n\nText."),
+        (HEAD + "\n# Its own\n\nText.", "\n\n\n\n\n\n\n# Its own\n\nText."),
+        ("---\ntitle: A\n---\nText.", "# A\n\n\nText."),
+        ("---\na: [\n---\nText.", "---\na: [\n---\nText."),
+        ("---\nText\n---\nText.", "---\nText\n---\nText."),
+        ("---\nText, and no end.", "---\nText, and no end."),
+        ("---\ntitle: [1]\n---\n", "\n\n\n"),
+    ],
+)
+def test_front_matter_gives_a_title_where_the_text_has_none(text: str, printed: str) -> None:
+    assert foreign.markdown(text) == printed
+
+
 MARKDOWN = """# Title
 
 > Lede.
@@ -130,6 +155,8 @@ LINES = st.sampled_from(
     [
         "Parameters",
         "-----",
+        "---",
+        "title: t",
         "Args:",
         "x : int",
         "    x: y",

@@ -72,6 +72,11 @@ def test_html(text: str, expected: str) -> None:
     assert html(text, section="S.f") == expected
 
 
+@pytest.mark.parametrize(("count", "printed"), [(500, "“"), (1_000, '"')])
+def test_a_text_of_thousands_of_quotes_keeps_them_as_they_were_typed(count: int, printed: str) -> None:
+    assert html('"a" ' * count).startswith(f"<p>{printed}a")
+
+
 @pytest.mark.parametrize(("text", "expected"), cases("xss.md"))
 def test_nothing_in_a_text_becomes_a_program(text: str, expected: str) -> None:
     assert html(text) == expected
