@@ -77,7 +77,7 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         refuse_unfit(optimizer, flats, closure=any(map(callable, given)))
     for flat in flats:
         flat.order.check()
-        # The optimizer may run on its own stream, after all work of this library.
+        # The optimizer may run on a stream of its own, which therefore waits for the exchanges here.
         compute_stream(flat.device)
         refuse_waiting(flat)
         flat.changes += 1

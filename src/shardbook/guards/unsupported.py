@@ -1,6 +1,6 @@
 r"""# Transforms and methods that a sharded model refuses
 
-> Functions that need all parameters at once, as plain tensors, are refused by name.
+> Functions that need all parameters at once, as plain tensors, are refused, and the error names them.
 
 Some functions take a model apart:
 
