@@ -9,7 +9,8 @@ NaN. The check answers four questions, the second and the fourth after each step
 others at the end:
 
 - **Was there a gradient at all?** If `zero_grad()` comes between `backward()` and
-  `step()`, there is none. The same happens in stage 0 if parameters are passed to `backward(inputs=...)`.
+  `step()`, there is none. The same happens in stage 0 if parameters are passed to
+  `backward(inputs=...)`.
 - **Is each gradient finite?** The first parameter with NaN or infinity is named. A
   scaler that skips a step does not call the optimizer, so every step should have finite
   gradients.

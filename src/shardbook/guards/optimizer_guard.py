@@ -77,7 +77,8 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         refuse_unfit(optimizer, flats, closure=any(map(callable, given)))
     for flat in flats:
         flat.order.check()
-        # The optimizer may run on a stream of its own, which therefore waits for the exchanges here.
+        # The optimizer may run on a stream of its own, which has to wait for the last
+        # exchange.
         compute_stream(flat.device)
         refuse_waiting(flat)
         flat.changes += 1
