@@ -193,7 +193,7 @@ unscale_ = torch._amp_foreach_non_finite_check_and_unscale_
 graph_task = torch._C._current_graph_task_id
 
 # The node that a backward pass is running, or `None`. A hook gets gradients, but not
-# the node for which it is called.
+# the node to which the hook belongs.
 current_node = torch._C._current_autograd_node
 
 # The number that the next node of this thread will get. A backward pass runs the nodes
