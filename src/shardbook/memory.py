@@ -38,10 +38,10 @@ stage 0, and so does this book:
 | 3 | parameters, too | $(2 + 2 + K)\,\Psi / N_d$ | 1.9 GB |
 
 The paper states the gains as 4 times, 8 times and $N_d$ times. With $K = 12$ the first
-two are limits for many ranks: stage 1 stores at best a quarter of stage 0, and stage 2
-an eighth. With 64 ranks the gains are 3.8 and 7.2 times, and with 8 ranks 2.9 and 4.3
-times. Only stage 3 has no such limit, and stores $1/N_d$ of stage 0, as long as [one
-unit](unit.py) fits on each rank.
+two are limits for many ranks: stage 1 always stores more than a quarter of stage 0, and
+stage 2 more than an eighth. With 64 ranks the gains are 3.8 and 7.2 times, and with 8
+ranks 2.9 and 4.3 times. Only stage 3 has no such limit, and stores $1/N_d$ of stage 0,
+as long as [one unit](unit.py) fits on each rank.
 
 **Why stage 1 may split the optimizer state.** Adam treats each element independently.
 To update one part of the parameters a rank needs the state of that part and no other.
@@ -112,7 +112,7 @@ def zero_table(numel: int, world_size: int, cost: Cost) -> list[Row]:
     >>> [f"{row.total / 1e9:.1f}" for row in table]
     ['120.0', '31.4', '16.6', '1.9']
 
-    How many times less is that? With more ranks stages 1 and 2 come near their limits:
+    By what factor is that less? With more ranks stages 1 and 2 come near their limits:
 
     >>> for ranks in (8, 64, 1024):
     ...     whole, *rest = zero_table(10**9, ranks, cost_of("bf16", "adamw"))

@@ -17,8 +17,8 @@ For example, on 2 ranks a vector of 25,344 FP32 numbers sends $4 \cdot 12{,}672 
 consists of a reduce-scatter and an all-gather.
 
 In stage 3 a unit is gathered once for each forward pass and once for each backward
-pass. In stages 1 and 2 it is gathered once for each forward pass after an optimizer
-step. If a unit was gathered more often, this table shows it. The usual cause is a
+pass. In stages 1 and 2 it is gathered once for each forward pass that finds no waiting
+gradients. If a unit was gathered more often, this table shows it. The usual cause is a
 checkpoint around several units.
 
 The first step is not counted, because the ranks then agree on their order and an

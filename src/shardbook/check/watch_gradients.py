@@ -5,11 +5,12 @@ r"""# Checking the gradients
 
 An optimizer raises no error for bad gradients. It skips a parameter without a gradient,
 does nothing if all gradients are zero, and writes NaN into the model if a gradient is
-NaN. After each step the check answers four questions:
+NaN. The check answers four questions, the second and the fourth after each step and the
+others at the end:
 
 - **Was there a gradient at all?** If `zero_grad()` comes between `backward()` and
-  `step()`, there is none. The same happens with `backward(inputs=...)` and the
-  parameters of a model in stage 0.
+  `step()`, there is none. The same happens in stage 0 if parameters are passed to
+  `backward(inputs=...)`.
 - **Is each gradient finite?** The first parameter with NaN or infinity is named. A
   scaler that skips a step does not call the optimizer, so every step should have finite
   gradients.

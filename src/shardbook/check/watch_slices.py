@@ -15,7 +15,7 @@ it, too. So the check watches these calls:
 | `torch.amp.GradScaler.step` | each rank looks for an overflow in its part | error |
 | a write through `.data` in `with whole(model):` | the write is lost | error |
 | `p.grad.norm()`, `torch.linalg.vector_norm(p.grad)` | the norm of this rank's part, as in SAM | warning |
-| `p.norm()`, `p.sum()` of a parameter without gradients | the norm or sum of this rank's slice | warning |
+| `p.norm()`, `p.sum()` of a parameter, under `no_grad` | the norm or sum of this rank's slice | warning |
 | `p.dim()`, `p.shape`, `p.numel()` | the slice's shape; groups by shape and counts go wrong | warning |
 | `p.grad` between two backward passes in `no_sync` | gradients that wait are not in it | warning |
 

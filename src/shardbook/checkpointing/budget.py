@@ -195,8 +195,8 @@ def next_ones(
 
 
 def worth_having(ways: Iterable[Way]) -> list[Way]:
-    """Drop each partial plan for which another one keeps no more bytes and costs no
-    more.
+    """Drop each partial plan that has a better one: one that keeps as few bytes or
+    fewer, and costs as little or less.
     """
     kept: list[Way] = []
     for way in sorted(ways, key=lambda way: (way.saved, way.cost)):

@@ -37,7 +37,7 @@ __all__ = ["Ready"]
 
 
 class Ready:
-    """An event behind the computation of some tensors, for each device that holds one.
+    """An event that is queued after the computation of some tensors, for each device that holds one.
 
     :param tensors: tensors whose computation is queued on the current streams
     """

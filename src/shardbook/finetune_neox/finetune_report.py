@@ -6,7 +6,7 @@ r"""# The report of fine-tuning
 forecast. The table shows the largest numbers of all ranks, because every rank needs
 enough memory. With `--json` all numbers are written to a file:
 
-| name | meaning | one number for each |
+| name | meaning | one entry for each |
 |---|---|---|
 | `losses` | the mean loss of all ranks | step |
 | `unseen` | the loss on the unseen text | rank |

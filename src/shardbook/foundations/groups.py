@@ -160,7 +160,7 @@ class Mean:
         return self.later[0] if self.later else None
 
     def advance(self) -> Tensor | None:
-        """Wait for the exchange under way, and start the next.
+        """Wait for the exchange under way, and start the next, if there is one.
 
         :returns: the mean after the last exchange, else `None`
         """

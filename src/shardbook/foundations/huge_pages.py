@@ -9,8 +9,8 @@ clears it, and resumes the program. A vector of 12.6 MB has 3,078 pages. If it i
 allocated anew before each use, the first write through it is interrupted 3,078 times.
 
 Linux also has *huge pages* of 2 MiB. Many distributions use them for memory whose owner
-requests them, and this chapter makes the request. On systems and devices without huge
-pages the request fails, and nothing changes.
+requests them, and the code below does. On systems and devices without huge pages the
+request fails, and nothing changes.
 """
 
 # sidelit: hide

@@ -41,7 +41,6 @@ one more argument, which the function ignores:
 ```python
 y = checkpoint(lambda x, _: f(x), x, torch.device("cuda:1"))
 ```
-```
 """
 
 # sidelit: hide

@@ -223,8 +223,8 @@ class Standstill:
         """The step for which this rank waits, and the ranks that have not come to it.
 
         In a round this rank waits for all ranks that have not come. In an exchange it
-        waits for its partners. An exchange that one partner has not started cannot end,
-        and this rank waits for the earliest of these first.
+        waits for its partners. Exchanges that a partner has not started cannot end, and
+        this rank waits for the earliest of them first.
         """
         found = {rank: record for rank, (record, _) in self.heard.items()}
         if mine.wish is not None:

@@ -166,7 +166,7 @@ class Meeting:
         """Record that this rank has come.
 
         A number of the store has 64 bits. So some ranks share one number, and the last
-        of them counts it.
+        of them adds one to the count of full numbers.
 
         :returns: whether all ranks have come
         """

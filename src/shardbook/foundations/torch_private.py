@@ -193,7 +193,7 @@ unscale_ = torch._amp_foreach_non_finite_check_and_unscale_
 graph_task = torch._C._current_graph_task_id
 
 # The node that a backward pass is running, or `None`. A hook gets gradients, but not
-# the node for which it is called.
+# the node to which the hook belongs.
 current_node = torch._C._current_autograd_node
 
 # The number that the next node of this thread will get. A backward pass runs the nodes
@@ -275,7 +275,7 @@ def storage_id(storage: torch.UntypedStorage) -> int:
 
 
 def gradient_hooks(tensor: Tensor) -> list[Callable[..., Any]]:
-    """The hooks that wait for the gradient of a tensor.
+    """The hooks that run when the gradient of a tensor is computed.
 
     Public methods register and remove hooks, but none lists them.
     """
@@ -299,7 +299,7 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """[The same](#own_parameters) for buffers."""
+    """[The same dictionary](#own_parameters) for buffers."""
     return module._buffers
 
 
@@ -325,7 +325,7 @@ INDEX_NAMES = {
 
 
 def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
-    """[The same](#own_parameters) for modules. `children` leaves out a second name."""
+    """[The same dictionary](#own_parameters) for modules. `children` leaves out a second name."""
     return module._modules
 
 

@@ -72,12 +72,13 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     if any(flat.order.meeting is not None for flat in flats):
         refuse_unowned_of(optimizer)
     if any(flat.sliced for flat in flats):
-        # The first of these is the optimizer itself, unless a program passes none.
+        # The first argument is the optimizer itself, unless a program passes none.
         given = chain(args[1:], kwargs.values())
         refuse_unfit(optimizer, flats, closure=any(map(callable, given)))
     for flat in flats:
         flat.order.check()
-        # The optimizer may run on its own stream, after all work of this library.
+        # The optimizer may run on a stream of its own, which has to wait for the last
+        # exchange.
         compute_stream(flat.device)
         refuse_waiting(flat)
         flat.changes += 1

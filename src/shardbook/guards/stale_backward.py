@@ -12,7 +12,7 @@ therefore makes its own comparison:
 | between the two passes | wrong result |
 |---|---|
 | the parameters were changed | a gradient of other weights |
-| [`full_precision`](full_precision.py) began or ended | a gradient in another dtype than the result |
+| [`full_precision`](full_precision.py) began or ended | a gradient whose dtype is not that of the result |
 | the gradient is itself to be differentiated | a second derivative of weights that were freed |
 """
 

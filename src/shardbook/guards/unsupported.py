@@ -1,6 +1,6 @@
 r"""# Transforms and methods that a sharded model refuses
 
-> Functions that need all parameters at once, as plain tensors, are refused by name.
+> Functions that need all parameters at once, as plain tensors, are refused, and the error names them.
 
 Some functions take a model apart:
 
@@ -11,7 +11,7 @@ Some functions take a model apart:
 - `resize_token_embeddings` builds a larger table from the old one, of which a rank has
   only a slice.
 
-Without the checks of this chapter, each of them ended in an error from deep inside
+Without the checks of this chapter, each of them would end in an error from deep inside
 PyTorch, or in a wrong result. The checks run when a unit's forward pass begins, and
 cost a microsecond.
 """

@@ -73,7 +73,7 @@ class Reader:
         self.world_size = world_size
         self.seed = seed
         self.device = device
-        # One byte more than the windows cover, because the last window needs a target.
+        # One token more than the windows cover, because the last window needs a target.
         self.windows = max(0, len(text) - 1) // context
         self.batches = self.windows // (batch * world_size)
         if self.batches == 0:
@@ -85,7 +85,7 @@ class Reader:
         self._shuffled: tuple[int, list[int]] | None = None
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        """The batch with this number: the inputs, and the byte that follows each position."""
+        """The batch with this number: the inputs, and the token that follows each position."""
         epoch, number = divmod(number, self.batches)
         return self.at(epoch, number * self.world_size * self.batch_size)
 
@@ -110,7 +110,7 @@ class Reader:
         return self._shuffled[1]
 
     def cut(self, windows: Sequence[int], shift: int) -> Tensor:
-        """The windows' bytes as tokens, a `(B, T)` integer tensor, `shift` bytes later."""
+        """The windows' tokens, a `(B, T)` integer tensor, `shift` tokens later."""
         starts = [window * self.context + shift for window in windows]
         batch = torch.stack(
             [self.text[start : start + self.context] for start in starts]

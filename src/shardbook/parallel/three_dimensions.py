@@ -34,11 +34,12 @@ consecutive numbers.
 **ZeRO beside a pipeline.** Each micro-batch of a stage is a forward and a backward
 pass, and stage 3 gathers the parameters for each of them: $2m$ gathers of every unit in
 a step. In stage 1 the gradients of the micro-batches [are added up
-first](accumulate.py) and averaged once a step. [Each forward pass
-gathers](zero1.py#Zero1.expire) while no gradient waits, and after the first backward
-pass none does. So under 1F1B a unit of the last stage is gathered once, and one of the
-stage before it twice. A pipeline is therefore usually combined with stage 1. This
-chapter takes the stage as an argument, and the trained model is the same.
+first](accumulate.py) and averaged once a step. [A forward pass
+gathers](zero1.py#Zero1.expire) only until the first backward pass of the step: from
+then on gradients wait, and the whole parameters stay. So under 1F1B a unit of the last
+stage is gathered once, and one of the stage before it twice. A pipeline is therefore
+usually combined with stage 1. This chapter takes the stage as an argument, and the
+trained model is the same.
 
 A fourth dimension could split the sequence, and a fifth one the experts of a mixture.
 [Optimus](bib:xu2021optimus) cuts the tensor dimension differently. It arranges the

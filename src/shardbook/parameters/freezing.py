@@ -17,9 +17,6 @@ exchanged.
 The vectors themselves are [laid out when the model is sharded](layout.py#plan), with
 trainable and frozen parameters in separate vectors. That does not change later:
 
-The vectors themselves are [cut when the model is sharded](layout.py#plan), trainable
-and frozen parameters apart, and stay as they are:
-
 | a vector of parameters that were | stage | costs, if they change |
 |---|---|---|
 | trainable, and some are frozen later | all | the exchange carries zeros in their places |

@@ -158,7 +158,6 @@ class FlatWithGradients(FlatWithMasters):
         sparse gradient, such as that of an embedding, is made dense, since the flat
         vector has a place for every element.
         """
-        # PyTorch calls this also for a parameter that was frozen after the forward
         # PyTorch also calls this hook for a parameter that was frozen after the forward
         # pass.
         if whole.grad is None:

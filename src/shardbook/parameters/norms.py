@@ -252,7 +252,7 @@ class Active(threading.local):
 
 active = Active()
 
-# sidelit: depth Functions that a checkpoint runs again, and norms that write their running mean.
+# sidelit: depth Functions that a checkpoint runs again, and norms that write running statistics.
 
 
 def rules_in_force() -> Callable[[], AbstractContextManager[None]]:

@@ -2,11 +2,11 @@ r"""# Offload
 
 > The host stores the master weights and runs the optimizer; the device holds only what modules compute with.
 
-With AdamW in FP32, 12 of the 16 bytes of a parameter are the parameter itself and the
-two moments. Modules that compute in 16 bits need none of these 12 bytes, and the memory
-of the host is often larger than that of the device. So the [master weights](masters.py)
-can be kept on the host. The mean gradients are copied to the host, too. The optimizer
-then makes its state on the host and runs there.
+With AdamW in FP32, each parameter takes 16 bytes in a step: 4 are its gradient, and 12
+are the parameter itself and the two moments. Modules that compute in 16 bits need none
+of these 12 bytes, and the memory of the host is often larger than that of the device.
+So the [master weights](masters.py) can be kept on the host. The mean gradients are
+copied to the host, too. The optimizer then makes its state on the host and runs there.
 
 ```python
 shard(model, policy=Policy(param_dtype=torch.bfloat16, offload=True))

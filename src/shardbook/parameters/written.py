@@ -50,7 +50,7 @@ class Writes:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.built = {tensor: writes_to(tensor) for tensor in tensors}
         self.start_at: dict[Tensor, int] = {}
-        # The modules that have written to each tensor.
+        # The number of modules that have written to each tensor.
         self.writers: dict[Tensor, int] = {}
 
     def start(self, tensor: Tensor) -> None:

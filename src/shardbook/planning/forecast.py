@@ -99,7 +99,7 @@ class Setup:
 
     @property
     def sharing(self) -> int:
-        """The ranks that share one copy of the model."""
+        """The number of ranks that share one copy of the model."""
         return self.world_size // self.copies
 
     @property

@@ -40,7 +40,7 @@ be a tenth of its time at most, then
 $$ b\,\Psi_u \ge 9\,\alpha\,N_d\,W $$
 
 From above, memory limits it: [two units are whole](prefetch.py) at a time. For a
-transformer one block is between the two on most machines.
+transformer, one block lies between these two limits on most machines.
 
 The formulas leave out everything else: attention's own operations, which add to $t_c$;
 kernels that wait for memory; and an exchange that takes cores from the computation. So
@@ -127,7 +127,7 @@ class Wire:
         return max(0.0, ratio - 1)
 
     def unit_bytes(self) -> float:
-        """The least size of a unit of whose gather a tenth is latency.
+        """The least size of a unit of whose gather at most a tenth is latency.
 
         >>> f"{Wire(400e12, 450e9, ranks=8).unit_bytes() / 1e6:.0f} MB"
         '324 MB'

@@ -29,7 +29,6 @@ too, and $2s\,S_u\,(R-1)/R$ more bytes are sent.
 
 These figures hold on every backend. Even on NCCL 16-bit gradients are sent in 16 bits,
 by [an all-to-all](exchange.py), and added in FP32.
-NCCL, by [an all-to-all](exchange.py), though they are added up in FP32.
 
 :notation $P_u$: `padded`, the elements of one flat vector of unit $u$ with its padding
 :notation $S_u$: `shard_numel`, a rank's part of them

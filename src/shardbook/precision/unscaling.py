@@ -97,10 +97,10 @@ def any_of(flags: list[Tensor]) -> Tensor | None:
 def step_unless(overflow: Tensor, optimizer: Optimizer, *args: Any, **kw: Any) -> Any:
     """Call an optimizer's step, unless the flag is 1.
 
-    A fused optimizer reads the flag on the device, and changes nothing if the flag is
-    1. The host only queues its step, and does not wait. For any other optimizer the
-    host has to decide, so `item` waits until the device has computed all gradients. No
-    other line of a step makes the host wait.
+    A fused optimizer reads the flag on the device, and changes nothing if it is set. The
+    host only queues its step, and does not wait. For any other optimizer the host has to
+    decide, so `item` waits until the device has computed all gradients. No other line of
+    a step makes the host wait.
 
     A fused optimizer reads two attributes of its own: `found_inf`, the flag, and
     `grad_scale`, a number by which it divides. Here the gradients are divided already,

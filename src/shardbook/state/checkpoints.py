@@ -24,6 +24,11 @@ when all ranks are done:
 | rank 0 renames the folder | `step-00000200` | this checkpoint is the newest one |
 | rank 0 removes older checkpoints | | the next save removes them |
 
+A checkpoint may be loaded on another number of ranks, or at another stage. Every value
+is then the same to the bit: parameters, the optimizer's state, the loss scale, the
+position in the text. The steps that follow may differ in the last bits, because other
+numbers of ranks add gradients in another order.
+
 A rename happens completely or not at all. Each file is flushed before the rename, so
 its bytes are on the disk. But a disk may lose a file later, or a copy may end halfway.
 So before anything is loaded, the ranks divide the files among themselves and compare

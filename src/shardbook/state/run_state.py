@@ -279,7 +279,7 @@ def refuse_missing(
 
 
 def refuse_more(folder: Path, index: Metadata, model: nn.Module) -> None:
-    """Refuse a checkpoint of a model that has more tensors than this one.
+    """Refuse a checkpoint with a tensor that this model does not have.
 
     :raises ValueError: naming one of them
     """

@@ -71,7 +71,7 @@ def slices_of(
 
 
 class Slice:
-    """Consecutive layers. A parameter that is in two of them is moved once.
+    """Consecutive layers. A parameter that two of its layers share is moved once.
 
     :param layers: the layers, as a chain of their own
     :param names: the names that parameters and buffers have in the model

@@ -37,7 +37,7 @@ and the gradients of one parameter and of one activation. If the link is slow, t
 gradients of a whole slice may be waiting to leave. That does not raise the sum. Each
 gradient takes the place of the copy of its parameter, and slice $k-1$ is not copied
 before the gradients of slice $k+1$ have left. With `offload_activations=True` the
-inputs [wait on the host](residual.py), and the second sum goes away.
+inputs [wait on the host](residual.py), and the second term goes away.
 
 **Costs.** A step moves $2\,\Psi$ numbers to the device and $\Psi$ back, and computes
 each activation twice. The numbers move while the device computes, if the batch is large
@@ -192,7 +192,7 @@ class Streamer:
         ]
 
     def let_leave(self) -> None:
-        """Wait until the gradients of the previous slice have left the device.
+        """Wait until the gradients of slice $k+1$, which ran before, have left the device.
 
         If the link is slow, they would otherwise pile up on the device, slice after
         slice.

@@ -200,7 +200,7 @@ def looked_at(run: Run, losses: list[float]) -> tuple[float | None, str | None]:
     :param losses: the losses of this rank's micro-batches
     :returns: the norm before clipping, or `None` if it was not computed; and the reason
         if the step is skipped
-    :raises Mistake: if the run stops at a step that is not finite
+    :raises Mistake: if the run stops at a step whose loss or gradients are not finite
     """
     if run.clip is None and not run.not_finite.looks:
         return None, None

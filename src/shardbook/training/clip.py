@@ -88,9 +88,7 @@ def clip_grad_norm_(
 
 @torch.no_grad()
 def limit(model: nn.Module, norm: Tensor, max_norm: float) -> None:
-    """Scale all gradients so that their norm, which is given, becomes at most
-    `max_norm`.
-    """
+    """Scale all gradients so that their norm, now `norm`, is at most `max_norm`."""
     # As in PyTorch, the factor is at most 1, and the multiplication always takes place.
     # A test whether the factor is 1 would make the host wait for the device.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0).nan_to_num(nan=0.0)

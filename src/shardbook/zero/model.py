@@ -119,8 +119,8 @@ def shard(
         also the gradients (2), also the parameters (3)
     :param units: the modules that are gathered as one: a class, several classes, or a
         function of a module's name and the module. Parameters outside of these modules
-        form one more unit, the root. A tied parameter that is used in several units,
-        none of which contains all of its sites, belongs to the root, too. A module
+        form one more unit, the root. A tied parameter belongs to the innermost unit
+        that contains all modules which share it; if no unit does, to the root. A module
         without parameters, such as a dropout, is no unit. `None` makes each child of an
         `nn.Sequential` a unit, and any other model a single unit.
     :param mesh: a process group; a `DeviceMesh` of one dimension, or of two, of which

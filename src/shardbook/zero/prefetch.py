@@ -225,7 +225,7 @@ class Prefetch:
                     return
                 unit.gather()
 
-    # sidelit: depth A depth or a limit that is no whole number.
+    # sidelit: depth A depth or a limit that is negative or no whole number.
 
     def __post_init__(self) -> None:
         for name, value in (("depth", self.depth), ("limit", self.limit)):

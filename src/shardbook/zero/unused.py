@@ -21,9 +21,10 @@ parameter is in one of three cases:
 In the second and the third case a rank needs an answer from the others. The ranks send
 one number of 4 bytes for each parameter *tensor* and take the largest, which is one
 small all-reduce at the end of the backward pass. A transformer block of 7 million
-values in 12 parameters then costs 48 bytes beside 28 million. A rank that has used all
-of its parameters, as is usual, does not wait for the answer on the host. The exception
-is a step whose gradients [have waited](waiting.py) in earlier micro-batches.
+values in 12 parameters then costs 48 bytes beside the 28 million bytes of its
+gradients. A rank that has used all of its parameters, as is usual, does not wait for
+the answer on the host. The exception is a step whose gradients [have
+waited](waiting.py) in earlier micro-batches.
 
 If [each unit steps by itself](step_in_backward.py), the answer is needed as soon as the
 unit's mean has arrived. Then each unit sends its own numbers.
