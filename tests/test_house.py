@@ -20,6 +20,7 @@ ORDER = {
     "sidelit": [
         *(
             "errors",
+            "reading",
             "tables",
             "scripts",
             "assets",

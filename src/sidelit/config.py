@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from sidelit import assets, page_names, proofs, prose_pages
+from sidelit import assets, page_names, proofs, prose_pages, reading
 from sidelit.errors import SidelitError
 from sidelit.page_names import Former
 from sidelit.proofs import Proof
@@ -225,8 +225,10 @@ def _check(config: Config, top: Table) -> None:
     for item in config.order:
         for path in (item.source, item.output, *(each.output for each in item.former if each.told)):
             _check_path(config, path, item, top)
-        if not (config.project / item.source).is_file():
+        file = config.project / item.source
+        if not file.exists() or file.is_dir():
             raise top.at(item.line, f"the file {item.source} does not exist")
+        reading.refuse_outside(file, config.project, item.source)
         if item.name == SITE:
             raise top.at(item.line, f"the name {SITE!r} is that of the catalogue of the whole site")
     hint = "give one of them another `name`"

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from sidelit import reading
 from sidelit.errors import SidelitError
 
 if sys.version_info >= (3, 11):
@@ -46,7 +47,7 @@ def _parse(text: str, shown: str) -> dict[str, Any]:
 
 def _text(path: Path, shown: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return reading.text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise SidelitError(f"cannot be read: {reason}", path=shown) from None

@@ -14,6 +14,9 @@ computed as the elements pass by:
 | this book reads a part of a box | not read | the pieces that hold the part; their checksums are compared |
 | PyTorch reads a box | read | read |
 
+A checksum takes about as long as two copies of its piece. So it is computed on a second
+thread, while the first one writes the piece, or copies it and reads the next.
+
 The elements are written straight from the rank's vector, without PyTorch. If PyTorch
 wrote them, it would save the whole storage behind the box, so the box would first have
 to be copied into a tensor of its own. Only the frame comes from PyTorch: it saves an
@@ -27,6 +30,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
@@ -37,9 +41,9 @@ from torch import Tensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from shardbook.state.checkpoint_index import Changed
-from shardbook.state.tensor_file import PIECE, as_tensor, in_pieces, new_room
+from shardbook.state.tensor_file import PIECE, as_tensor, new_room
 
-__all__ = ["Archives", "Elements", "take"]
+__all__ = ["Archives", "Elements", "Pieces", "take"]
 # sidelit: show
 
 # The position of a box's first element in its file, the number of bytes, and the CRC-32
@@ -47,14 +51,50 @@ __all__ = ["Archives", "Elements", "take"]
 Elements = tuple[int, int, list[int]]
 
 
+class Pieces:
+    """Memory for two pieces, used in turns, and a thread that computes their checksums.
+
+    Use it as a context. At its end the thread has ended, too.
+    """
+
+    def __init__(self) -> None:
+        self.rooms = new_room(), new_room()
+        self.sums: list[Future[int] | None] = [None, None]
+        self.turn = 0
+
+    def __enter__(self) -> Pieces:
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.shutdown()
+
+    def room(self, nbytes: int) -> memoryview:
+        """The [memory](tensor_file.py#new_room) for the next piece.
+
+        Waits until the checksum of the piece that was there is computed.
+        """
+        self.turn = 1 - self.turn
+        if (before := self.sums[self.turn]) is not None:
+            before.result()
+        return self.rooms[self.turn][:nbytes]
+
+    def sum(self, piece: memoryview) -> Future[int]:
+        """Begin to compute the CRC-32 of this piece."""
+        begun = self.thread.submit(zlib.crc32, piece)
+        self.sums[self.turn] = begun
+        return begun
+
+
 class Archives:
     """Writes one archive after another into a file.
 
     :param file: an empty file
+    :param pieces: the memory through which the elements go
     """
 
-    def __init__(self, file: BufferedWriter) -> None:
-        self.file, self.end, self.room = file, 0, new_room()
+    def __init__(self, file: BufferedWriter, pieces: Pieces) -> None:
+        self.file, self.end, self.pieces = file, 0, pieces
         # The keys are the positions where the archives begin.
         self.elements: dict[int, Elements] = {}
         self.frames: dict[tuple[torch.dtype, torch.Size], Frame] = {}
@@ -69,13 +109,14 @@ class Archives:
             self.frames[kind] = Frame(*kind)
         frame, begin = self.frames[kind], self.end
         self.write(frame.before)
-        sums: list[int] = []
-        self.elements[begin] = self.end, values.nbytes, sums
-        flat = values.detach().reshape(-1)
-        for part, room in in_pieces(flat, values.dtype, self.room):
+        start, flat, sums = self.end, values.detach().reshape(-1), []
+        size = PIECE // values.dtype.itemsize
+        for part in flat.split(size) if flat.numel() else ():
+            room = self.pieces.room(part.nbytes)
             as_tensor(room, values.dtype).copy_(part)
-            sums.append(zlib.crc32(room))
+            sums.append(self.pieces.sum(room))
             self.write(room)
+        self.elements[begin] = start, values.nbytes, [each.result() for each in sums]
         self.write(frame.after)
 
     def write(self, data: bytes | memoryview) -> None:
@@ -144,14 +185,14 @@ def take(
     box: tuple[torch.dtype, Sequence[int]],
     offsets: Sequence[int],
     target: Tensor,
-    room: memoryview,
+    pieces: Pieces,
 ) -> None:
     """Read a part of a box, and compare the checksums of the pieces that hold the part.
 
     :param box: the dtype and shape of the box
     :param offsets: the index in the box at which the part begins
     :param target: receives the elements; has the shape of the part
-    :param room: [memory](tensor_file.py#new_room) for a piece
+    :param pieces: the memory through which the elements go
     :raises Changed: if the file holds something else than was written
     """
     dtype, sizes = box
@@ -162,12 +203,12 @@ def take(
     ends = zip(target.shape, strides, strict=True)
     length = 1 + sum((size - 1) * step for size, step in ends)
     if length == target.numel() and target.is_contiguous():
-        read_into(target.view(-1), file, elements, dtype, first, room)
+        read_into(target.view(-1), file, elements, dtype, first, pieces)
         return
     # The elements of the part are not consecutive in the file. So the range from the
     # first to the last one is read, and the part is copied out of it.
     around = torch.empty(length, dtype=dtype)
-    read_into(around, file, elements, dtype, first, room)
+    read_into(around, file, elements, dtype, first, pieces)
     target.copy_(around.as_strided(target.shape, strides))
 
 
@@ -177,7 +218,7 @@ def read_into(
     elements: Elements,
     dtype: torch.dtype,
     first: int,
-    room: memoryview,
+    pieces: Pieces,
 ) -> None:
     """Read consecutive elements of a box.
 
@@ -187,13 +228,18 @@ def read_into(
     """
     start, nbytes, sums = elements
     begin, end = (each * dtype.itemsize for each in (first, first + values.numel()))
+    changed = Changed(f"{Path(file.name).name} is not what was written")
+    found: dict[int, Future[int]] = {}
     for number in range(begin // PIECE, -(-end // PIECE)):
         at = number * PIECE
-        piece = room[: min(PIECE, nbytes - at)]
+        piece = pieces.room(min(PIECE, nbytes - at))
         file.seek(start + at)
-        if file.readinto(piece) != len(piece) or zlib.crc32(piece) != sums[number]:
-            raise Changed(f"{Path(file.name).name} is not what was written")
+        if file.readinto(piece) != len(piece):
+            raise changed
+        found[number] = pieces.sum(piece)
         low, high = max(begin, at), min(end, at + len(piece))
         part = as_tensor(piece[low - at : high - at], dtype)
         place = (low - begin) // dtype.itemsize
         values[place : place + part.numel()].copy_(part)
+    if any(each.result() != sums[number] for number, each in found.items()):
+        raise changed

@@ -33,8 +33,9 @@ A rename happens completely or not at all. Each file is flushed before the renam
 its bytes are on the disk. But a disk may lose a file later, or a copy may end halfway.
 So before anything is loaded, the ranks divide the files among themselves and compare
 the sizes. The checksums are compared [while the elements are
-read](checked_elements.py). If a checksum differs, a part of the model already has new
-values. Then load another checkpoint before you train that model.
+read](checked_elements.py). If a checksum differs, a part of the model may already have
+values of the damaged checkpoint. So load another checkpoint before you train that
+model.
 """
 
 # sidelit: hide

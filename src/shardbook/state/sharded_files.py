@@ -44,10 +44,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from shardbook.foundations.torch_private import StorageInfo
-from shardbook.state.checked_elements import Archives, Elements, take
+from shardbook.state.checked_elements import Archives, Elements, Pieces, take
 from shardbook.state.checkpoint_index import Damaged, index_of
 from shardbook.state.file_list import elements_in
-from shardbook.state.tensor_file import new_room
 
 __all__ = ["Reader", "Writer"]
 # sidelit: show
@@ -71,8 +70,8 @@ class Writer(FileSystemWriter):
         """Write the file of this rank, and wait until it is on the disk."""
         name = f"{plan.storage_data.prefix}0.distcp"
         results = []
-        with (self.folder / name).open("wb") as file:
-            archives = Archives(file)
+        with (self.folder / name).open("wb") as file, Pieces() as pieces:
+            archives = Archives(file, pieces)
             for item in plan.items:
                 begin, value = archives.end, planner.resolve_data(item)
                 if isinstance(value, Tensor):
@@ -142,16 +141,18 @@ class Reader(FileSystemReader):
         by_file: dict[str, list[tuple[int, ReadItem]]] = {}
         for place, item in items:
             by_file.setdefault(place.relative_path, []).append((place.offset, item))
-        room = new_room()
         for name, wanted in by_file.items():
-            with (self.folder / Path(name).name).open("rb") as file:
+            with (
+                (self.folder / Path(name).name).open("rb") as file,
+                Pieces() as pieces,
+            ):
                 for begin, item in wanted:
                     where = self.listed(name, begin)
                     index = item.storage_index
                     box = self.boxes[MetadataIndex(index.fqn, index.offset)]
                     target = planner.resolve_tensor(item)
                     offsets = item.storage_offsets
-                    take(file, where, box, offsets, target.detach(), room)
+                    take(file, where, box, offsets, target.detach(), pieces)
                     planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)

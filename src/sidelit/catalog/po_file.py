@@ -26,6 +26,7 @@ from pathlib import Path
 
 import polib
 
+from sidelit import reading
 from sidelit.errors import SidelitError
 
 _STRING = r'"(?:[^"\\]|\\[\\"nrtabfv])*"'
@@ -108,7 +109,10 @@ def read(path: Path, lang: str, shown: str) -> tuple[Entry, ...]:
 
 
 def _decode(path: Path, shown: str) -> str:
-    data = path.read_bytes()
+    try:
+        data = reading.data(path)
+    except OSError as error:
+        raise SidelitError(f"cannot be read: {error.strerror}", path=shown) from None
     try:
         # Some editors put a byte order mark first. It says nothing here, and polib passes over it too.
         text = data.decode("utf-8-sig")

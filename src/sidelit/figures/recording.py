@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sidelit import reading
 from sidelit.errors import SidelitError
 
 
@@ -31,7 +32,7 @@ class Recording:
 def read(path: Path, shown: str) -> Recording:
     """Read a recording; every mistake in it is a `SidelitError` with its line."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(reading.text(path))
     except json.JSONDecodeError as error:
         raise SidelitError(f"not valid JSON: {error.msg}", path=shown, line=error.lineno) from None
     except UnicodeDecodeError:

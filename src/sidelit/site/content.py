@@ -17,6 +17,7 @@ from pathlib import Path
 
 from markdown_it.token import Token
 
+from sidelit import reading
 from sidelit.catalog import catalog
 from sidelit.config import SITE, Chapter, Config, Lesson, Prose
 from sidelit.errors import SidelitError
@@ -155,7 +156,7 @@ def prose(item: Prose, path: Path) -> Text:
     Raises `SidelitError` when the file cannot be read.
     """
     try:
-        written = path.read_text(encoding="utf-8")
+        written = reading.text(path)
     except OSError as error:
         raise SidelitError(f"cannot be read: {error.strerror}", path=item.source) from None
     except UnicodeDecodeError:

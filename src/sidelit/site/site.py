@@ -15,14 +15,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sidelit import assets, glossary, origin
+from sidelit import assets, glossary, origin, reading
 from sidelit.catalog import catalog
 from sidelit.config import Chapter, Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
 from sidelit.ids import claims, ledger, moves
 from sidelit.ids.anchors import Anchor
-from sidelit.site import assemble, content, edition, forwarding, index, listing, page, proved, uses, ways
+from sidelit.site import (
+    assemble,
+    content,
+    edition,
+    forwarding,
+    index,
+    links,
+    listing,
+    page,
+    proved,
+    uses,
+    ways,
+)
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
@@ -177,7 +189,7 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    made = dict(_static(config))
+    made = _static(config)
     for lang, each in editions.items():
         pages = dict(each.pages)
         for address in forwarding.forwards(leads, written):
@@ -215,9 +227,21 @@ def watched(path: Path) -> tuple[Path, ...]:
     return (path.parent, assets.templates_folder(), *sources)
 
 
-def _static(config: Config) -> Iterator[tuple[str, bytes]]:
-    yield from ((f"assets/{name}", assets.content(path)) for name, path in assets.asset_files())
-    yield from ((name, (config.folder / "pages" / name).read_bytes()) for name in index.pictures(config))
+def _static(config: Config) -> dict[str, bytes]:
+    """The files of the press, and those that lie beside the pages of prose."""
+    found = {f"assets/{name}": assets.content(path) for name, path in assets.asset_files()}
+    for name in index.pictures(config):
+        path = config.folder / "pages" / name
+        shown = f"{links.pages_folder(config)}/{name}"
+        reading.refuse_outside(path, config.project, shown)
+        if name.endswith((".html", ".htm")):
+            what = "an HTML file beside the pages would have none of their policy, languages and checks"
+            raise SidelitError(what, path=shown, hint="write it as Markdown")
+        if name in found:
+            what = f"two files would be written to {name}, and one of them is the press's own"
+            raise SidelitError(what, path=shown, hint="give it another name")
+        found[name] = reading.data(path)
+    return found
 
 
 def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:

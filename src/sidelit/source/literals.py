@@ -17,6 +17,8 @@ import ast
 import re
 from collections.abc import Iterator
 
+from sidelit.errors import SidelitError
+
 # Several literals side by side have no text of their own that could be taken.
 _LITERAL = re.compile(r'([uU]?)("""|\'\'\'|"|\')(.*)\2', re.DOTALL)
 _PIECE = re.compile(
@@ -82,3 +84,9 @@ def _piece(written: str) -> str:
     if not written.startswith("\\") or written[1:2] not in _ESCAPES:
         return written
     return str(ast.literal_eval(f'"""{written}"""'))
+
+
+def misread(path: str, line: int) -> SidelitError:
+    """What an author is told of such a formula."""
+    what = "Python reads a backslash in this formula as an escape; it is printed as it is written"
+    return SidelitError(what, path=path, line=line, hint='begin the docstring with r"""')

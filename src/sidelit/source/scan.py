@@ -145,3 +145,13 @@ def _add_comment(events: list[Statement | Block | Mark], row: int, column: int) 
         events[-1] = Block(above.first, row, column)
     else:
         events.append(Block(row, row, column))
+
+
+def followings(events: Sequence[Statement | Block | Mark]) -> list[int]:
+    """For each event the column of the next statement below it; 0 at the end."""
+    columns, following = [0] * len(events), 0
+    for index in range(len(events) - 1, -1, -1):
+        columns[index] = following
+        event = events[index]
+        following = event.column if isinstance(event, Statement) else following
+    return columns

@@ -27,8 +27,9 @@ from typing import Literal
 from sidelit.errors import SidelitError
 from sidelit.source.decoding import NEWLINE, read_source
 from sidelit.source.definitions import Docstring, Survey, survey
+from sidelit.source.literals import misread
 from sidelit.source.marks import Depth, Mark, Stretches
-from sidelit.source.scan import Block, Scan, Statement, scan
+from sidelit.source.scan import Block, Scan, Statement, followings, scan
 
 Kind = Literal["module", "class", "function", "comment", "code"]
 
@@ -105,14 +106,9 @@ def parse(text: str, path: str, encoding: str = "utf-8") -> Document:
     stretches = Stretches(path)
     drafts = _Cutter(found, known, stretches).cut()
     sections = tuple(_finish(drafts, found, kept, stretches))
-    misread = (_misread(path, line) for docstring in known.docstrings.values() for line in docstring.misread)
-    faults = sorted([*stretches.faults, *misread], key=lambda fault: fault.line or 0)
+    told = (misread(path, line) for docstring in known.docstrings.values() for line in docstring.misread)
+    faults = sorted([*stretches.faults, *told], key=lambda fault: fault.line or 0)
     return Document(path, text, sections, encoding, found.stray, tuple(faults))
-
-
-def _misread(path: str, line: int) -> SidelitError:
-    what = "Python reads a backslash in this formula as an escape; it is printed as it is written"
-    return SidelitError(what, path=path, line=line, hint='begin the docstring with r"""')
 
 
 # ## Cutting
@@ -159,7 +155,7 @@ class _Cutter:
 
     def cut(self) -> list[_Draft]:
         """Return the sections in order."""
-        for event, following in zip(self.found.events, _followings(self.found.events), strict=True):
+        for event, following in zip(self.found.events, followings(self.found.events), strict=True):
             if isinstance(event, Statement):
                 self._statement(event)
             elif isinstance(event, Mark):
@@ -249,16 +245,6 @@ class _Cutter:
         draft.depth = self.stretches.current
         self.drafts.append(draft)
         return draft
-
-
-def _followings(events: Sequence[Statement | Block | Mark]) -> list[int]:
-    """For each event the column of the next statement below it; 0 at the end."""
-    columns, following = [0] * len(events), 0
-    for index in range(len(events) - 1, -1, -1):
-        columns[index] = following
-        event = events[index]
-        following = event.column if isinstance(event, Statement) else following
-    return columns
 
 
 # ## Filling in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,41 @@ def gone(sample: Path) -> int:
     return 7
 
 
+def pipe(path: str) -> Break:
+    """A file that would never end, under the name of one that is read."""
+
+    def broken(sample: Path) -> int:
+        place = sample / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        os.mkfifo(place)
+        return 0
+
+    return broken
+
+
+def outside(path: str) -> Break:
+    """A link that leads out of the project."""
+
+    def broken(sample: Path) -> int:
+        (sample.parent / "secret").write_text("# A secret\n", encoding="utf-8")
+        (sample / path).unlink(missing_ok=True)
+        (sample / path).symlink_to(sample.parent / "secret")
+        return 0
+
+    return broken
+
+
+def beside(name: str) -> Break:
+    def broken(sample: Path) -> int:
+        place = sample / "site/pages" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("x", encoding="utf-8")
+        return 0
+
+    return broken
+
+
 RING, PAGE, CONFIG = "src/sample/ring.py", "site/pages/notes/reading.md", "site/sidelit.toml"
 MISTAKES: dict[str, tuple[str, Break, str]] = {
     "a syntax error": (RING, in_ring("LIMIT = 8", "LIMIT = = 8"), "syntax"),
@@ -80,6 +116,26 @@ MISTAKES: dict[str, tuple[str, Break, str]] = {
         "as an escape",
     ),
     "a source that is gone": (CONFIG, in_config("tools/window.py", "tools/door.py"), "tools/door.py"),
+    "a source that is a pipe": (RING, pipe(RING), "it is no regular file"),
+    "a page that is a pipe": (PAGE, pipe(PAGE), "it is no regular file"),
+    "a catalogue that is a pipe": (
+        "site/locale/ja/sample/ring.po",
+        pipe("site/locale/ja/sample/ring.po"),
+        "it is no regular file",
+    ),
+    "a source that lies elsewhere": (RING, outside(RING), "out of the project's folder"),
+    "a page that lies elsewhere": (PAGE, outside(PAGE), "out of the project's folder"),
+    "a picture that lies elsewhere": (
+        "site/pages/pictures/other.svg",
+        outside("site/pages/pictures/other.svg"),
+        "out of the project's folder",
+    ),
+    "a page of HTML": ("site/pages/ring.html", beside("ring.html"), "write it as Markdown"),
+    "a script in the place of the press's own": (
+        "site/pages/assets/sidelit.js",
+        beside("assets/sidelit.js"),
+        "two files would be written to assets/sidelit.js",
+    ),
     "a work without a title": (
         "site/bibliography.toml",
         lambda sample: edit(sample / "site/bibliography.toml", 'title = "The Art', 'note = "The Art') - 2,

@@ -1,0 +1,41 @@
+"""# Files that may be read
+
+> A project is read and nothing else: no pipe that never ends, and nothing that lies outside of it.
+
+Whoever runs the press may have got the project from a stranger. A pipe under the name of a catalogue would
+hold the build for ever, and a link under the name of a picture could put any file of this machine on a page.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from sidelit.errors import SidelitError
+
+
+def data(path: Path) -> bytes:
+    """The bytes of a file.
+
+    :raises OSError: it cannot be read, or is a pipe, a socket or a device.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(None, "it is no regular file", str(path))
+    return path.read_bytes()
+
+
+def text(path: Path) -> str:
+    """The text of a file in UTF-8.
+
+    :raises OSError: as `data` does.
+    :raises UnicodeDecodeError: it is not UTF-8.
+    """
+    return data(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def refuse_outside(path: Path, project: Path, shown: str, line: int | None = None) -> None:
+    """Refuse a symbolic link that leads out of the project."""
+    if not path.resolve().is_relative_to(project.resolve()):
+        what = "this leads out of the project's folder by a symbolic link"
+        raise SidelitError(what, path=shown, line=line, hint="put the file itself there")
