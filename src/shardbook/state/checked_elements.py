@@ -14,8 +14,8 @@ computed as the elements pass by:
 | this book reads a part of a box | not read | the pieces that hold the part; their checksums are compared |
 | PyTorch reads a box | read | read |
 
-A checksum takes about as long as two copies of its piece. So it is computed on a second
-thread, while the first one writes the piece, or copies it and reads the next.
+When a box is written, a second thread computes the checksum of a piece while the first
+one writes that piece. Reading is so fast that it would not pay to wake a thread.
 
 The elements are written straight from the rank's vector, without PyTorch. If PyTorch
 wrote them, it would save the whole storage behind the box, so the box would first have
@@ -185,14 +185,14 @@ def take(
     box: tuple[torch.dtype, Sequence[int]],
     offsets: Sequence[int],
     target: Tensor,
-    pieces: Pieces,
+    room: memoryview,
 ) -> None:
     """Read a part of a box, and compare the checksums of the pieces that hold the part.
 
     :param box: the dtype and shape of the box
     :param offsets: the index in the box at which the part begins
     :param target: receives the elements; has the shape of the part
-    :param pieces: the memory through which the elements go
+    :param room: [memory](tensor_file.py#new_room) for a piece
     :raises Changed: if the file holds something else than was written
     """
     dtype, sizes = box
@@ -203,12 +203,12 @@ def take(
     ends = zip(target.shape, strides, strict=True)
     length = 1 + sum((size - 1) * step for size, step in ends)
     if length == target.numel() and target.is_contiguous():
-        read_into(target.view(-1), file, elements, dtype, first, pieces)
+        read_into(target.view(-1), file, elements, dtype, first, room)
         return
     # The elements of the part are not consecutive in the file. So the range from the
     # first to the last one is read, and the part is copied out of it.
     around = torch.empty(length, dtype=dtype)
-    read_into(around, file, elements, dtype, first, pieces)
+    read_into(around, file, elements, dtype, first, room)
     target.copy_(around.as_strided(target.shape, strides))
 
 
@@ -218,7 +218,7 @@ def read_into(
     elements: Elements,
     dtype: torch.dtype,
     first: int,
-    pieces: Pieces,
+    room: memoryview,
 ) -> None:
     """Read consecutive elements of a box.
 
@@ -228,18 +228,13 @@ def read_into(
     """
     start, nbytes, sums = elements
     begin, end = (each * dtype.itemsize for each in (first, first + values.numel()))
-    changed = Changed(f"{Path(file.name).name} is not what was written")
-    found: dict[int, Future[int]] = {}
     for number in range(begin // PIECE, -(-end // PIECE)):
         at = number * PIECE
-        piece = pieces.room(min(PIECE, nbytes - at))
+        piece = room[: min(PIECE, nbytes - at)]
         file.seek(start + at)
-        if file.readinto(piece) != len(piece):
-            raise changed
-        found[number] = pieces.sum(piece)
+        if file.readinto(piece) != len(piece) or zlib.crc32(piece) != sums[number]:
+            raise Changed(f"{Path(file.name).name} is not what was written")
         low, high = max(begin, at), min(end, at + len(piece))
         part = as_tensor(piece[low - at : high - at], dtype)
         place = (low - begin) // dtype.itemsize
         values[place : place + part.numel()].copy_(part)
-    if any(each.result() != sums[number] for number, each in found.items()):
-        raise changed

@@ -47,6 +47,7 @@ from shardbook.foundations.torch_private import StorageInfo
 from shardbook.state.checked_elements import Archives, Elements, Pieces, take
 from shardbook.state.checkpoint_index import Damaged, index_of
 from shardbook.state.file_list import elements_in
+from shardbook.state.tensor_file import new_room
 
 __all__ = ["Reader", "Writer"]
 # sidelit: show
@@ -141,18 +142,16 @@ class Reader(FileSystemReader):
         by_file: dict[str, list[tuple[int, ReadItem]]] = {}
         for place, item in items:
             by_file.setdefault(place.relative_path, []).append((place.offset, item))
+        room = new_room()
         for name, wanted in by_file.items():
-            with (
-                (self.folder / Path(name).name).open("rb") as file,
-                Pieces() as pieces,
-            ):
+            with (self.folder / Path(name).name).open("rb") as file:
                 for begin, item in wanted:
                     where = self.listed(name, begin)
                     index = item.storage_index
                     box = self.boxes[MetadataIndex(index.fqn, index.offset)]
                     target = planner.resolve_tensor(item)
                     offsets = item.storage_offsets
-                    take(file, where, box, offsets, target.detach(), pieces)
+                    take(file, where, box, offsets, target.detach(), room)
                     planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)

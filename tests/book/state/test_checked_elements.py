@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shardbook.state.checked_elements import Archives, Pieces, take
 from shardbook.state.checkpoint_index import Changed
+from shardbook.state.tensor_file import new_room
 
 # More than two pieces of 1 MiB, and boxes as small as the parts of a frame.
 BOXES = [
@@ -74,23 +75,23 @@ def test_any_part_is_read(file: Path, offsets: tuple[int, int], sizes: tuple[int
     where, box = written(file)[0], BOXES[0]
     expected = box[offsets[0] : offsets[0] + sizes[0], offsets[1] : offsets[1] + sizes[1]]
     for target in (torch.empty(sizes), torch.empty(sizes[::-1]).t(), torch.empty(sizes, dtype=torch.float64)):
-        with file.open("rb") as opened, Pieces() as pieces:
-            take(opened, where, (box.dtype, box.shape), offsets, target, pieces)
+        with file.open("rb") as opened:
+            take(opened, where, (box.dtype, box.shape), offsets, target, new_room())
         assert torch.equal(target, expected.to(target.dtype))
 
 
 def test_small_boxes_are_read(file: Path) -> None:
     for where, box in zip(written(file), BOXES, strict=True):
         target = torch.empty(box.shape, dtype=box.dtype)
-        with file.open("rb") as opened, Pieces() as pieces:
-            take(opened, where, (box.dtype, box.shape), (0,) * box.dim(), target, pieces)
+        with file.open("rb") as opened:
+            take(opened, where, (box.dtype, box.shape), (0,) * box.dim(), target, new_room())
         assert torch.equal(target, box)
 
 
 def read_row(file: Path, where: tuple[int, int, list[int]], row: int) -> Tensor:
     target = torch.empty(1, 2000)
-    with file.open("rb") as opened, Pieces() as pieces:
-        take(opened, where, (torch.float32, (1100, 2000)), (row, 0), target, pieces)
+    with file.open("rb") as opened:
+        take(opened, where, (torch.float32, (1100, 2000)), (row, 0), target, new_room())
     return target
 
 
