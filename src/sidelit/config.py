@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from sidelit import assets, page_names, proofs, prose_pages, reading
+from sidelit import assets, inventories, page_names, proofs, prose_pages, reading
 from sidelit.errors import SidelitError
+from sidelit.inventories import Inventory
 from sidelit.page_names import Former
 from sidelit.proofs import Proof
 from sidelit.prose_pages import NO_COURSE, Course, Lesson, Prose
@@ -86,6 +87,8 @@ class Config:
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
     home: str = "index.html"
+    inventories: tuple[Inventory, ...] = ()
+    """The lists of names that are documented elsewhere."""
 
     @property
     def folder(self) -> Path:
@@ -150,6 +153,7 @@ def load(path: Path) -> Config:
         repository=top.take("repository", str, "") or None,
         figures_torch=top.take("figures_torch", str, "") or None,
         macros=_macros(top),
+        inventories=inventories.read(top),
     )
     top.finish()
     _check(config, top)

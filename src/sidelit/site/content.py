@@ -10,7 +10,7 @@ it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -86,8 +86,13 @@ class Text:
         return tuple(token for piece in self.pieces for token in piece.tokens)
 
 
-def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor]) -> Text:
-    """Make the text of a source; `names` are the anchors of its sections.
+def chapter(
+    item: Chapter,
+    document: source.Document,
+    names: Sequence[Anchor],
+    marks: Mapping[int, Sequence[code.Mark]] = code.NO_MARKS,
+) -> Text:
+    """Make the text of a source; `names` are the anchors of its sections, `marks` the links in its lines.
 
     Sections that are hidden from readers are left out here, once for all languages.
     """
@@ -104,7 +109,7 @@ def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor]) -
             tokens=markup.parse(
                 section.commentary, path=item.source, first_line=section.commentary_line or 1
             ),
-            lines=tuple(code.numbered(lines, section.code)),
+            lines=tuple(code.numbered(lines, section.code, marks)),
             code_digest=catalog.code_digest(line for _, line in section.code),
             first_line=section.first_line,
             fold=folds[section.depth] if section.depth else None,

@@ -21,7 +21,7 @@ from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
 from sidelit.interactive.words import Script, filled
 from sidelit.origin import fill
-from sidelit.site import balance, drawn, page, views, ways
+from sidelit.site import balance, drawn, identifiers, page, views, ways
 from sidelit.site.content import Piece, Text
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
@@ -154,7 +154,7 @@ class Desk:
         depth = piece.qualname.count(".")
         line = piece.lines[0][0] if piece.lines else piece.first_line
         doc = Markup(self.html(words.tokens, name or piece.id, _offset(piece)))
-        lines = tuple(views.code_line(number, html) for number, html in piece.lines)
+        lines = tuple(views.code_line(*line) for line in self._lines(piece))
         return views.SectionView(
             id=name or piece.id,
             aliases=() if name else piece.aliases,
@@ -172,6 +172,12 @@ class Desk:
             fold=fold,
             above=balance.words_above(doc, lines),
         )
+
+    def _lines(self, piece: Piece) -> Iterator[tuple[int, str]]:
+        if self.host is None:
+            return iter(piece.lines)
+        home, host = self.item.output, self.host.text.item.output
+        return ((number, identifiers.moved(html, home, host)) for number, html in piece.lines)
 
     def source_url(self, line: int) -> str | None:
         """The address of a line of the page's source, if the project is published."""

@@ -20,7 +20,7 @@ from sidelit.catalog import catalog
 from sidelit.config import Chapter, Config, Part, Prose
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
-from sidelit.site import assemble, content, edition, links, page, site
+from sidelit.site import assemble, content, edition, identifiers, links, page, site
 from sidelit.site.press import Press
 from sidelit.source import source
 from sidelit.text import foreign
@@ -69,18 +69,23 @@ def files(job: Job) -> Made:
     written, names = [], _names(paths, made, job)
     faults: list[SidelitError] = []
     unread = site.Collector()
+    read: list[identifiers.Read] = []
     for path, chapter in zip(paths, made.chapters, strict=True):
         try:
             document = _document(path, chapter.source)
-            text = content.chapter(chapter, document, anchors.assign(document))
-            written.append(replace(text, label=_import_name(path, text.label)))
+            label = _import_name(path, chapter.module)
+            read.append((replace(chapter, module=label), document, anchors.assign(document)))
             faults += document.faults
         except SidelitError as error:
             unread.add(error)
+    linked = identifiers.Identifiers(read, {})
+    for item, document, names_of in read:
+        text = content.chapter(item, document, names_of, linked.marks(item))
+        written.append(text)
     if job.strict or not written:
         unread.check()
-    read = tuple(text.item for text in written if isinstance(text.item, Chapter))
-    made = replace(made, parts=(replace(made.parts[0], chapters=read),))
+    chapters = tuple(item for item, _, _ in read)
+    made = replace(made, parts=(replace(made.parts[0], chapters=chapters),))
     title = page.word(job.lang, "files")
     written += [content.Text(item, title, (), frozenset()) for item in made.front]
     return replace(_pages(made, written, job, names, faults), skipped=tuple(unread.errors))

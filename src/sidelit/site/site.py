@@ -27,6 +27,7 @@ from sidelit.site import (
     content,
     edition,
     forwarding,
+    identifiers,
     index,
     links,
     listing,
@@ -105,13 +106,22 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
     gathered.check()
     names = _anchors(config, tuple(placed.values()))
     found: list[content.Text] = []
+    linked = identifiers.identifiers(
+        config,
+        [
+            (item, placed[item.source].document, anchors)
+            for item in config.chapters
+            if not isinstance(anchors := names[item.name], SidelitError)
+        ],
+    )
     for item in config.order:
         if isinstance(item, Prose):
             found.append(prose[item.source])
         elif isinstance(anchors := names[item.name], SidelitError):
             gathered.add(anchors)
         else:
-            found.append(content.chapter(item, placed[item.source].document, anchors))
+            document = placed[item.source].document
+            found.append(content.chapter(item, document, anchors, linked.marks(item)))
     gathered.check()
     return tuple(found)
 
