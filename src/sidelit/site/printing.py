@@ -22,6 +22,7 @@ from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.site import assemble, content, edition, links, page, site
 from sidelit.site.press import Press
+from sidelit.site.search import index as search
 from sidelit.source import source
 from sidelit.text import foreign
 from sidelit.text.math import Typesetter
@@ -124,6 +125,7 @@ def _pages(
     done = {f"assets/{name}": assets.content(path) for name, path in assets.asset_files()}
     for output, shown in press.editions[job.lang].pages.items():
         done[output] = page.render(assemble.view(press, shown)).encode()
+    done |= search.files(press)
     if job.strict:
         gathered.check()
     odd = tuple({str(error): error for error in gathered.errors}.values())

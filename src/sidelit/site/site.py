@@ -38,6 +38,7 @@ from sidelit.site import (
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
+from sidelit.site.search import index as search
 from sidelit.site.views import Work
 from sidelit.source import source
 from sidelit.text.math import Typesetter
@@ -197,6 +198,11 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         for output, shown in pages.items():
             made[ways.address(config, output, lang)] = page.render(assemble.view(press, shown)).encode()
     gathered.check()
+    for name, content_of in search.files(press).items():
+        if name in made:
+            what = f"two files would be written to {name}, and one of them is the index of the search"
+            raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
+        made[name] = content_of
     return dict(sorted(made.items()))
 
 

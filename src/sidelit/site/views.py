@@ -219,6 +219,14 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """What a page's search needs: the folder of its language's index, and the folder of the language's pages."""
+
+    index: str
+    pages: str
+
+
+@dataclass(frozen=True, slots=True)
 class SiteInfo:
     """What is the same on every page of one language."""
 
@@ -233,6 +241,7 @@ class SiteInfo:
     home: str
     course: bool = False
     """Whether it has lessons, so that pages may mark those that are finished."""
+    search: Search | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,133 @@
+"""# The index of a search
+
+> Names and titles load with the first use; of the words, only those that a query asks for.
+
+A site is often read from a static host or from a disk, where nothing answers questions and a page may not read files.
+So the index is a set of scripts, each of which hands its part to the page: `core.js` has every page and every place
+with its name; `words-N.js` has one stretch of the alphabet, each term with the places it stands in; `text-N.js` has the
+words of one page, for the excerpts of the results that are on show.
+
+No library of this kind fits. Those for browsers hold the whole index in memory or want `fetch`, which a page from a disk
+may not use; those that cut their index into parts are programs of their own beside Python; and most cut Chinese
+and Japanese not at all. What is needed here is a table of terms and numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from sidelit.site import page
+from sidelit.site.edition import Edition
+from sidelit.site.press import Press
+from sidelit.site.search import places
+from sidelit.site.search.places import Place
+from sidelit.site.search.terms import UNSPACED, listed
+
+# How much of the index one file of words holds, in characters.
+_SHARD = 48_000
+# A term in a title says more than one in the text: these are the four weights of a term at a place.
+_CODE, _TITLE = 0, 3
+
+
+def folder(lang: str) -> str:
+    """Where the index of one language lies in the site."""
+    return f"assets/search/{lang}/"
+
+
+def files(press: Press) -> dict[str, bytes]:
+    """The index of every language, by path."""
+    made: dict[str, bytes] = {}
+    for lang, edition in press.editions.items():
+        if len(edition.pages) < 2:
+            continue
+        for name, text in _files(press, edition).items():
+            made[folder(lang) + name] = text.encode()
+    return made
+
+
+def _files(press: Press, edition: Edition) -> dict[str, str]:
+    pages = list(edition.pages.values())
+    found = [places.places(each, press.glossary, press.works) for each in pages]
+    english = _english(press, edition)
+    numbered = [
+        (place, english.get((output, place.id), ""))
+        for output, inside in zip(edition.pages, found, strict=True)
+        for place in inside
+    ]
+    shards = list(_shards(postings(numbered)))
+    texts = [
+        [[place.words, place.code] + [press.config.languages[0]] * place.foreign for place in inside]
+        for inside in found
+    ]
+    made = {f"words-{number}.js": _call("words", number, shard) for number, shard in enumerate(shards)}
+    made |= {f"text-{number}.js": _call("text", number, text) for number, text in enumerate(texts)}
+    core = {
+        "pages": [
+            [output, each.label, getattr(each.text.item, "module", ""), each.label_lang or ""]
+            + [[[place.id, place.title, place.kind] for place in inside]]
+            for output, each, inside in zip(edition.pages, pages, found, strict=True)
+        ],
+        "starts": [shard[0][0] for shard in shards],
+        "unspaced": UNSPACED,
+        "ui": {key[7:]: word for key, word in page.interface(edition.lang).items() if key[:7] == "search_"},
+        # Parts of an older index, which a browser may still keep, must not be mixed with these.
+        "version": hashlib.sha256("".join(made.values()).encode()).hexdigest()[:8],
+    }
+    return {"core.js": _call("core", core), **made}
+
+
+def _english(press: Press, edition: Edition) -> Mapping[tuple[str, str], str]:
+    """The English of the terms that sections use, so that a reader of a translation finds them by it, too."""
+    if edition.lang == press.config.languages[0]:
+        return {}
+    said: dict[tuple[str, str], list[str]] = {}
+    for english, uses in press.uses.items():
+        for use in uses:
+            said.setdefault((use.output, use.id), []).append(english)
+    return {place: " ".join(words) for place, words in said.items()}
+
+
+def postings(found: Sequence[tuple[Place, str]]) -> dict[str, list[int]]:
+    """Each term with the places that have it: four times the step from the place before, plus its weight.
+
+    Beside each place stand more words that it is found under.
+    """
+    counted = [Counter(listed(place.words)) for place, _ in found]
+    mean = sum(counts.total() for counts in counted) / max(1, len(counted)) or 1.0
+    lists: dict[str, list[int]] = {}
+    before: dict[str, int] = {}
+    for number, ((place, more), counts) in enumerate(zip(found, counted, strict=True)):
+        weights = dict.fromkeys(listed(f"{place.code} {more}"), _CODE)
+        # A word that is repeated counts for more, each time by less; in a long text, for less (as in BM25).
+        long = 0.3 + 0.9 * counts.total() / mean
+        weights |= {term: int(3 * times / (times + long)) for term, times in counts.items()}
+        weights |= dict.fromkeys(listed(f"{place.title} {place.id.partition('/')[0]}"), _TITLE)
+        for term, weight in weights.items():
+            lists.setdefault(term, []).append(4 * (number - before.get(term, 0)) + weight)
+            before[term] = number
+    return lists
+
+
+def _shards(lists: Mapping[str, list[int]]) -> Iterator[list[list[object]]]:
+    """The terms in the order in which a script compares them, in stretches of about one size."""
+    shard: list[list[object]] = []
+    size = 0
+    for term in sorted(lists, key=lambda term: term.encode("utf-16-be")):
+        shard.append([term, lists[term]])
+        size += len(term) + 4 * len(lists[term])
+        if size > _SHARD:
+            yield shard
+            shard, size = [], 0
+    if shard:
+        yield shard
+
+
+def _call(name: str, *values: object) -> str:
+    return f"searching.{name}({','.join(map(_json, values))});\n"
+
+
+def _json(value: object | Iterable[object]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
