@@ -103,13 +103,14 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
     gathered.check()
     names = anchoring.assign(config, tuple(placed.values()))
     found: list[content.Text] = []
+    numbers = {chapter.name: number for number, chapter in enumerate(config.chapters, start=1)}
     for item in config.order:
         if isinstance(item, Prose):
             found.append(prose[item.source])
         elif isinstance(anchors := names[item.name], SidelitError):
             gathered.add(anchors)
         else:
-            found.append(content.chapter(item, placed[item.source].document, anchors))
+            found.append(content.chapter(item, placed[item.source].document, anchors, numbers[item.name]))
     gathered.check()
     return tuple(found)
 
