@@ -2,66 +2,58 @@
 "use strict";
 
 {
-  const { ui, version } = searching.about();
+  const { ui, version } = searching;
   const input = make("input", "", [], { type: "search", placeholder: ui.hint, ariaLabel: ui.label, autocomplete: "off", spellcheck: false });
-  const count = make("p", "count", [], { role: "status" });
+  const status = make("p", "", [], { role: "status" });
   const list = make("ol", "");
-  const close = () => dialog.close();
-  const dialog = make("dialog", "search", [input, button("", ["×"], close), count, list], { ariaLabel: ui.label });
-  dialog.children[1].ariaLabel = ui.close;
+  const close = Object.assign(button("", ["×"], () => dialog.close()), { ariaLabel: ui.close });
+  const dialog = make("dialog", "search", [input, close, status, list], { ariaLabel: ui.label });
 
-  const parts = {};
-  const part = (name) => (parts[name] ??= script(`${searchWords.index + name}.js?${version}`));
+  const loads = {};
+  const part = (name) => (loads[name] ??= script(`${name}.js?${version}`));
+  // What a result says is loaded when it comes into sight.
+  const seen = new IntersectionObserver((changed) => changed.forEach(({ target, isIntersecting }) => isIntersecting && target.fill()));
   const entry = (place, marks) => {
+    const { address, id, at, title, code, page, lang } = place;
+    const href = searchWords.pages + address + (id && `#${encodeURI(id)}`);
     const words = make("span", "excerpt");
-    part(`text-${place.at}`).then(() => {
-      const { parts, code, lang } = searching.excerpt(place, marks);
+    const link = make("a", "", [make(code ? "code" : "b", "", [title]), make("span", "page", [page], { lang }), words], { href });
+    link.fill = async () => {
+      seen.unobserve(link);
+      await part(`text-${at}`);
+      const { parts, line, lang } = searching.excerpt(place, marks);
       words.append(...parts.map(([text, marked]) => (marked ? make("mark", "", [text]) : text)));
-      words.classList.toggle("code", code);
-      if (lang) words.lang = lang;
-    });
-    const title = make(place.code ? "code" : "b", "", [place.title]);
-    const page = make("span", "page", [place.page], place.lang ? { lang: place.lang } : {});
-    const href = searchWords.pages + place.address + (place.id && `#${encodeURI(place.id)}`);
-    return make("li", "", [make("a", "", [title, page, words], { href })]);
+      words.classList.toggle("code", line);
+      words.lang = lang ?? "";
+    };
+    seen.observe(link);
+    return make("li", "", [link]);
   };
-  const show = async () => {
+  input.oninput = async () => {
     const query = input.value;
-    try {
-      await Promise.all(searching.needs(query).map((number) => part(`words-${number}`)));
-    } catch {
-      count.textContent = ui.failed;
-    }
+    await Promise.all(searching.needs(query).map((number) => part(`words-${number}`)));
     // Meanwhile somebody may have typed on.
     if (query !== input.value) return;
     const { found, marks, total } = searching.rank(query);
     list.replaceChildren(...found.map((place) => entry(place, marks)));
-    const said = total > found.length ? ui.best : total ? ui.count : ui.none;
-    count.textContent = query.trim() && said.replace("{shown}", found.length).replace("{count}", total);
+    const said = found.length < total ? ui.best : total ? ui.count : ui.none;
+    status.textContent = query && said.replace("{shown}", found.length).replace("{count}", total);
   };
-
-  input.oninput = show;
   dialog.onkeydown = (event) => {
-    const { key, target, isComposing } = event;
+    const { key, target } = event;
     // The keys of the page rest; those of an input method are its own.
     event.stopPropagation();
-    if (isComposing) return;
+    if (event.isComposing) return;
     const stops = [input, ...all("a", list)];
     const step = { ArrowDown: 1, ArrowUp: -1 }[key];
-    if (step) {
-      event.preventDefault();
-      stops[stops.indexOf(target) + step]?.focus();
-    } else if (key === "Enter" && target === input) {
-      stops[1]?.click();
-    } else if (key.length === 1 && target.href) {
-      input.focus();
-    } else if (key === "Escape") {
-      event.preventDefault();
-      close();
-    }
+    if (step || key === "Escape") event.preventDefault();
+    if (step) stops[stops.indexOf(target) + step]?.focus();
+    else if (key === "Escape") dialog.close();
+    else if (key === "Enter" && target === input) stops[1]?.click();
+    else if (!key[1] && target.href) input.focus();
   };
-  dialog.onclick = ({ target, ctrlKey, metaKey, shiftKey }) => {
-    if (target === dialog || (target.closest("a") && !ctrlKey && !metaKey && !shiftKey)) close();
+  dialog.onclick = ({ target, ctrlKey, metaKey }) => {
+    if (target === dialog || (target.closest("a") && !ctrlKey && !metaKey)) dialog.close();
   };
   document.body.append(dialog);
   finder.onclick = () => {

@@ -2,17 +2,16 @@
 // scripts it would be dead.
 "use strict";
 
-const { src: searchScript, dataset: searchWords } = document.currentScript;
-const script = (src) => new Promise((onload, onerror) => {
-  document.head.append(make("script", "", [], { src, onload, onerror, async: false }));
+const { dataset: searchWords } = document.currentScript;
+// Scripts run in the order in which they were asked for.
+const script = (name) => new Promise((onload, onerror) => {
+  document.head.append(make("script", "", [], { src: searchWords.index + name, onload, onerror, async: false }));
 });
 const finder = button("find", [], async () => {
   finder.onclick = null;
-  const [sheet, rank, dialog] = ["search.css", "search-rank.js", "search-dialog.js"].map((name) => new URL(name, searchScript));
-  document.head.append(make("link", "", [], { rel: "stylesheet", href: sheet }));
+  document.head.append(make("link", "", [], { rel: "stylesheet", href: `${searchWords.index}../../search.css` }));
   try {
-    await Promise.all([script(rank), script(`${searchWords.index}core.js`)]);
-    await script(dialog);
+    await Promise.all(["../../search-rank.js", "core.js", "../../search-dialog.js"].map(script));
   } catch {
     finder.replaceWith(make("span", "", [searchWords.failed], { role: "alert" }));
   }

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sidelit.site import page
 from sidelit.site.edition import Edition
@@ -62,8 +62,8 @@ def _files(press: Press, edition: Edition) -> dict[str, str]:
         [[place.words, place.code] + [press.config.languages[0]] * place.foreign for place in inside]
         for inside in found
     ]
-    made = {f"words-{number}.js": _call("words", number, shard) for number, shard in enumerate(shards)}
-    made |= {f"text-{number}.js": _call("text", number, text) for number, text in enumerate(texts)}
+    made = {f"words-{at}.js": f"searching.words[{at}]={_json(shard)};\n" for at, shard in enumerate(shards)}
+    made |= {f"text-{at}.js": f"searching.texts[{at}]={_json(text)};\n" for at, text in enumerate(texts)}
     core = {
         "pages": [
             [output, each.label, getattr(each.text.item, "module", ""), each.label_lang or ""]
@@ -76,7 +76,7 @@ def _files(press: Press, edition: Edition) -> dict[str, str]:
         # Parts of an older index, which a browser may still keep, must not be mixed with these.
         "version": hashlib.sha256("".join(made.values()).encode()).hexdigest()[:8],
     }
-    return {"core.js": _call("core", core), **made}
+    return {"core.js": f"searching.core({_json(core)});\n", **made}
 
 
 def _english(press: Press, edition: Edition) -> Mapping[tuple[str, str], str]:
@@ -125,9 +125,5 @@ def _shards(lists: Mapping[str, list[int]]) -> Iterator[list[list[object]]]:
         yield shard
 
 
-def _call(name: str, *values: object) -> str:
-    return f"searching.{name}({','.join(map(_json, values))});\n"
-
-
-def _json(value: object | Iterable[object]) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

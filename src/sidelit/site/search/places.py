@@ -50,7 +50,7 @@ def places(shown: Page, glossary: Glossary, works: Sequence[Work]) -> tuple[Plac
 
 
 def _sections(shown: Page) -> Iterator[Place]:
-    opening = _said((*shown.title, *shown.lede))
+    opening = _said(shown.lede)
     fold = None
     for number, (piece, words) in enumerate(zip(shown.text.pieces, shown.words, strict=True)):
         head = opening if number == 0 else ""
@@ -63,15 +63,17 @@ def _sections(shown: Page) -> Iterator[Place]:
 def _section(shown: Page, piece: Piece, words: Words, head: str) -> Place:
     module = piece.kind == "module"
     title = shown.label if module else _said(words.title)
-    code = "\n".join(line for _, coloured in piece.lines if (line := _line(coloured)))
+    code = _code(piece)
     said = " ".join(filter(None, (head, _said(words.tokens))))
     named = module or (piece.kind in ("class", "function") and "/" not in piece.id)
     foreign = words.state in ("stale", "missing")
     return Place(piece.id, title, SYMBOL if named else WORDS, said, code, foreign)
 
 
-def _line(coloured: str) -> str:
-    return html.unescape(re.sub(r"<[^>]*>", "", coloured)).strip()
+def _code(piece: Piece) -> str:
+    """The code without its colours, its indentation and its empty lines: one of them is shown in a result."""
+    plain = html.unescape(re.sub(r"<[^>]*>", "", "\n".join(coloured for _, coloured in piece.lines)))
+    return "\n".join(filter(None, map(str.strip, plain.split("\n"))))
 
 
 def _headings(shown: Page) -> Iterator[Place]:
