@@ -23,7 +23,7 @@
       await part(`text-${at}`);
       const { parts, line, lang } = searching.excerpt(place, marks);
       words.append(...parts.map(([text, marked]) => (marked ? make("mark", "", [text]) : text)));
-      words.classList.toggle("code", line);
+      if (line) words.className = "excerpt of-code";
       words.lang = lang ?? "";
     };
     seen.observe(link);
@@ -31,6 +31,9 @@
   };
   input.oninput = async () => {
     const query = input.value;
+    // A word is asked for when it is typed, not each of its letters.
+    await new Promise((done) => setTimeout(done, 120));
+    if (query !== input.value) return;
     await Promise.all(searching.needs(query).map((number) => part(`words-${number}`)));
     // Meanwhile somebody may have typed on.
     if (query !== input.value) return;
