@@ -40,7 +40,14 @@ def serve_site(given: argparse.Namespace) -> int:
 
 def print_files(given: argparse.Namespace) -> int:
     """`sidelit print`."""
-    done = api.print_files(given.files, given.out, lang=given.lang, locale=given.locale, strict=given.strict)
+    done = api.print_files(
+        given.files,
+        given.out,
+        lang=given.lang,
+        locale=given.locale,
+        strict=given.strict,
+        source=given.source,
+    )
     return _told(done)
 
 
@@ -138,7 +145,7 @@ def lint(given: argparse.Namespace) -> int:
     written = site.texts(made)
     books = site.shelf(made, written)
     words = made.folder / "glossary.toml"
-    terms = glossary.read(words, made.shown(words), made.languages[1:])
+    terms = glossary.read(words, made.shown(words), made.languages)
     findings: list[lints.Finding] = []
     for chapter in made.chapters:
         text = source.read(made.project / chapter.source, shown=chapter.source).text
