@@ -175,6 +175,7 @@ class Desk:
             source_url=self.source_url(line),
             report=fill(self.config.report_url, self.press.origin, self.item.source, line, piece.id),
             fold=fold,
+            number=piece.number,
             above=balance.words_above(doc, lines),
         )
 

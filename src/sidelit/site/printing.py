@@ -21,7 +21,7 @@ from sidelit.config import Chapter, Config, Part, Prose
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.languages import Language
-from sidelit.site import assemble, content, edition, links, page, site
+from sidelit.site import anchoring, assemble, content, edition, links, page, site
 from sidelit.site.press import Press
 from sidelit.source import source
 from sidelit.text import foreign
@@ -74,13 +74,14 @@ def files(job: Job) -> Made:
     # A file that is named twice, or found in a folder too, is printed once.
     paths = tuple({path.resolve(): path for path in _expanded(job.paths)}.values())
     made = _configuration(paths, job.lang)
-    written, names = [], _names(paths, made, job)
+    homes = anchoring.Homes()
+    written, names = [], _names(paths, made, job, homes)
     faults: list[SidelitError] = []
     unread = site.Collector()
     for path, chapter in zip(paths, made.chapters, strict=True):
         try:
-            document = _document(path, chapter.source)
-            text = content.chapter(chapter, document, anchors.assign(document))
+            document = _document(path, chapter.source, homes)
+            text = content.chapter(chapter, document, _anchors(path, document, homes, faults))
             written.append(replace(text, label=_import_name(path, text.label)))
             faults += document.faults
         except SidelitError as error:
@@ -94,10 +95,21 @@ def files(job: Job) -> Made:
     return replace(_pages(made, written, job, names, faults), skipped=tuple(unread.errors))
 
 
-def _document(path: Path, shown: str) -> source.Document:
+def _anchors(
+    path: Path, document: source.Document, homes: anchoring.Homes, faults: list[SidelitError]
+) -> tuple[anchors.Anchor, ...]:
+    """The names of the sections of a file; the site that it belongs to tells them, unless that is broken."""
+    try:
+        return homes.anchors(path, document)
+    except SidelitError as error:
+        faults.append(error)
+        return anchors.assign(document)
+
+
+def _document(path: Path, shown: str, homes: anchoring.Homes) -> source.Document:
     """Read a file; what belongs to a site is Markdown already, the rest is put into it."""
     document = source.read(path, shown=shown)
-    if _project(path) is not None:
+    if homes.owner(path) is not None:
         return document
     sections = (replace(each, commentary=foreign.markdown(each.commentary)) for each in document.sections)
     return replace(document, sections=tuple(sections))
@@ -156,29 +168,25 @@ def _edition(
     return edition.Edition(job.lang, pages, (("", None),), "", "")
 
 
-def _names(paths: Sequence[Path], made: Config, job: Job) -> dict[str, Translations]:
+def _names(paths: Sequence[Path], made: Config, job: Job, homes: anchoring.Homes) -> dict[str, Translations]:
     """Where the translations of each page are: in the folder given, or in the project the file is part of."""
     found = {}
     for path, chapter in zip(paths, made.chapters, strict=True):
-        known = (
-            Translations(job.locale, chapter.name, job.source, job.source) if job.locale else _project(path)
-        )
+        given = Translations(job.locale, chapter.name, job.source, job.source) if job.locale else None
+        known = given or _project(path, homes)
         if known is not None and job.lang != known.source:
             found[chapter.output] = known
     return found
 
 
-def _project(path: Path) -> Translations | None:
-    try:
-        own = config.load(config.find(path.resolve().parent))
-    except SidelitError:
-        return None  # Not part of a site: that is the usual case, and no mistake.
-    for chapter in own.chapters:
-        if (own.project / chapter.source).resolve() == path.resolve():
-            former = tuple(each.name for each in chapter.former if each.told)
-            written = own.language(own.source_language)
-            return Translations(own.folder / "locale", chapter.name, written.code, written.tag, former)
-    return None
+def _project(path: Path, homes: anchoring.Homes) -> Translations | None:
+    home = homes.owner(path)
+    if home is None:
+        return None
+    own, chapter = home
+    former = tuple(each.name for each in chapter.former if each.told)
+    written = own.language(own.source_language)
+    return Translations(own.folder / "locale", chapter.name, written.code, written.tag, former)
 
 
 def _configuration(paths: Sequence[Path], lang: str) -> Config:

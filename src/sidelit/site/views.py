@@ -72,6 +72,7 @@ class TocEntry:
     label: str
     depth: int
     folded: bool = False
+    number: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ class SectionView:
     source_url: str | None
     report: str | None
     fold: Fold | None = None
+    number: str = ""
+    """Chapter and section, as `12.4`."""
     above: bool = False
     """Whether the words stand above the code and not beside it."""
 

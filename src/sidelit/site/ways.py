@@ -121,7 +121,7 @@ class Ways:
             lede=other.summary,
             # A source without a title is called by its name already.
             name=PurePosixPath(item.source).stem if isinstance(item, Chapter) and other.title else "",
-            number=item.number if isinstance(item, Lesson) else "",
+            number=item.number if isinstance(item, Lesson) else str(other.text.number or ""),
             minutes=other.text.minutes,
             lesson=item.name if isinstance(item, Lesson) else "",
         )
@@ -137,7 +137,7 @@ def sections(shown: Sequence[views.SectionView]) -> Iterator[views.TocEntry]:
             label = Markup("<code>{}</code>").format(section.name)
         else:
             continue
-        yield views.TocEntry(section.id, label, section.depth, section.fold is not None)
+        yield views.TocEntry(section.id, label, section.depth, section.fold is not None, section.number)
 
 
 def unlinked(html: Markup) -> Markup:
