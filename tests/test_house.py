@@ -24,6 +24,7 @@ ORDER = {
             "tables",
             "scripts",
             "assets",
+            "languages",
             "page_names",
             "proofs",
             "prose_pages",

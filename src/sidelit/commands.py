@@ -17,6 +17,7 @@ from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
 from sidelit.site import anchoring, citation, content, proved, site
+from sidelit.site.search import ask
 from sidelit.source import source
 
 
@@ -40,7 +41,14 @@ def serve_site(given: argparse.Namespace) -> int:
 
 def print_files(given: argparse.Namespace) -> int:
     """`sidelit print`."""
-    done = api.print_files(given.files, given.out, lang=given.lang, locale=given.locale, strict=given.strict)
+    done = api.print_files(
+        given.files,
+        given.out,
+        lang=given.lang,
+        locale=given.locale,
+        strict=given.strict,
+        source=given.source,
+    )
     return _told(done)
 
 
@@ -143,7 +151,7 @@ def lint(given: argparse.Namespace) -> int:
     written = site.texts(made)
     books = site.shelf(made, written)
     words = made.folder / "glossary.toml"
-    terms = glossary.read(words, made.shown(words), made.languages[1:])
+    terms = glossary.read(words, made.shown(words), made.languages)
     findings: list[lints.Finding] = []
     for chapter in made.chapters:
         text = source.read(made.project / chapter.source, shown=chapter.source).text
@@ -164,6 +172,21 @@ def cite(given: argparse.Namespace) -> int:
     made = _config(given)
     print(citation.cite(made, site.texts(made), origin.origin(made), given.id))
     return 0
+
+
+def search(given: argparse.Namespace) -> int:
+    """`sidelit search`: what the search of the site answers."""
+    made = _config(given)
+    lang = given.lang or made.languages[0]
+    if lang not in made.languages:
+        raise SidelitError(
+            f"{lang!r} is not a language of this site", hint=f"it has {', '.join(made.languages)}"
+        )
+    answers = ask.Index(site.searchable(made, lang), lang).ask(" ".join(given.words))
+    for each in answers:
+        said = "".join(f"[{part}]" if marked else part for part, marked in each.excerpt)
+        print(f"{each.address}  {each.name}" + (f"\n    {said}" if said else ""))
+    return 0 if answers else 1
 
 
 def publish(given: argparse.Namespace) -> int:

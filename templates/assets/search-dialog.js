@@ -29,7 +29,7 @@
     seen.observe(link);
     return make("li", "", [link]);
   };
-  input.oninput = async () => {
+  const show = async () => {
     const query = input.value;
     // A word is asked for when it is typed, not each of its letters.
     await new Promise((done) => setTimeout(done, 120));
@@ -42,6 +42,8 @@
     const said = found.length < total ? ui.best : total ? ui.count : ui.none;
     status.textContent = query && said.replace("{shown}", found.length).replace("{count}", total);
   };
+  let shown = null;
+  input.oninput = () => { shown = show(); };
   dialog.onkeydown = (event) => {
     const { key, target } = event;
     // The keys of the page rest; those of an input method are its own.
@@ -52,7 +54,7 @@
     if (step || key === "Escape") event.preventDefault();
     if (step) stops[stops.indexOf(target) + step]?.focus();
     else if (key === "Escape") dialog.close();
-    else if (key === "Enter" && target === input) stops[1]?.click();
+    else if (key === "Enter" && target === input) shown?.then(() => one("a", list)?.click());
     else if (!key[1] && target.href) input.focus();
   };
   dialog.onclick = ({ target, ctrlKey, metaKey }) => {

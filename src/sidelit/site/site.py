@@ -118,7 +118,8 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
 
 def shelf(config: Config, written: Sequence[content.Text]) -> catalog.Shelf:
     """Open the catalogues of the site and match them with its pages."""
-    return catalog.load(content.units(config, written), config.folder / "locale", config.languages[1:])
+    units, tag = content.units(config, written), config.language(config.source_language).tag
+    return catalog.load(units, config.folder / "locale", config.languages[1:], tag)
 
 
 def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
@@ -163,12 +164,22 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         for output, shown in pages.items():
             made[ways.address(config, output, lang)] = page.render(assemble.view(press, shown)).encode()
     gathered.check()
-    for name, content_of in search.files(press).items():
+    material = search.Material(config, editions, terms, works, press.uses)
+    for name, part in search.files(material).items():
         if name in made:
             what = f"two files would be written to {name}, and one of them is the index of the search"
             raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
-        made[name] = content_of
+        made[name] = part
     return dict(sorted(made.items()))
+
+
+def searchable(config: Config, lang: str) -> dict[str, bytes]:
+    """The index of the search in one language, without a page of the site."""
+    written = texts(config)
+    shown = edition.edition(config, written, shelf(config, written), lang)
+    terms, works = _data(config)
+    found = uses.uses(terms, written)
+    return search.files(search.Material(config, {lang: shown}, terms, works, found))
 
 
 def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[SidelitError]:
@@ -217,5 +228,5 @@ def _static(config: Config) -> dict[str, bytes]:
 
 def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:
     words, works = config.folder / "glossary.toml", config.folder / "bibliography.toml"
-    terms = glossary.read(words, config.shown(words), config.languages[1:])
-    return terms, listing.works(works, config.shown(works))
+    terms = glossary.read(words, config.shown(words), config.languages)
+    return terms, listing.works(works, config.shown(works), config.language(config.source_language).tag)

@@ -2,8 +2,8 @@
 
 > The answers of the page's own script, without a page.
 
-The ranking exists once, as the script that readers load. Here the engine that sets formulas runs it, over the files
-that readers would load, so that a terminal and a test hear what the dialog shows.
+The ranking exists once, as the script that readers load. Here the engine that sets formulas runs it, over
+the files that readers would load, so that a terminal and a test hear what the dialog shows.
 """
 
 from __future__ import annotations

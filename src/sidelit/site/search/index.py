@@ -2,14 +2,14 @@
 
 > Names and titles load with the first use; of the words, only those that a query asks for.
 
-A site is often read from a static host or from a disk, where nothing answers questions and a page may not read files.
-So the index is a set of scripts, each of which hands its part to the page: `core.js` has every page and every place
-with its name; `words-N.js` has one stretch of the alphabet, each term with the places it stands in; `text-N.js` has the
-words of one page, for the excerpts of the results that are on show.
+A site is often read from a static host or from a disk, where nothing answers questions and a page may not
+read files. So the index is a set of scripts, each of which hands its part to the page. `core.js` has every
+page, and every place with its name; `words-N.js` has one stretch of the alphabet, each term with the places
+it stands in; `text-N.js` has the words of one page, for the excerpts of the results that are on show.
 
-No library of this kind fits. Those for browsers hold the whole index in memory or want `fetch`, which a page from a disk
-may not use; those that cut their index into parts are programs of their own beside Python; and most cut Chinese
-and Japanese not at all. What is needed here is a table of terms and numbers.
+No library fits. Those for browsers load a whole index before the first answer, or read its parts with
+`fetch`, which a page on a disk may not; those that cut their index into parts are programs beside Python;
+and most do not cut Chinese and Japanese at all. What is needed here is a table of terms and numbers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from sidelit.site import page
-from sidelit.site.edition import Edition
-from sidelit.site.press import Press
+from sidelit.config import Config
+from sidelit.glossary import Glossary
+from sidelit.site.edition import Edition, Page
 from sidelit.site.search import places
 from sidelit.site.search.places import Place
 from sidelit.site.search.terms import UNSPACED, listed
+from sidelit.site.uses import Use
+from sidelit.site.views import Work
 
 # How much of the index one file of words holds, in characters.
 _SHARD = 48_000
@@ -37,56 +40,71 @@ def folder(lang: str) -> str:
     return f"assets/search/{lang}/"
 
 
-def files(press: Press) -> dict[str, bytes]:
-    """The index of every language, by path."""
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What the index is made of: the pages, and the tables that some of them show."""
+
+    config: Config
+    editions: Mapping[str, Edition]
+    glossary: Glossary = field(default_factory=Glossary)
+    works: tuple[Work, ...] = ()
+    uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict)
+
+
+def files(made_of: Material) -> dict[str, bytes]:
+    """The index of every language, by path; a single page needs none, since the browser searches it."""
     made: dict[str, bytes] = {}
-    for lang, edition in press.editions.items():
-        if len(edition.pages) < 2:
-            continue
-        for name, text in _files(press, edition).items():
-            made[folder(lang) + name] = text.encode()
+    for lang, edition in made_of.editions.items():
+        if len(edition.pages) > 1:
+            for name, text in _files(made_of, edition).items():
+                made[folder(lang) + name] = text.encode()
     return made
 
 
-def _files(press: Press, edition: Edition) -> dict[str, str]:
+def _files(made_of: Material, edition: Edition) -> dict[str, str]:
     pages = list(edition.pages.values())
-    found = [places.places(each, press.glossary, press.works) for each in pages]
-    english = _english(press, edition)
+    found = [places.places(each, made_of.glossary, made_of.works) for each in pages]
+    originals = _originals(made_of, edition)
     numbered = [
-        (place, english.get((output, place.id), ""))
+        (place, originals.get((output, place.id), ""))
         for output, inside in zip(edition.pages, found, strict=True)
         for place in inside
     ]
     shards = list(_shards(postings(numbered)))
     texts = [
-        [[place.words, place.code] + [press.config.languages[0]] * place.foreign for place in inside]
-        for inside in found
+        [[place.words, place.code, *[each.source_lang] * place.foreign] for place in inside]
+        for each, inside in zip(pages, found, strict=True)
     ]
     made = {f"words-{at}.js": f"searching.words[{at}]={_json(shard)};\n" for at, shard in enumerate(shards)}
     made |= {f"text-{at}.js": f"searching.texts[{at}]={_json(text)};\n" for at, text in enumerate(texts)}
+    words = made_of.config.language(edition.lang).words
     core = {
         "pages": [
-            [output, each.label, getattr(each.text.item, "module", ""), each.label_lang or ""]
-            + [[[place.id, place.title, place.kind] for place in inside]]
+            [output, *_named(each), [[place.id, place.title, place.kind] for place in inside]]
             for output, each, inside in zip(edition.pages, pages, found, strict=True)
         ],
         "starts": [shard[0][0] for shard in shards],
         "unspaced": UNSPACED,
-        "ui": {key[7:]: word for key, word in page.interface(edition.lang).items() if key[:7] == "search_"},
+        "ui": {key[7:]: word for key, word in words.items() if key.startswith("search_")},
         # Parts of an older index, which a browser may still keep, must not be mixed with these.
         "version": hashlib.sha256("".join(made.values()).encode()).hexdigest()[:8],
     }
     return {"core.js": f"searching.core({_json(core)});\n", **made}
 
 
-def _english(press: Press, edition: Edition) -> Mapping[tuple[str, str], str]:
-    """The English of the terms that sections use, so that a reader of a translation finds them by it, too."""
-    if edition.lang == press.config.languages[0]:
+def _named(shown: Page) -> tuple[str, str, str]:
+    """What a page is called, as what a program imports it, and the language of its name if that is another one."""
+    return shown.label, getattr(shown.text.item, "module", ""), shown.label_lang or ""
+
+
+def _originals(made_of: Material, edition: Edition) -> Mapping[tuple[str, str], str]:
+    """The original of the terms that sections use, so that readers of a translation find them by it, too."""
+    if edition.lang == made_of.config.languages[0]:
         return {}
     said: dict[tuple[str, str], list[str]] = {}
-    for english, uses in press.uses.items():
+    for term, uses in made_of.uses.items():
         for use in uses:
-            said.setdefault((use.output, use.id), []).append(english)
+            said.setdefault((use.output, use.id), []).append(term)
     return {place: " ".join(words) for place, words in said.items()}
 
 

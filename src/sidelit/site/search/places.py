@@ -2,8 +2,9 @@
 
 > Each section of a chapter, each heading of a page of prose, each row of the glossary is one.
 
-A place has a name (a definition its qualified name, a heading its words), the text below it, and its code. All of it
-is taken from the page's words in one language; what a translation lacks is English there, as it is on the page.
+A place has a name (a definition its qualified name, a heading its words), the text below it, and its code.
+All of it is taken from the page's words in one language; what a translation lacks is in the original there,
+as it is on the page.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _heading(place: str, title: str, held: Sequence[Token], states: Sequence[str
 
 def _terms(glossary: Glossary, lang: str) -> Iterator[Place]:
     for term in glossary.terms:
-        names = dict.fromkeys((term.text.get(lang, term.en), term.en, *term.text.values()))
+        names = dict.fromkeys((term.text.get(lang, term.name), term.name, *term.text.values()))
         meaning = (term.meaning or {}).get(lang, "") or (term.note or {}).get(lang, "")
         yield Place(listing.term_id(term), " · ".join(names), TERM, meaning.replace("`", ""))
 

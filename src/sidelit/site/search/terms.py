@@ -2,10 +2,10 @@
 
 > A text is cut into the terms that an index lists, in any language, without a dictionary.
 
-Where a script sets spaces between its words, those are the terms. A name of a program is a term, and so is each
-of its parts: `reduce_scatter` is found under "scatter", `FlatUnit` under "flat". Chinese, Japanese, Thai and
-their kin set no spaces; their runs are cut into overlapping pairs of characters, and a query is cut in the same
-way, so that 优化器 asks for 优化 and 化器.
+Where a script sets spaces between its words, those are the terms. A name of a program is a term, and so is
+each of its parts: `reduce_scatter` is found under "scatter", `FlatUnit` under "flat". Chinese, Japanese, Thai
+and their kin set no spaces; their runs are cut into overlapping pairs of characters, and a query is cut in
+the same way, so that 优化器 asks for 优化 and 化器.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import re
 import unicodedata
 from functools import lru_cache
 
-# Thai and Lao, Myanmar, Khmer, then the marks, kana and ideographs of Chinese and Japanese. The page's script takes
-# these characters from the index, so that both sides cut alike.
+# Thai and Lao, Myanmar, Khmer, then the marks, kana and ideographs of Chinese and Japanese. The page's script
+# takes these characters from the index, so that both sides cut alike.
 UNSPACED = (
     "\u0e01-\u0eff\u1000-\u109f\u1780-\u17ff"
     "\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff"
