@@ -3,7 +3,7 @@
 
 {
   const { ui, version } = searching;
-  const input = make("input", "", [], { type: "search", placeholder: ui.hint, ariaLabel: ui.label, autocomplete: "off", spellcheck: false });
+  const input = make("input", "", [], { placeholder: ui.hint, ariaLabel: ui.label, spellcheck: false });
   const status = make("p", "", [], { role: "status" });
   const list = make("ol", "");
   const close = Object.assign(button("", ["×"], () => dialog.close()), { ariaLabel: ui.close });
@@ -16,14 +16,14 @@
   const entry = (place, marks) => {
     const { address, id, at, title, code, page, lang } = place;
     const href = searchWords.pages + address + (id && `#${encodeURI(id)}`);
-    const words = make("span", "excerpt");
+    const words = make("span", "found");
     const link = make("a", "", [make(code ? "code" : "b", "", [title]), make("span", "page", [page], { lang }), words], { href });
     link.fill = async () => {
       seen.unobserve(link);
       await part(`text-${at}`);
       const { parts, line, lang } = searching.excerpt(place, marks);
       words.append(...parts.map(([text, marked]) => (marked ? make("mark", "", [text]) : text)));
-      if (line) words.className = "excerpt of-code";
+      if (line) words.className = "found of-code";
       words.lang = lang ?? "";
     };
     seen.observe(link);
@@ -51,10 +51,10 @@
     if (event.isComposing) return;
     const stops = [input, ...all("a", list)];
     const step = { ArrowDown: 1, ArrowUp: -1 }[key];
-    if (step || key === "Escape") event.preventDefault();
-    if (step) stops[stops.indexOf(target) + step]?.focus();
-    else if (key === "Escape") dialog.close();
-    else if (key === "Enter" && target === input) shown?.then(() => one("a", list)?.click());
+    if (step) {
+      event.preventDefault();
+      stops[stops.indexOf(target) + step]?.focus();
+    } else if (key === "Enter" && target === input) shown?.then(() => one("a", list)?.click());
     else if (!key[1] && target.href) input.focus();
   };
   dialog.onclick = ({ target, ctrlKey, metaKey }) => {

@@ -35,8 +35,9 @@ const searching = (() => {
   const near = (a, b) => {
     let at = 0;
     while (at < b.length && a[at] === b[at]) at += 1;
-    const [c, d] = [a.slice(at + 1), b.slice(at + 1)];
-    return c === d || a.slice(at) === d || c === b.slice(at) || a[at] + c === d[0] + b[at] + d.slice(1);
+    const [c, d] = [a.slice(at), b.slice(at)];
+    const [e, f] = [c.slice(1), d.slice(1)];
+    return e === f || c === f || e === d || c === f[0] + d[0] + f.slice(1);
   };
 
   // Names first: a name that is the query, one that ends or begins with it, one that holds it; then titles and terms.
@@ -44,8 +45,8 @@ const searching = (() => {
     if (name) {
       if (name === wanted) return 9;
       if (full.endsWith(`.${wanted}`)) return 8;
-      if (name.split(".").at(-1).startsWith(wanted)) return 7;
-      if (name.includes(wanted)) return 6;
+      if (name.startsWith(wanted)) return 7;
+      if (name.includes(wanted)) return 5.5 + name.includes(`.${wanted}`);
     }
     if (fold(title).split(" · ").includes(phrase)) return kind === 2 ? 4 : 5;
     return asked.every((word) => cut(title).some((term) => term.startsWith(word))) && 3;
@@ -83,8 +84,8 @@ const searching = (() => {
   // A stretch of a place's text, or a line of its code, around the longest of the marked words.
   const excerpt = ({ at, order }, marks) => {
     const [said, code, lang] = texts[at][order];
-    const literal = (mark) => (run.test(mark) ? "" : "(?<![\\p{L}\\p{N}])") + mark.replace(/[^\p{L}\p{N}_\s]/gu, "\\$&");
-    const any = RegExp(marks.sort((a, b) => b.length - a.length).map(literal).join("|"), "giu");
+    const plain = (mark) => (run.test(mark) ? "" : "(?<![\\p{L}\\p{N}])") + mark.replace(/[^\p{L}\p{N}_\s]/gu, "\\$&");
+    const any = RegExp(marks.sort((a, b) => b.length - a.length).map(plain).join("|"), "giu");
     const line = said.search(any) < 0 && code.split("\n").find((each) => each.search(any) >= 0);
     const text = line || said;
     const hits = [...text.matchAll(any)];
@@ -99,7 +100,7 @@ const searching = (() => {
       parts.push([text.slice(from, index)], [hit, true]);
       from = index + hit.length;
     }
-    return { parts: [...parts, [text[until] ? " …" : ""]], line, lang };
+    return { parts: [...parts, [text[until] ? " …" : ""]].filter(([part]) => part), line, lang };
   };
 
   return { words, texts, core, needs, cut, rank, excerpt };

@@ -76,7 +76,7 @@ class Index:
                 each["address"] + (f"#{each['id']}" if each["id"] else ""),
                 each["name"],
                 each["page"],
-                tuple((part[0], len(part) > 1) for part in each["parts"] if part[0]),
+                tuple((part[0], len(part) > 1) for part in each["parts"]),
             )
             for each in self._call("answer", query, most)["found"]
         )

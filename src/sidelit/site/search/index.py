@@ -93,7 +93,7 @@ def _files(made_of: Material, edition: Edition) -> dict[str, str]:
 
 
 def _named(shown: Page) -> tuple[str, str, str]:
-    """What a page is called, as what a program imports it, and the language of its name if that is another one."""
+    """A page's label, the name that a program imports it by, the language of the label if it is another."""
     return shown.label, getattr(shown.text.item, "module", ""), shown.label_lang or ""
 
 
