@@ -26,6 +26,7 @@ ORDER = {
             "tables",
             "scripts",
             "assets",
+            "languages",
             "page_names",
             "proofs",
             "prose_pages",

@@ -114,4 +114,4 @@ class Table:
         return start
 
 
-_NAMES: dict[type, str] = {str: "string", list: "list", dict: "table"}
+_NAMES: dict[type, str] = {str: "string", list: "list", dict: "table", bool: "boolean"}
