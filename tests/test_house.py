@@ -20,6 +20,8 @@ ORDER = {
     "sidelit": [
         *(
             "errors",
+            "interrupts",
+            "leftovers",
             "reading",
             "tables",
             "scripts",

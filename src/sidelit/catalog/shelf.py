@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidelit.catalog.po_file import Entry
-from sidelit.catalog.sync import Key, State, is_translated, state_of
+from sidelit.catalog.rewordings import Key
+from sidelit.catalog.sync import State, is_translated, state_of
 from sidelit.catalog.units import PageUnits
 
 # From best to worst: a section is as good as its worst sentence.
