@@ -37,6 +37,9 @@ PUT_TOGETHER = {"state_": ("recheck", "stale", "missing")}
 def named_in_templates() -> set[str]:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     keys = set(re.findall(r"\bui\.(\w+)", text))
+    # The dialog of the search has its words from the index.
+    dialog = (assets.templates_folder() / "assets" / "search-dialog.js").read_text(encoding="utf-8")
+    keys.update(f"search_{name}" for name in re.findall(r"\bui\.(\w+)", dialog))
     for prefix, values in PUT_TOGETHER.items():
         assert f'ui["{prefix}" ~' in text
         keys.update(prefix + value for value in values)
