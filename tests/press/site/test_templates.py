@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sidelit import assets
 from sidelit.text import prose
 
 if sys.version_info >= (3, 11):
