@@ -82,6 +82,12 @@ class Config:
     home_figure: str = ""
     """A template whose picture stands beside the title on the home page, if there is one."""
     repository: str | None = None
+    url: str | None = None
+    """Where the site is published, with a slash at its end; without it nothing points anywhere."""
+    authors: tuple[str, ...] = ()
+    """Who wrote it, where no `CITATION.cff` says so."""
+    pinned: str = ""
+    """The folder below `url` in which a release keeps this text, with a slash at its end."""
     figures_torch: str | None = None
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
@@ -148,6 +154,8 @@ def load(path: Path) -> Config:
         licence_note=top.take("licence_note", str, ""),
         home_figure=top.take("home_figure", str, ""),
         repository=top.take("repository", str, "") or None,
+        url=_url(top),
+        authors=_authors(top),
         figures_torch=top.take("figures_torch", str, "") or None,
         macros=_macros(top),
     )
@@ -165,6 +173,21 @@ def _languages(top: Table) -> tuple[str, ...]:
             known = ", ".join(assets.languages())
             raise top.error(f"unknown language {code!r}", "languages", hint=f"the templates know {known}")
     return languages
+
+
+def _url(top: Table) -> str | None:
+    """The public address; a slash at its end is added, for every other address begins with it."""
+    url = top.take("url", str, "")
+    if url and not re.fullmatch(r"https?://[^\s/?#]+(?:/[^\s?#]*)?", url):
+        raise top.error(f"{url!r} is no public address", "url", 'write it as "https://example.org/book/"')
+    return f"{url.rstrip('/')}/" if url else None
+
+
+def _authors(top: Table) -> tuple[str, ...]:
+    authors = top.take("authors", list, [])
+    if not all(isinstance(name, str) and name.strip() for name in authors):
+        raise top.error("`authors` must be a list of names", "authors")
+    return tuple(name.strip() for name in authors)
 
 
 def _macros(top: Table) -> dict[str, str]:

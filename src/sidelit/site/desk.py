@@ -171,6 +171,7 @@ class Desk:
             report=fill(self.config.report_url, self.press.origin, self.item.source, line, piece.id),
             fold=fold,
             number=piece.number,
+            plain_title=markup.plain(words.title),
             above=balance.words_above(doc, lines),
         )
 
