@@ -20,13 +20,17 @@ ORDER = {
     "sidelit": [
         *(
             "errors",
+            "interrupts",
+            "leftovers",
             "reading",
             "tables",
             "scripts",
             "assets",
+            "languages",
             "page_names",
             "proofs",
             "prose_pages",
+            "public",
             "config",
             "glossary",
             "origin",

@@ -17,7 +17,7 @@ from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
-from sidelit.site import anchoring, citation, content, edition, page, proved, site
+from sidelit.site import anchoring, citation, content, edition, proved, site
 from sidelit.source import source
 
 
@@ -41,7 +41,14 @@ def serve_site(given: argparse.Namespace) -> int:
 
 def print_files(given: argparse.Namespace) -> int:
     """`sidelit print`."""
-    done = api.print_files(given.files, given.out, lang=given.lang, locale=given.locale, strict=given.strict)
+    done = api.print_files(
+        given.files,
+        given.out,
+        lang=given.lang,
+        locale=given.locale,
+        strict=given.strict,
+        source=given.source,
+    )
     return _told(done)
 
 
@@ -144,7 +151,7 @@ def lint(given: argparse.Namespace) -> int:
     written = site.texts(made)
     books = site.shelf(made, written)
     words = made.folder / "glossary.toml"
-    terms = glossary.read(words, made.shown(words), made.languages[1:])
+    terms = glossary.read(words, made.shown(words), made.languages)
     findings: list[lints.Finding] = []
     for chapter in made.chapters:
         text = source.read(made.project / chapter.source, shown=chapter.source).text
@@ -171,7 +178,7 @@ def cite(given: argparse.Namespace) -> int:
     book = None if lang == made.languages[0] else site.shelf(made, texts).catalog(text.item.name, lang)
     project = citation.Project(made, origin.origin(made), authors.read(made))
     said = citation.record(project, edition.page(text, book, lang), piece)
-    words = page.interface(lang)
+    words = made.language(lang).words
     wanted = [given.form] if given.form else list(forms.FORMS)
     address = [said.url] if said.url and not given.form else []
     print("\n\n".join((*address, *(forms.written(said, form, words) for form in wanted))))

@@ -20,7 +20,7 @@ from sidelit.cite.record import Place, Record
 from sidelit.config import Config, Prose
 from sidelit.errors import SidelitError
 from sidelit.origin import Origin, fill
-from sidelit.site import edition, page, views, ways
+from sidelit.site import edition, views, ways
 from sidelit.site.content import Piece, Text
 from sidelit.site.links import fragment
 from sidelit.text import markup
@@ -74,7 +74,7 @@ def record(project: Project, shown: edition.Page, piece: Piece | None = None) ->
         place=place,
         source=item.source,
         authors=credits.authors,
-        language=page.html_language(shown.lang),
+        language=project.config.language(shown.lang).tag,
         version=origin.version or credits.version,
         commit=origin.label or "",
         date=origin.date or credits.date,
@@ -88,7 +88,7 @@ def of_page(project: Project | None, shown: edition.Page) -> views.Citation | No
     item = shown.text.item
     if project is None or (isinstance(item, Prose) and item.append == "forward"):
         return None
-    words = page.interface(shown.lang)
+    words = project.config.language(shown.lang).words
     whole = record(project, shown)
     blank = replace(whole, place=BLANKS, url=ADDRESS if whole.url else "")
     public = _public(project.config, shown)

@@ -119,7 +119,8 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
 
 def shelf(config: Config, written: Sequence[content.Text]) -> catalog.Shelf:
     """Open the catalogues of the site and match them with its pages."""
-    return catalog.load(content.units(config, written), config.folder / "locale", config.languages[1:])
+    units, tag = content.units(config, written), config.language(config.source_language).tag
+    return catalog.load(units, config.folder / "locale", config.languages[1:], tag)
 
 
 def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
@@ -215,5 +216,5 @@ def _static(config: Config) -> dict[str, bytes]:
 
 def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:
     words, works = config.folder / "glossary.toml", config.folder / "bibliography.toml"
-    terms = glossary.read(words, config.shown(words), config.languages[1:])
-    return terms, listing.works(works, config.shown(works))
+    terms = glossary.read(words, config.shown(words), config.languages)
+    return terms, listing.works(works, config.shown(works), config.language(config.source_language).tag)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from press.project import edit, sidelit
+from sidelit import languages
 from sidelit.cite import forms
 from sidelit.cite.authors import Author
 from sidelit.cite.record import Place, Record
-from sidelit.site.page import interface
 
 CFF = """cff-version: 1.2.0
 title: Sample
@@ -25,6 +25,7 @@ authors:
   - { family-names: Beethoven, name-particle: van, given-names: Ludwig }
   - { name: "The R&D Team" }
 """
+ENGLISH = languages.load("en").words
 PLACE = Place("Ring.__init__/100%", "1.3", "What $5 & a \\ {brace} _buys_")
 
 
@@ -46,14 +47,13 @@ def record(**more: object) -> Record:
 
 
 def test_the_sentence_is_that_of_apa() -> None:
-    words = interface("en")
-    assert forms.apa(record(), words) == (
+    assert forms.apa(record(), ENGLISH) == (
         "Lovelace, A., & The R&D Team. (2026). A ring, § 1.3 What $5 & a \\ {brace} _buys_. "
         "In Sample (version 1.2, commit abc). https://example.org/a_b/ring.html#Ring.__init__/100%25"
     )
     bare = record(place=Place(), version="", commit="", date="", url="", authors=(Author("Team"),))
-    assert forms.apa(bare, words) == "Team. (n.d.). A ring. In Sample."
-    assert forms.apa(record(place=Place(), url="", doi="10.1/x"), words).endswith(" https://doi.org/10.1/x")
+    assert forms.apa(bare, ENGLISH) == "Team. (n.d.). A ring. In Sample."
+    assert forms.apa(record(place=Place(), url="", doi="10.1/x"), ENGLISH).endswith(" https://doi.org/10.1/x")
 
 
 @pytest.mark.parametrize(
@@ -68,19 +68,19 @@ def test_the_sentence_is_that_of_apa() -> None:
 )
 def test_a_person_has_initials_where_the_script_has_them(given: str, name: str) -> None:
     author = Author(f"{given} Knuth", "Knuth", given)
-    assert forms.apa(record(authors=(author,)), interface("en")).startswith(f"{name.rstrip('.')}. (2026)")
+    assert forms.apa(record(authors=(author,)), ENGLISH).startswith(f"{name.rstrip('.')}. (2026)")
 
 
 def test_of_many_authors_the_first_and_the_last_are_named() -> None:
     many = tuple(Author(f"A{n}") for n in range(25))
-    said = forms.apa(record(authors=many), interface("en"))
+    said = forms.apa(record(authors=many), ENGLISH)
     assert said.startswith("A0, A1, ")
     assert "A18, … A24. (2026)" in said
     assert "A19" not in said
 
 
 def test_bibtex_keeps_its_braces_whatever_a_title_holds() -> None:
-    said = forms.bibtex(record(), interface("en"))
+    said = forms.bibtex(record(), ENGLISH)
     assert said.startswith("@misc{sample:sample/ring:Ring.__init__/100-,\n")
     assert said.count("{") == said.count("}")
     assert "  author = {Lovelace, Ada and {The R\\&D Team}},\n" in said
@@ -90,7 +90,7 @@ def test_bibtex_keeps_its_braces_whatever_a_title_holds() -> None:
 
 
 def test_csl_is_what_programs_import() -> None:
-    (item,) = json.loads(forms.csl(record(doi="10.1/x"), interface("en")))
+    (item,) = json.loads(forms.csl(record(doi="10.1/x"), ENGLISH))
     assert item["author"] == [{"family": "Lovelace", "given": "Ada"}, {"literal": "The R&D Team"}]
     assert item["issued"] == {"date-parts": [[2026, 11, 23]]}
     assert (item["type"], item["container-title"], item["section"]) == ("chapter", "Sample", "1.3")
