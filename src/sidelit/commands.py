@@ -13,10 +13,12 @@ from pathlib import Path
 
 from sidelit import api, config, glossary, origin, serve
 from sidelit.catalog import catalog
+from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
-from sidelit.site import citation, content, proved, site
+from sidelit.site import anchoring, citation, content, edition, proved, site
+from sidelit.site.search import ask
 from sidelit.source import source
 
 
@@ -40,7 +42,14 @@ def serve_site(given: argparse.Namespace) -> int:
 
 def print_files(given: argparse.Namespace) -> int:
     """`sidelit print`."""
-    done = api.print_files(given.files, given.out, lang=given.lang, locale=given.locale, strict=given.strict)
+    done = api.print_files(
+        given.files,
+        given.out,
+        lang=given.lang,
+        locale=given.locale,
+        strict=given.strict,
+        source=given.source,
+    )
     return _told(done)
 
 
@@ -58,7 +67,12 @@ def _told(done: api.Printed) -> int:
 def sections(given: argparse.Namespace) -> int:
     """`sidelit sections`: a JSON list with one object a section, one a line."""
     document = source.read(given.file)
-    names = anchors.assign(document, None)
+    try:
+        names = anchoring.Homes().anchors(given.file, document)
+    except SidelitError as error:
+        what = "the site that this file belongs to is broken, so its ids are proposals"
+        print(f"warning: {what}: {error}", file=sys.stderr)
+        names = anchors.assign(document)
     objects = (
         {
             "id": name.id,
@@ -138,7 +152,7 @@ def lint(given: argparse.Namespace) -> int:
     written = site.texts(made)
     books = site.shelf(made, written)
     words = made.folder / "glossary.toml"
-    terms = glossary.read(words, made.shown(words), made.languages[1:])
+    terms = glossary.read(words, made.shown(words), made.languages)
     findings: list[lints.Finding] = []
     for chapter in made.chapters:
         text = source.read(made.project / chapter.source, shown=chapter.source).text
@@ -157,14 +171,40 @@ def lint(given: argparse.Namespace) -> int:
 def cite(given: argparse.Namespace) -> int:
     """`sidelit cite`."""
     made = _config(given)
-    print(citation.cite(made, site.texts(made), origin.origin(made), given.id))
+    lang = given.lang or made.languages[0]
+    if lang not in made.languages:
+        raise SidelitError(f"{lang!r} is not a language of this site")
+    texts = site.texts(made)
+    text, piece = citation.find(texts, given.id)
+    book = None if lang == made.languages[0] else site.shelf(made, texts).catalog(text.item.name, lang)
+    project = citation.Project(made, origin.origin(made), authors.read(made))
+    said = citation.record(project, edition.page(text, book, lang), piece)
+    words = made.language(lang).words
+    wanted = [given.form] if given.form else list(forms.FORMS)
+    address = [said.url] if said.url and not given.form else []
+    print("\n\n".join((*address, *(forms.written(said, form, words) for form in wanted))))
     return 0
+
+
+def search(given: argparse.Namespace) -> int:
+    """`sidelit search`: what the search of the site answers."""
+    made = _config(given)
+    lang = given.lang or made.languages[0]
+    if lang not in made.languages:
+        raise SidelitError(
+            f"{lang!r} is not a language of this site", hint=f"it has {', '.join(made.languages)}"
+        )
+    answers = ask.Index(site.searchable(made, lang), lang).ask(" ".join(given.words))
+    for each in answers:
+        said = "".join(f"[{part}]" if marked else part for part, marked in each.excerpt)
+        print(f"{each.address}  {each.name}" + (f"\n    {said}" if said else ""))
+    return 0 if answers else 1
 
 
 def publish(given: argparse.Namespace) -> int:
     """`sidelit publish`."""
     made = _config(given)
-    path = site.publish(made, _redirects(given.redirect))
+    path = anchoring.publish(made, _redirects(given.redirect))
     print(f"The ids of {len(made.chapters)} chapters are fixed in {made.shown(path)}.")
     return 0
 

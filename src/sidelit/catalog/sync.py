@@ -9,7 +9,9 @@ have become false. For each sentence of the page as it is now, the first of thes
 2. It was deleted once: its old translation comes back.
 3. The same sentence is translated in another context or on another page: that text is carried over, to be
    rechecked, since a sentence may mean something else beside other code. A definition that went to another
-   page with its code as it was takes its translations along as they were judged.
+   page with its code as it was takes its translations along as they were judged. One word or two, as in the
+   cell of a table, may be a verb here and a noun there: they are carried over only from a context that the
+   page has no more.
 4. It resembles a sentence that has just gone: the old translation is kept at hand, fuzzy, and is never
    shown. Two widely used tools would have shown "do not free" for a sentence that had just lost its "not".
 5. It is new, and waits for a translator.
@@ -21,7 +23,6 @@ whether or not somebody ran `sidelit sync`.
 
 from __future__ import annotations
 
-import difflib
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,15 +30,11 @@ from dataclasses import replace
 from typing import Literal
 
 from sidelit.catalog.po_file import MOVED, NO_CODE, Entry
+from sidelit.catalog.rewordings import Key, Rewordings
 from sidelit.catalog.units import PageUnits
 
 State = Literal["current", "recheck", "stale", "missing"]
-Key = tuple[str, str]
 Memory = dict[str | tuple[str, str, str], Entry]
-
-# Below these a pair of English sentences has little more in common than the language.
-ALIKE = 0.5
-ALIKE_ELSEWHERE = 0.65
 
 
 def state_of(entry: Entry | None, code_digest: str) -> State:
@@ -86,13 +83,16 @@ def merge(page: PageUnits, old: Sequence[Entry], memory: Memory) -> tuple[Entry,
     """
     wanted = digests_of(page)
     known = {entry.key: entry for entry in old}
+    gone = remember(entry for entry in old if entry.key not in wanted)
     memory = {**memory, **remember(old)}
-    rewordings = _Rewordings(wanted, old)
+    rewordings = Rewordings(wanted, old)
     live = []
     for (context, msgid), digests in wanted.items():
         entry = known.get((context, msgid))
         if entry is None or not entry.msgstr:
-            entry = _carried(context, msgid, digests, entry, memory) or entry
+            entry = _moved(context, msgid, digests, memory) or _carried(context, msgid, entry, gone) or entry
+        if entry is None or not entry.msgstr:
+            entry = _carried(context, msgid, entry, memory, short=False) or entry
         if entry is None:
             entry = rewordings.guess(context, msgid) or Entry(context, msgid)
         # A translator works beside the code of the day; only what is done remembers the code it was done for.
@@ -112,20 +112,37 @@ def digests_of(page: PageUnits) -> dict[Key, tuple[str, ...]]:
     return {key: () if beside == [NO_CODE] else tuple(beside) for key, beside in wanted.items()}
 
 
-def _carried(
-    context: str, msgid: str, digests: tuple[str, ...], empty: Entry | None, memory: Memory
-) -> Entry | None:
-    """A translation from elsewhere: as it was judged beside this very code, or else to be rechecked."""
+def _moved(context: str, msgid: str, digests: tuple[str, ...], memory: Memory) -> Entry | None:
+    """A translation that went to another page together with the code it was judged beside."""
     judged = [memory.get((context, msgid, code)) for code in digests]
     if judged and judged[0] and all(judged):
         return replace(judged[0], digests=digests, previous="", obsolete=False)
+    return None
+
+
+def _carried(
+    context: str, msgid: str, empty: Entry | None, memory: Memory, short: bool = True
+) -> Entry | None:
+    """A translation from elsewhere, to be rechecked; `short` ones are those of one word or two."""
     found = memory.get(msgid)
-    if found is None:
+    if found is None or not (short or found.same or not is_short(msgid)):
         return None
     # A remark may be about the place it stood in. What is allowed is allowed for the words.
     allowed = tuple(note for note in found.notes if note.startswith("allow: "))
     notes = (*(empty.notes if empty else ()), *allowed)
     return replace(found, context=context, digests=(MOVED,), notes=notes, previous="", obsolete=False)
+
+
+# Where words are not set apart by spaces, two characters are about one of them.
+_WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{1,2}|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]+"
+)
+_NO_WORDS = re.compile(r"`[^`]*`|\$[^$]*\$")
+
+
+def is_short(msgid: str) -> bool:
+    """Whether a text has two words at most, apart from code and formulas."""
+    return len(_WORD.findall(_NO_WORDS.sub(" ", msgid))) <= 2
 
 
 def _left_over(old: Sequence[Entry], wanted: Mapping[Key, object], live: Sequence[Entry]) -> list[Entry]:
@@ -135,66 +152,3 @@ def _left_over(old: Sequence[Entry], wanted: Mapping[Key, object], live: Sequenc
     gone = [entry for entry in gone if not entry.fuzzy or entry.msgstr not in kept]
     before = {entry.key for entry in old if entry.obsolete}
     return sorted(gone, key=lambda entry: entry.key not in before)
-
-
-class _Rewordings:
-    """Finds the old sentence that a new one was made from."""
-
-    def __init__(self, wanted: Mapping[Key, object], old: Sequence[Entry]) -> None:
-        self._new = _by_context((context, msgid) for context, msgid in wanted)
-        self._live = [entry for entry in old if not entry.obsolete]
-        self._old = _by_context(entry.key for entry in self._live)
-        self._gone = [entry for entry in old if entry.key not in wanted and entry.msgstr]
-        self._in_place = self._same_place()
-
-    def guess(self, context: str, msgid: str) -> Entry | None:
-        """The old translation, fuzzy, in the place of the new sentence."""
-        found = self._in_place.get((context, msgid)) or self._alike(context, msgid)
-        if found is None:
-            return None
-        previous = found.previous if found.fuzzy and found.previous else found.msgid
-        return replace(found, context=context, msgid=msgid, fuzzy=True, previous=previous, obsolete=False)
-
-    def _origin(self, context: str) -> str:
-        """What a context was called before: a renamed function or heading takes most sentences along."""
-        if context in self._old:
-            return context
-        vanished = [name for name in self._old if name not in self._new]
-        shared = {name: len(set(self._old[name]) & set(self._new[context])) for name in vanished}
-        best = max(shared, key=lambda name: shared[name], default=context)
-        return best if shared.get(best) else context
-
-    def _alike(self, context: str, msgid: str) -> Entry | None:
-        origin = self._origin(context)
-        best = _closest(msgid, [entry for entry in self._gone if entry.context == origin], ALIKE)
-        if best is None and origin not in self._old:
-            elsewhere = [entry for entry in self._gone if entry.context not in self._new]
-            best = _closest(msgid, elsewhere, ALIKE_ELSEWHERE)
-        return best
-
-    def _same_place(self) -> dict[Key, Entry]:
-        """One sentence out and one in at the same place is a rewording, however thorough."""
-        found: dict[Key, Entry] = {}
-        for context, after in self._new.items():
-            before = [entry for entry in self._live if entry.context == self._origin(context)]
-            matcher = difflib.SequenceMatcher(None, [entry.msgid for entry in before], after, autojunk=False)
-            for kind, start, end, new_start, new_end in matcher.get_opcodes():
-                single = (end - start, new_end - new_start) == (1, 1)
-                if kind == "replace" and single and before[start].msgstr:
-                    found[context, after[new_start]] = before[start]
-        return found
-
-
-def _by_context(keys: Iterable[Key]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for context, msgid in keys:
-        found.setdefault(context, []).append(msgid)
-    return found
-
-
-def _closest(msgid: str, candidates: Sequence[Entry], threshold: float) -> Entry | None:
-    def likeness(entry: Entry) -> float:
-        return difflib.SequenceMatcher(None, entry.msgid, msgid, autojunk=False).ratio()
-
-    best = max(candidates, key=likeness, default=None)
-    return best if best is not None and likeness(best) >= threshold else None

@@ -15,7 +15,7 @@ from sidelit.figures.gallery import Gallery
 from sidelit.glossary import Glossary
 from sidelit.origin import Origin
 from sidelit.proofs import Proof
-from sidelit.site import forwarding, views
+from sidelit.site import citation, forwarding, views
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition
 from sidelit.site.links import Index
@@ -36,7 +36,7 @@ class Press:
     origin: Origin
     glossary: Glossary = field(default_factory=Glossary)
     uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict)
-    """Where each term of the glossary is used, by its English."""
+    """Where each term of the glossary is used, by its name."""
     works: tuple[views.Work, ...] = ()
     proved: Mapping[Proof, int] = field(default_factory=dict)
     """Where each test that a chapter names stands in its file."""
@@ -44,6 +44,8 @@ class Press:
     texts: Mapping[str, Text] = field(default_factory=dict)
     """Every page as it was written, by its source."""
     figures: Gallery = field(default_factory=Gallery)
+    cited: citation.Project | None = None
+    """What a citation names; `None` for files that are printed without their project."""
     shelf: Shelf | None = None
     """The catalogues."""
     lenient: bool = False

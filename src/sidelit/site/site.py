@@ -17,13 +17,15 @@ from pathlib import Path
 
 from sidelit import assets, glossary, origin, reading
 from sidelit.catalog import catalog
-from sidelit.config import Chapter, Config, Prose, load
+from sidelit.cite import authors
+from sidelit.config import Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
-from sidelit.ids import claims, ledger, moves
-from sidelit.ids.anchors import Anchor
+from sidelit.ids.claims import Placed
 from sidelit.site import (
+    anchoring,
     assemble,
+    citation,
     content,
     edition,
     forwarding,
@@ -39,12 +41,11 @@ from sidelit.site import (
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
+from sidelit.site.search import index as search
 from sidelit.site.views import Work
-from sidelit.source import source
 from sidelit.text.math import Typesetter
 
 CACHE = ".cache/sidelit"
-LEDGER = "anchors.json"
 
 
 class Failures(SidelitError):
@@ -97,14 +98,14 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
     for each in config.prose:
         with gathered.gathering():
             prose[each.source] = content.prose(each, config.project / each.source)
-    placed: dict[str, claims.Placed] = {}
+    placed: dict[str, Placed] = {}
     for chapter in config.chapters:
         with gathered.gathering():
-            placed[chapter.source] = _placed(config, chapter)
+            placed[chapter.source] = anchoring.placed(config, chapter)
             for fault in placed[chapter.source].document.faults:
                 (notes or gathered).add(fault)
     gathered.check()
-    names = _anchors(config, tuple(placed.values()))
+    names = anchoring.assign(config, tuple(placed.values()))
     found: list[content.Text] = []
     linked = identifiers.identifiers(
         config,
@@ -114,55 +115,23 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
             if not isinstance(anchors := names[item.name], SidelitError)
         ],
     )
+    numbers = {chapter.name: number for number, chapter in enumerate(config.chapters, start=1)}
     for item in config.order:
         if isinstance(item, Prose):
             found.append(prose[item.source])
         elif isinstance(anchors := names[item.name], SidelitError):
             gathered.add(anchors)
         else:
-            document = placed[item.source].document
-            found.append(content.chapter(item, document, anchors, linked.marks(item)))
+            document, number = placed[item.source].document, numbers[item.name]
+            found.append(content.chapter(item, document, anchors, number, linked.marks(item)))
     gathered.check()
     return tuple(found)
 
 
-def publish(config: Config, redirects: moves.Redirects) -> Path:
-    """Fix the ids and addresses of all chapters; returns the file that holds them.
-
-    Raises `SidelitError` when a published id or page would lead nowhere.
-    """
-    path = config.folder / LEDGER
-    with _in_ledger(config):
-        moves.publish(path, [_placed(config, chapter) for chapter in config.chapters], redirects)
-    return path
-
-
-def _placed(config: Config, item: Chapter) -> claims.Placed:
-    document = source.read(config.project / item.source, shown=item.source)
-    return claims.Placed(item.name, item.output, document, item.former)
-
-
-def _anchors(config: Config, pages: Sequence[claims.Placed]) -> dict[str, tuple[Anchor, ...] | SidelitError]:
-    with _in_ledger(config):
-        return moves.assign(pages, ledger.load(config.folder / LEDGER))
-
-
-@contextmanager
-def _in_ledger(config: Config) -> Iterator[None]:
-    """Give a mistake in the ledger the path that messages print."""
-    path = config.folder / LEDGER
-    try:
-        yield
-    except SidelitError as error:
-        if error.path not in (None, str(path)):
-            raise
-        line = ledger.line_of(path, error.page) if isinstance(error, claims.Vanished) else error.line
-        raise SidelitError(error.what, path=config.shown(path), line=line, hint=error.hint) from None
-
-
 def shelf(config: Config, written: Sequence[content.Text]) -> catalog.Shelf:
     """Open the catalogues of the site and match them with its pages."""
-    return catalog.load(content.units(config, written), config.folder / "locale", config.languages[1:])
+    units, tag = content.units(config, written), config.language(config.source_language).tag
+    return catalog.load(units, config.folder / "locale", config.languages[1:], tag)
 
 
 def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
@@ -179,6 +148,7 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
     terms, works = _data(config)
     leads = forwarding.leads(written)
     gathered = Collector()
+    state = origin.origin(config)
     press = Press(
         config=config,
         editions=editions,
@@ -186,7 +156,8 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         leads=leads,
         texts={text.item.source: text for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
-        origin=origin.origin(config),
+        origin=state,
+        cited=citation.Project(config, state, authors.read(config)),
         glossary=terms,
         uses=uses.uses(terms, written),
         figures=gallery.gallery(config, figure.read_all(config), books),
@@ -207,7 +178,22 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         for output, shown in pages.items():
             made[ways.address(config, output, lang)] = page.render(assemble.view(press, shown)).encode()
     gathered.check()
+    material = search.Material(config, editions, terms, works, press.uses)
+    for name, part in search.files(material).items():
+        if name in made:
+            what = f"two files would be written to {name}, and one of them is the index of the search"
+            raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
+        made[name] = part
     return dict(sorted(made.items()))
+
+
+def searchable(config: Config, lang: str) -> dict[str, bytes]:
+    """The index of the search in one language, without a page of the site."""
+    written = texts(config)
+    shown = edition.edition(config, written, shelf(config, written), lang)
+    terms, works = _data(config)
+    found = uses.uses(terms, written)
+    return search.files(search.Material(config, {lang: shown}, terms, works, found))
 
 
 def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[SidelitError]:
@@ -256,5 +242,5 @@ def _static(config: Config) -> dict[str, bytes]:
 
 def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:
     words, works = config.folder / "glossary.toml", config.folder / "bibliography.toml"
-    terms = glossary.read(words, config.shown(words), config.languages[1:])
-    return terms, listing.works(works, config.shown(works))
+    terms = glossary.read(words, config.shown(words), config.languages)
+    return terms, listing.works(works, config.shown(works), config.language(config.source_language).tag)

@@ -179,7 +179,9 @@ def test_a_section_is_shown_whole_under_an_id_that_says_where_it_is_from(course:
     # Its lines have the colours and the numbers that they have in the chapter, and their numbers lead there.
     lines = r'<span class="pad">.*'
     assert re.findall(lines, whole.replace("ring.html#", "#")) == re.findall(lines, chapter) != []
-    assert re.findall(r'class="num" href="ring.html#line-(\d+)"', whole) == re.findall(r'id="line-(\d+)"', chapter)
+    assert re.findall(r'class="num" href="ring.html#line-(\d+)"', whole) == re.findall(
+        r'id="line-(\d+)"', chapter
+    )
     # A link in its commentary leads from the lesson to where it leads from the chapter.
     assert 'href="#Ring.__init__"' in chapter
     assert 'href="ring.html#Ring.__init__"' in whole
