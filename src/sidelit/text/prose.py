@@ -86,7 +86,7 @@ class _Writer(InlineWriter):
             case "inline":
                 return self._sentence(tokens, index)
             case "admonition_label":
-                return escape(self.context.label(_kind(token.content.lower())), quote=False)
+                return escape(self._label(token), quote=False)
             case "fence" | "code_block":
                 return self._sample(token)
             case "math_block":
@@ -157,6 +157,8 @@ class _Writer(InlineWriter):
 
     def _open_admonition(self, token: Token) -> str:
         kind = str(token.meta["tag"])
+        if kind == "version":
+            return tag("aside", {"class": "admonition version", "role": "note"}) + "\n"
         if kind not in ADMONITIONS and self.context.strict:
             raise SidelitError(
                 f"there is no kind of admonition called {kind!r}",
@@ -166,6 +168,12 @@ class _Writer(InlineWriter):
             )
         # As a note it is no landmark: a page may hold a dozen, and each would be a stop on the way.
         return tag("aside", {"class": f"admonition {_kind(kind)}", "role": "note"}) + "\n"
+
+    def _label(self, token: Token) -> str:
+        """A word of the press; `deprecated` and its kin are said with the version since when."""
+        name = token.content.lower()
+        label = self.context.label(name if name in LABELS else _kind(name))
+        return label.format(version=token.meta["version"]) if "version" in token.meta else label
 
     def _scroll(self) -> str:
         # What is wider than the column scrolls in a box of its own, which a keyboard must be able to reach.
@@ -198,22 +206,23 @@ class _Writer(InlineWriter):
     def _table(self, kind: str, rows: Sequence[fields.Field]) -> str:
         label = self.context.label
         heads = [label({"notation": "symbol"}.get(kind, kind))]
-        if kind not in fields.NAMELESS:
+        named = kind not in fields.NAMELESS or any(row.argument or row.type for row in rows)
+        if named:
             heads.append(label("condition" if kind == "raises" else "meaning"))
         caption = f"<caption>{escape(label('notation'))}</caption>" if kind == "notation" else ""
         head = "".join(f'<th scope="col">{escape(text, quote=False)}</th>' for text in heads)
-        body = "".join(f"<tr>{self._row_head(row)}<td>{self._row_body(row)}</td></tr>\n" for row in rows)
+        body = "".join(f"<tr>{self._row_head(row) if named else ''}<td>{self._row_body(row)}</td></tr>\n" for row in rows)
         return (
             f'<table class="fields {kind}">{caption}<thead><tr>{head}</tr></thead>\n'
             f"<tbody>\n{body}</tbody></table>\n"
         )
 
     def _row_head(self, row: fields.Field) -> str:
-        if row.kind in fields.NAMELESS:
-            return ""
         if row.kind == "notation":
             # Not a heading of the row: to axe a cell that holds only MathML is an empty heading.
             return f'<td class="symbol">{self.inline(row.name)}</td>'
+        if not row.argument:
+            return f'<th scope="row"><code>{escape(row.type, quote=False)}</code></th>' if row.type else "<td></td>"
         type_ = f' <span class="type">{escape(row.type, quote=False)}</span>' if row.type else ""
         return f'<th scope="row"><code>{escape(row.argument, quote=False)}</code>{type_}</th>'
 
