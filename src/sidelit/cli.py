@@ -17,7 +17,7 @@ from sidelit.errors import SidelitError, refused
 
 # The distribution installs this command for everybody, and the packages it needs only for those who ask.
 try:
-    from sidelit import commands
+    from sidelit import commands, config
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] == "sidelit":
         raise
@@ -104,6 +104,9 @@ def _print(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--locale", type=Path, metavar="DIR", help="translations: DIR/LANG/PAGE.po")
     sub.add_argument(
         "--source", metavar="LANG", default="en", help="what the files are written in (default: en)"
+    )
+    sub.add_argument(
+        "--dialect", choices=config.DIALECTS, default="", help="of the docstrings (default: each is guessed)"
     )
     sub.add_argument("--strict", action="store_true", help="a formula or link that is wrong is an error")
 

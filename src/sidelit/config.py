@@ -25,6 +25,9 @@ from sidelit.tables import Table, read_table
 
 __all__ = ["SITE", "Chapter", "Config", "Course", "Lesson", "Part", "Prose", "find", "load", "module_name"]
 
+# What docstrings may be written in; `auto` looks at each of them.
+DIALECTS = ("markdown", "rest", "google", "numpy", "auto")
+
 # The catalogue of the words that stand on no page.
 SITE = "site"
 
@@ -49,6 +52,8 @@ class Chapter:
     """What it was called before."""
     line: int = 1
     """Where the configuration names it."""
+    dialect: str = "markdown"
+    """What its docstrings are written in, one of `DIALECTS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,7 @@ def load(path: Path) -> Config:
     shown = path.relative_to(project).as_posix()
     top = read_table(path, shown)
     root = top.take("source_root", str, "src").strip("/")
+    dialect = _dialect(top, "markdown")
     config = Config(
         path=path,
         project=project,
@@ -156,7 +162,7 @@ def load(path: Path) -> Config:
         tagline=top.take("tagline", str, ""),
         languages=_languages(top),
         front=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("front")),
-        parts=tuple(_part(table, root) for table in top.tables("parts")),
+        parts=tuple(_part(table, root, dialect) for table in top.tables("parts")),
         back=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("back")),
         course=prose_pages.course(top.table("course"), path.parent.name),
         source_root=root,
@@ -201,14 +207,25 @@ def _macros(top: Table) -> dict[str, str]:
     return macros
 
 
-def _part(table: Table, root: str) -> Part:
+def _dialect(table: Table, usual: str) -> str:
+    said: str = table.take("dialect", str, usual)
+    if said not in DIALECTS:
+        raise table.error(
+            f"unknown dialect {said!r}", "dialect", hint=f"the press reads {', '.join(DIALECTS)}"
+        )
+    return said
+
+
+def _part(table: Table, root: str, usual: str) -> Part:
     number, label, question = (
         table.take("number", str, ""),
         table.take("label", str),
         table.take("question", str, ""),
     )
     folder, output = table.take("folder", str, root).strip("/"), table.take("output", str, "").strip("/")
-    chapters = tuple(_chapter(entry, folder, output, root) for entry in table.tables("chapters"))
+    dialect = _dialect(table, usual)
+    entries = table.tables("chapters")
+    chapters = tuple(replace(_chapter(entry, folder, output, root), dialect=dialect) for entry in entries)
     table.finish()
     return Part(number, label, chapters, question)
 

@@ -2,8 +2,8 @@ r"""# Front matter
 
 > A title and a summary between two `---` are the title and the lede of a text that has none.
 
-Authors write it for other tools, which take the page's title from it. Each line of the text stays on its line,
-so that a message about line 7 is about line 7.
+Authors write it for other tools, which take the page's title from it. Each line of the text stays on its
+line, so that a message about line 7 is about line 7.
 """
 
 from __future__ import annotations

@@ -211,7 +211,9 @@ class _Writer(InlineWriter):
             heads.append(label("condition" if kind == "raises" else "meaning"))
         caption = f"<caption>{escape(label('notation'))}</caption>" if kind == "notation" else ""
         head = "".join(f'<th scope="col">{escape(text, quote=False)}</th>' for text in heads)
-        body = "".join(f"<tr>{self._row_head(row) if named else ''}<td>{self._row_body(row)}</td></tr>\n" for row in rows)
+        body = "".join(
+            f"<tr>{self._row_head(row) if named else ''}<td>{self._row_body(row)}</td></tr>\n" for row in rows
+        )
         return (
             f'<table class="fields {kind}">{caption}<thead><tr>{head}</tr></thead>\n'
             f"<tbody>\n{body}</tbody></table>\n"
@@ -221,8 +223,10 @@ class _Writer(InlineWriter):
         if row.kind == "notation":
             # Not a heading of the row: to axe a cell that holds only MathML is an empty heading.
             return f'<td class="symbol">{self.inline(row.name)}</td>'
+        if not row.argument and not row.type:
+            return "<td></td>"
         if not row.argument:
-            return f'<th scope="row"><code>{escape(row.type, quote=False)}</code></th>' if row.type else "<td></td>"
+            return f'<th scope="row"><code>{escape(row.type, quote=False)}</code></th>'
         type_ = f' <span class="type">{escape(row.type, quote=False)}</span>' if row.type else ""
         return f'<th scope="row"><code>{escape(row.argument, quote=False)}</code>{type_}</th>'
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from docutils import nodes
 
 from sidelit.text.docstrings import roles
 from sidelit.text.docstrings.maker import Maker
-from sidelit.text.docstrings.sentences import picture, sentence
+from sidelit.text.docstrings.sentences import escaped, picture, sentence
 from sidelit.text.docstrings.tables import table
 
 _ADMONITIONS = {
@@ -25,7 +26,16 @@ _ADMONITIONS = {
     "note": "note",
 }
 # What says nothing on the page.
-_SILENT = (nodes.comment, nodes.target, nodes.substitution_definition, nodes.pending, nodes.footnote, nodes.citation)
+_SILENT = (
+    nodes.comment,
+    nodes.target,
+    nodes.substitution_definition,
+    nodes.pending,
+    nodes.footnote,
+    nodes.citation,
+)
+
+_INLINE: tuple[Any, ...] = (nodes.Inline, nodes.Text)
 
 
 class Blocks:
@@ -50,7 +60,7 @@ class Blocks:
             self._at(node)
             self._block(node, tight)
 
-    def said(self, node: nodes.Element) -> str:
+    def said(self, node: Any) -> str:
         """The words inside a node as Markdown."""
         return sentence(node.children, self.notes)
 
@@ -60,7 +70,7 @@ class Blocks:
         if line and not isinstance(node, nodes.Text):
             self.line = max(self.line, int(line) - 1)
 
-    def _block(self, node: nodes.Node, tight: bool) -> None:
+    def _block(self, node: Any, tight: bool) -> None:
         maker, line = self.maker, self.line
         match node:
             case nodes.paragraph():
@@ -70,6 +80,8 @@ class Blocks:
                 maker.sample(node.astext(), _language(node), line)
             case nodes.math_block():
                 maker.leaf("math_block", line, _displayed(node.astext())).tag = "math"
+            case nodes.enumerated_list() if initial := _initial(node):
+                maker.paragraph(f"{escaped(initial)}{self.said(node.next_node(nodes.paragraph))}", line)
             case nodes.bullet_list() | nodes.enumerated_list():
                 self._list(node)
             case nodes.definition_list() | nodes.option_list():
@@ -87,8 +99,6 @@ class Blocks:
                 self._section(node)
             case nodes.image():
                 maker.paragraph(picture(node), line)
-            case nodes.reference():
-                maker.paragraph(sentence([node], self.notes), line)
             case nodes.transition():
                 maker.leaf("hr", line).tag = "hr"
             case nodes.rubric() | nodes.title() | nodes.subtitle() | nodes.attribution() | nodes.caption():
@@ -101,7 +111,7 @@ class Blocks:
                 self._box(node)
             case _ if isinstance(node, _SILENT):
                 pass
-            case nodes.Inline() | nodes.Text():
+            case _ if isinstance(node, _INLINE):
                 maker.paragraph(sentence([node], self.notes), line)
             case _:
                 self.write(node.children)
@@ -124,7 +134,9 @@ class Blocks:
                 head, body = item.children[:-1], item.children[-1]
                 self._at(item)
                 with self.maker.block("dt", "dt", self.line):
-                    self.maker.sentence(_head(item, [sentence([each], self.notes) for each in head]), self.line)
+                    self.maker.sentence(
+                        _head(item, [sentence([each], self.notes) for each in head]), self.line
+                    )
                 with self.maker.block("dd", "dd", self.line):
                     self.write(body.children, tight=len(body.children) == 1)
 
@@ -149,7 +161,7 @@ class Blocks:
                 self._block(each, tight=False)
         self._level -= 1
 
-    def _box(self, node: nodes.Element) -> None:
+    def _box(self, node: Any) -> None:
         kind, parts, said = str(node.get("kind", node.tagname)), node.children, ""
         if kind in roles.VERSIONS:
             self._version(node, kind)
@@ -168,7 +180,18 @@ class Blocks:
             self.write(node.children)
 
 
-def _tight(item: nodes.Element) -> bool:
+def _initial(node: Any) -> str:
+    """`A. Turing` begins no list: the letter of a list that has one item and one paragraph in it."""
+    (item, *others), kind = node.children, node["enumtype"]
+    number = int(node.get("start", 1))
+    if others or kind == "arabic" or [type(each) for each in item.children] != [nodes.paragraph]:
+        return ""
+    letter = {"upperalpha": chr(64 + number), "loweralpha": chr(96 + number)}.get(kind, "")
+    letter = letter or {"upperroman": "I", "lowerroman": "i"}[kind] * (number == 1)
+    return f"{node['prefix']}{letter}{node['suffix']} " if letter else ""
+
+
+def _tight(item: Any) -> bool:
     """Whether an item is one paragraph, and perhaps a list below it."""
     first, *rest = item.children
     lists = (nodes.bullet_list, nodes.enumerated_list, nodes.system_message)
@@ -188,9 +211,9 @@ _PYCON = re.compile(r"\s*>>> ")
 def _language(node: nodes.Element) -> str:
     """What a piece of code is written in, if it says so or can be parsed."""
     text = node.astext()
-    said = [name for name in node.get("classes", ()) if name != "code"]
+    said = [str(name) for name in node["classes"] if name != "code"]
     if said:
-        return str(said[0])
+        return said[0]
     if isinstance(node, nodes.doctest_block) or _PYCON.match(text):
         return "pycon"
     try:
@@ -201,7 +224,7 @@ def _language(node: nodes.Element) -> str:
 
 
 def _displayed(tex: str) -> str:
-    """A formula of several rows needs an environment, as Sphinx puts one around it; a blank line ends a row."""
+    """A formula of several rows needs an environment, as Sphinx puts it there. A blank line ends a row."""
     rows = [row.strip() for row in re.split(r"\n[ \t]*\n", tex.strip())]
     if re.match(r"\\begin\{(?!(?:[pbvBV]?matrix|cases|array|split|aligned|gathered)\b)", rows[0]):
         return "\n".join(rows)
@@ -211,4 +234,5 @@ def _displayed(tex: str) -> str:
 
 def _several(tex: str) -> bool:
     """Whether there are rows or columns that stand in no environment."""
-    return re.search(r"\\\\|(?<!\\)&", re.sub(r"\\begin\{(\w+\*?)\}.*\\end\{\1\}", "", tex, flags=re.DOTALL)) is not None
+    bare = re.sub(r"\\begin\{(\w+\*?)\}.*\\end\{\1\}", "", tex, flags=re.DOTALL)
+    return re.search(r"\\\\|(?<!\\)&", bare) is not None

@@ -17,7 +17,7 @@ from markdown_it.token import Token
 
 from sidelit.errors import SidelitError
 from sidelit.text import markup
-from sidelit.text.docstrings import guess, rest, rest_fields, sections
+from sidelit.text.docstrings import entries, guess, rest, rest_fields, sections
 from sidelit.text.docstrings.blocks import Blocks
 from sidelit.text.docstrings.maker import Maker, finished
 
@@ -39,7 +39,7 @@ class _Section:
     """A part of a docstring; with rows, if it is a list."""
 
     part: sections.Part
-    rows: tuple[sections.Entry, ...] | None
+    rows: tuple[entries.Entry, ...] | None
 
     def pieces(self) -> Iterator[rest.Piece]:
         """Its words, from the top down."""
@@ -63,7 +63,7 @@ def tokens(text: str, style: sections.Style | None, said: guess.Markup, place: P
 
 
 def _section(part: sections.Part, style: sections.Style) -> _Section:
-    rows = sections.entries(part, style) if part.form == "fields" else None
+    rows = entries.entries(part, style) if part.form == "fields" else None
     return _Section(part, tuple(rows) if rows else None)
 
 

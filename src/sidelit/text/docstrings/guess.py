@@ -63,7 +63,8 @@ def markup(text: str, otherwise: Markup) -> Markup:
 
 # What has a meaning in reST and none in a plain paragraph.
 _MARKED = re.compile(
-    r"[*`|\\<>$&\[\]#]|_(?!\w)|\w:(?!\s)|::|://|@|^\s+\S|^[-+\u2022]|^\(?\w{1,5}[.)][ ]|^:|^([^\w\s])\1\1", re.MULTILINE
+    r"[*`|\\<>$&\[\]#@]|_(?!\w)|\w:(?!\s)|::|://|^\s+\S|^[-+\u2022:]|^\(?\w{1,5}[.)][ ]|^([^\w\s])\1",
+    re.MULTILINE,
 )
 
 

@@ -29,13 +29,13 @@ class Maker:
     tokens: list[Token] = field(default_factory=list)
 
     @contextmanager
-    def block(self, kind: str, tag: str, line: int, **meta: object) -> Iterator[Token]:
+    def block(self, kind: str, tag: str, line: int, /, **meta: object) -> Iterator[Token]:
         """A block with all that is made inside; `line` counts from 0 in the text."""
         opening = self._add(Token(f"{kind}_open", tag, 1, block=True, map=[line, line + 1]), meta)
         yield opening
         self._add(Token(f"{kind}_close", tag, -1, block=True, hidden=opening.hidden), {})
 
-    def leaf(self, kind: str, line: int, content: str = "", **meta: object) -> Token:
+    def leaf(self, kind: str, line: int, content: str = "", /, **meta: object) -> Token:
         """A token without anything inside."""
         return self._add(Token(kind, "", 0, content=content, block=True, map=[line, line + 1]), meta)
 

@@ -25,8 +25,14 @@ from sidelit.text.docstrings import roles
 Report = Callable[[str, int], None]
 
 _WARNING = 2
-# What a reader does not see, and an author of docstrings for another tool need not mend.
+# What nobody sees on the page: every word is there, and where it should be.
 _HARMLESS = (
+    "Unexpected indentation",
+    "Block quote ends without a blank line",
+    "Bullet list ends without a blank line",
+    "Definition list ends without a blank line",
+    "Enumerated list ends without a blank line",
+    "Explicit markup ends without a blank line",
     "Title underline too short",
     "Title overline too short",
     "Inline emphasis start-string",
@@ -58,19 +64,6 @@ class Piece:
     line: int
 
 
-class _Inliner(states.Inliner):
-    """Compiles its patterns once, not once a text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ready = False
-
-    def init_customizations(self, settings: Any) -> None:
-        if not self._ready:
-            super().init_customizations(settings)
-            self._ready = True
-
-
 def parse(pieces: Sequence[Piece], report: Report) -> list[list[nodes.Node]]:
     """The nodes of each piece; their lines count from 1 in the docstring."""
     document = utils.new_document("", _settings())
@@ -100,15 +93,18 @@ def _read(piece: Piece, document: nodes.document) -> None:
 
 
 @cache
-def _inliner() -> _Inliner:
-    return _Inliner()
+def _inliner() -> states.Inliner:
+    """What reads a sentence. It would compile the same patterns anew for every text."""
+    inliner = states.Inliner()
+    inliner.init_customizations(_defaults())
+    vars(inliner)["init_customizations"] = lambda settings: None
+    return inliner
 
 
 @cache
 def _defaults() -> Any:
-    # `OptionParser` is told to go, and what it made of the defaults stays.
     settings = frontend.get_default_settings(Parser)
-    settings.update(
+    vars(settings).update(
         {
             "file_insertion_enabled": False,
             "raw_enabled": False,
@@ -121,8 +117,7 @@ def _defaults() -> Any:
             "pep_references": None,
             "rfc_references": None,
             "doctitle_xform": False,
-        },
-        frontend.OptionParser(components=(Parser,)),
+        }
     )
     return settings
 

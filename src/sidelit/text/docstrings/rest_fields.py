@@ -13,7 +13,13 @@ from sidelit.text.docstrings.blocks import Blocks
 from sidelit.text.fields import kind_of
 
 # The field that a type belongs to, by the word that gives it.
-_TYPES = {"type": "parameter", "vartype": "attribute", "rtype": "returns", "ytype": "yields", "yieldtype": "yields"}
+_TYPES = {
+    "type": "parameter",
+    "vartype": "attribute",
+    "rtype": "returns",
+    "ytype": "yields",
+    "yieldtype": "yields",
+}
 
 
 @dataclass(slots=True)
@@ -37,13 +43,19 @@ def write(node: nodes.field_list, blocks: Blocks) -> None:
         kind = of or kind_of(word.lower())
         type_, argument = _split(argument, kind, of)
         # Two fields of one name, as two exceptions may be, stay two.
-        key = (kind, argument) if kind in ("parameter", "attribute", "returns", "yields") else (kind, str(number))
+        key = (
+            (kind, argument)
+            if kind in ("parameter", "attribute", "returns", "yields")
+            else (kind, str(number))
+        )
         said = {"parameter": "param", "attribute": "var"}.get(kind, word.lower() if of is None else kind)
         row = rows.setdefault(key, _Row(kind, said, argument, blocks.line))
         if of:
             row.type = body.astext()
         elif row.body:
-            rows[kind, f"{argument} {number}"] = _Row(kind, said, argument, blocks.line, type_, body.children)
+            rows[kind, f"{argument} {number}"] = _Row(
+                kind, said, argument, blocks.line, type_, list(body.children)
+            )
         else:
             row.type, row.body, row.line = row.type or type_, list(body.children), blocks.line
     with blocks.maker.fields(blocks.line):

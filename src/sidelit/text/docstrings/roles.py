@@ -110,7 +110,8 @@ class _Sample(Directive):
     def run(self) -> list[nodes.Node]:
         code = "\n".join(self.content)
         language = self.arguments[0] if self.arguments and self.name in _LANGUAGE_FIRST else ""
-        return [nodes.literal_block(code, code, classes=["code", language] if language else [])] if code else []
+        classes = ["code", language] if language else []
+        return [nodes.literal_block(code, code, classes=classes)] if code else []
 
 
 _LANGUAGE_FIRST = ("code", "code-block", "sourcecode")
@@ -200,8 +201,8 @@ class _Refused(Directive):
 
 VERSIONS = ("versionadded", "versionchanged", "deprecated", "versionremoved")
 _TOLD = ("seealso", "todo")
-_SAMPLES = (*_LANGUAGE_FIRST, "testcode", "testoutput", "doctest", "ipython", "plot", "prompt", "highlight-lang")
-_DESCRIBED = "function method class attribute data exception staticmethod classmethod decorator property describe"
+_SAMPLES = (*_LANGUAGE_FIRST, "testcode", "testoutput", "doctest", "ipython", "plot", "prompt")
+_DESCRIBED = "function method class attribute data exception staticmethod classmethod decorator property"
 _NOTHING = "index highlight currentmodule module tabularcolumns default-domain testsetup testcleanup"
 _DIRECTIVES: dict[str, type[Directive]] = {
     **dict.fromkeys(VERSIONS, _Version),
@@ -242,8 +243,8 @@ def known() -> Iterator[None]:
     tables: tuple[dict[str, Any], ...] = (vars(roles)["_roles"], vars(directives)["_directives"])
     with _alone:
         before = [dict(table) for table in tables]
-        for table, ours in zip(tables, (_ROLES, _DIRECTIVES), strict=True):
-            table.update(ours)
+        tables[0].update(_ROLES)
+        tables[1].update(_DIRECTIVES)
         try:
             yield
         finally:

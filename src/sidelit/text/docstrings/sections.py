@@ -1,10 +1,9 @@
 r"""# The sections of Google and NumPy
 
-> `Args:` and an indented block, or `Parameters` and a line of dashes: where each begins, and what it lists.
+> `Args:` and an indented block, or `Parameters` and a line of dashes: where each begins.
 
-A docstring is cut at these headings, and every line belongs to one part. What the entries of a list mean is
-for `docstring_parser` to say, one entry at a time; a list that it cannot read is printed as text. So no word
-of a docstring is lost to a heading that merely looks like one.
+A docstring is cut at these headings, and every line belongs to one part, so that no word is lost to a line
+that merely looks like a heading. What the entries of a list mean, [entries](entries.py) says.
 """
 
 from __future__ import annotations
@@ -13,11 +12,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
-
-from docstring_parser import ParseError, google, numpydoc
-from docstring_parser.common import DocstringMeta, DocstringParam, DocstringReturns
 
 Style = Literal["google", "numpy"]
 
@@ -56,17 +51,6 @@ Form = Literal["text", "fields", "label", "box", "heading"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One row of a list: a name, its type as it was typed, and what is said about it, from line `line` on."""
-
-    name: str
-    type: str
-    text: str
-    line: int
-    text_line: int
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """A stretch of a docstring.
 
@@ -84,18 +68,19 @@ class Part:
 
 
 _GOOGLE = re.compile(r"([A-Z][\w-]*(?: [\w-]+)?):[ \t]*")
-_ITEM = re.compile(r"[ \t]+(?:[-*+\u2022][ ]|\d+[.)][ ]|\S)")
 _DASHES = re.compile(r"(-{3,}|={3,})[ \t]*")
-_ROLE = re.compile(r":[a-z:]+:`(?:[^`<]*<)?[~!]?([^`<>]+)>?`|`+([^`]+)`+")
 
 
-def style(text: str) -> Style | None:
-    """In whose style the sections of a docstring are, if it has any."""
+def style(text: str, dialect: str) -> Style | None:
+    """In whose style the sections of a docstring are, if it has any; `dialect` is what is said about it."""
+    if dialect == "rest":
+        return None
     lines = text.split("\n")
     for number, line in enumerate(lines):
-        if _underlined(lines, number) and line.strip().lower() in {**_KINDS["fields"], **_KINDS["label"]}:
+        if dialect != "google" and _underlined(lines, number) and _kind(line)[0] in ("fields", "label"):
             return "numpy"
-        if (found := _GOOGLE.fullmatch(line)) and _kind(found[1])[0] != "heading" and _block_below(lines, number):
+        found = _GOOGLE.fullmatch(line) if dialect != "numpy" else None
+        if found and _kind(found[1])[0] != "heading" and _block_below(lines, number):
             return "google"
     return None
 
@@ -109,7 +94,7 @@ def _kind(title: str) -> tuple[Form, str]:
     word = title.strip().lower()
     for form in ("fields", "label", "box"):
         if word in _KINDS[form]:
-            return form, _KINDS[form][word]  # type: ignore[return-value]
+            return form, _KINDS[form][word]
     return "heading", ""
 
 
@@ -157,7 +142,7 @@ def _is_heading(title: str, lines: Sequence[str], number: int) -> bool:
 def _block_below(lines: Sequence[str], number: int) -> bool:
     """Whether what follows is indented, with no more than one blank line between."""
     below = [line for line in lines[number + 1 : number + 3] if line.strip()]
-    return bool(below) and _ITEM.match(below[0]) is not None
+    return bool(below) and below[0][:1].isspace()
 
 
 def _part(form: Form, kind: str, title: str, lines: Sequence[str], start: int, end: int) -> Iterator[Part]:
@@ -166,87 +151,3 @@ def _part(form: Form, kind: str, title: str, lines: Sequence[str], start: int, e
     text = textwrap.dedent("\n".join(lines[start:end])).rstrip()
     if text or title:
         yield Part(form, kind, title, text, start)
-
-
-# ## The entries of a list
-
-
-def entries(part: Part, style: Style) -> list[Entry] | None:
-    """The rows of a part that lists something; `None` if it is not understood as a list."""
-    lines = part.text.split("\n")
-    if style == "google" and part.kind in ("returns", "yields"):
-        starts = [0]
-    else:
-        starts = [number for number, line in enumerate(lines) if line[:1].strip()]
-    bounds = [*starts, len(lines)]
-    try:
-        rows = [
-            _entry(part, lines[start:end], start, style)
-            for start, end in zip(starts, bounds[1:], strict=True)
-        ]
-    except ParseError:
-        return None
-    return None if any(_is_prose(row, part) for row in rows) else rows
-
-
-_SENTENCE = re.compile(r"(?:\w[\w'-]*[,;]?\s+){3,}[\w'`-]+[.:]?|.*[.:]")
-
-
-def _is_prose(row: Entry, part: Part) -> bool:
-    """Whether the name of an entry is a sentence that stands where a name should."""
-    if part.kind == "returns" or part.kind == "yields":
-        return False
-    return len(row.name.split()) > 3 and "," not in row.name and _SENTENCE.fullmatch(row.name) is not None
-
-
-def _entry(part: Part, lines: Sequence[str], start: int, style: Style) -> Entry:
-    kind = part.kind if part.kind in ("parameter", "returns", "yields", "raises") else "parameter"
-    kind = {"warns": "raises", "see_also": "raises"}.get(part.kind, kind)
-    if style == "google":
-        body = "\n".join(lines) if kind in ("returns", "yields") else "\n".join(_even(lines))
-        found = _google_parser().parse(f"{_TITLES[kind]}:\n" + textwrap.indent(body, "    ")).meta
-    else:
-        title = _TITLES[kind] if kind != "parameter" else "Parameters"
-        found = _numpy_parser().parse(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines)).meta
-    if len(found) != 1:
-        raise ParseError
-    name, type_ = _named(found[0], lines[0], style)
-    text = (found[0].description or "").strip("\n")
-    first = text.strip().partition("\n")[0].strip()
-    below = next((number for number, line in enumerate(lines) if first and first in line), 0)
-    return Entry(_bare(name), _bare(type_), text, part.line + start, part.line + start + below)
-
-
-_TITLES = {"parameter": "Args", "returns": "Returns", "yields": "Yields", "raises": "Raises"}
-
-
-def _even(lines: Sequence[str]) -> list[str]:
-    """Lines below the first one, however far their author has indented them."""
-    below = textwrap.dedent("\n".join(lines[1:]))
-    return [lines[0], *textwrap.indent(below, "    ").split("\n")] if below.strip() else [lines[0]]
-
-
-def _named(meta: DocstringMeta, line: str, style: Style) -> tuple[str, str]:
-    """The name and the type of an entry, as they were typed."""
-    if isinstance(meta, DocstringParam):
-        if style == "numpy":
-            return meta.arg_name, line[len(meta.arg_name) :].strip().removeprefix(":").strip()
-        return meta.arg_name, (meta.type_name or "") + (", optional" if meta.is_optional else "")
-    if isinstance(meta, DocstringReturns):
-        return meta.return_name or "", meta.type_name or ""
-    return str(getattr(meta, "type_name", "") or ""), ""
-
-
-def _bare(text: str) -> str:
-    """Without roles and quotes of code: a name stands in a column of code anyway."""
-    return _ROLE.sub(lambda found: found[1] or found[2], text).replace("\\*", "*").strip()
-
-
-@cache
-def _google_parser() -> google.GoogleParser:
-    return google.GoogleParser()
-
-
-@cache
-def _numpy_parser() -> numpydoc.NumpydocParser:
-    return numpydoc.NumpydocParser()

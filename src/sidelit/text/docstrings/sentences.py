@@ -1,6 +1,6 @@
 r"""# A sentence of reST as Markdown
 
-> Emphasis, code, formulas, links and notes of one dialect, written in the other, so that a translator sees one.
+> Emphasis, code, formulas, links and notes of one dialect, written in the other.
 
 A unit of translation is Markdown whatever its source was written in. What reads as a sign of Markdown and was
 none in reST gets a backslash.
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from docutils import nodes
 from docutils.nodes import unescape
 
-# A name of the code that is linked to its definition has an address of this scheme.
-NAME = "py:"
+from sidelit.text.inlines import NAME
 
 _SIGN = re.compile(
     r"[\\`*$]|(?<![^\W_])_|_(?![^\W_])|\[(?=\^)|\](?=[(\[])|<(?=[a-zA-Z/!?])|&(?=#|[a-zA-Z]+;)|^>(?=>>)"
@@ -27,10 +27,11 @@ _FORMULA = re.compile(r"[^$`]*\S[^$`]*")
 def sentence(parts: Sequence[nodes.Node], notes: Mapping[str, str]) -> str:
     """The Markdown of inline nodes; `notes` are the labels of footnotes by their ids."""
     said = [_part(each, notes) for each in parts]
-    # `$x$2` would be an amount of money.
-    pairs = zip(said, [*said[1:], ""], strict=True)
-    joined = "".join(f"{one}\u200b" if _is_formula(one) and after[:1].isdigit() else one for one, after in pairs)
-    return re.sub(r"[ \t]*\n[ \t]*", "\n", joined).strip()
+    for number, (one, after) in enumerate(pairwise(said)):
+        # `$x$2` would be an amount of money.
+        if _is_formula(one) and after[:1].isdigit():
+            said[number] += "\u200b"
+    return re.sub(r"[ \t]*\n[ \t]*", "\n", "".join(said)).strip()
 
 
 def _is_formula(said: str) -> bool:

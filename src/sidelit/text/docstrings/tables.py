@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from docutils import nodes
 
@@ -36,7 +36,7 @@ def table(node: nodes.table, writer: Writes) -> None:
                     _rows(found, cell, writer)
 
 
-def _rows(part: nodes.Element, cell: str, writer: Writes) -> None:
+def _rows(part: Any, cell: str, writer: Writes) -> None:
     for row in part.children:
         with writer.maker.block("tr", "tr", writer.line):
             for entry in row.children:
