@@ -63,7 +63,7 @@ def print_files(
 
     `lang` is the language of the pages, and `locale` a folder of translations into it, `LANG/PAGE.po`,
     from the language `source`. `dialect` is what the docstrings are written in, one of
-    `sidelit.config.DIALECTS`; without it each is guessed.
+    `sidelit.dialects.DIALECTS`; without it each is guessed.
 
     One of several files that cannot be read as Python is left out, and `skipped` says why.
 

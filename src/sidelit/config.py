@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from sidelit import languages, page_names, proofs, prose_pages, reading
+from sidelit import dialects, languages, page_names, proofs, prose_pages, public, reading
 from sidelit.errors import SidelitError
 from sidelit.languages import Language
 from sidelit.page_names import Former
@@ -24,9 +24,6 @@ from sidelit.prose_pages import NO_COURSE, Course, Lesson, Prose
 from sidelit.tables import Table, read_table
 
 __all__ = ["SITE", "Chapter", "Config", "Course", "Lesson", "Part", "Prose", "find", "load", "module_name"]
-
-# What docstrings may be written in; `auto` looks at each of them.
-DIALECTS = ("markdown", "rest", "google", "numpy", "auto")
 
 # The catalogue of the words that stand on no page.
 SITE = "site"
@@ -53,7 +50,7 @@ class Chapter:
     line: int = 1
     """Where the configuration names it."""
     dialect: str = "markdown"
-    """What its docstrings are written in, one of `DIALECTS`."""
+    """What its docstrings are written in, one of `sidelit.dialects.DIALECTS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +86,12 @@ class Config:
     home_figure: str = ""
     """A template whose picture stands beside the title on the home page, if there is one."""
     repository: str | None = None
+    url: str | None = None
+    """Where the site is published, with a slash at its end; without it nothing points anywhere."""
+    authors: tuple[str, ...] = ()
+    """Who wrote it, where no `CITATION.cff` says so."""
+    pinned: str = ""
+    """The folder below `url` in which a release keeps this text, with a slash at its end."""
     figures_torch: str | None = None
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
@@ -154,7 +157,7 @@ def load(path: Path) -> Config:
     shown = path.relative_to(project).as_posix()
     top = read_table(path, shown)
     root = top.take("source_root", str, "src").strip("/")
-    dialect = _dialect(top, "markdown")
+    dialect = dialects.read(top, "markdown")
     config = Config(
         path=path,
         project=project,
@@ -172,6 +175,8 @@ def load(path: Path) -> Config:
         licence_note=top.take("licence_note", str, ""),
         home_figure=top.take("home_figure", str, ""),
         repository=top.take("repository", str, "") or None,
+        url=public.url(top),
+        authors=public.authors(top),
         figures_torch=top.take("figures_torch", str, "") or None,
         macros=_macros(top),
     )
@@ -207,15 +212,6 @@ def _macros(top: Table) -> dict[str, str]:
     return macros
 
 
-def _dialect(table: Table, usual: str) -> str:
-    said: str = table.take("dialect", str, usual)
-    if said not in DIALECTS:
-        raise table.error(
-            f"unknown dialect {said!r}", "dialect", hint=f"the press reads {', '.join(DIALECTS)}"
-        )
-    return said
-
-
 def _part(table: Table, root: str, usual: str) -> Part:
     number, label, question = (
         table.take("number", str, ""),
@@ -223,7 +219,7 @@ def _part(table: Table, root: str, usual: str) -> Part:
         table.take("question", str, ""),
     )
     folder, output = table.take("folder", str, root).strip("/"), table.take("output", str, "").strip("/")
-    dialect = _dialect(table, usual)
+    dialect = dialects.read(table, usual)
     entries = table.tables("chapters")
     chapters = tuple(replace(_chapter(entry, folder, output, root), dialect=dialect) for entry in entries)
     table.finish()

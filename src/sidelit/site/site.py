@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sidelit import assets, glossary, origin, reading
 from sidelit.catalog import catalog
+from sidelit.cite import authors
 from sidelit.config import Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
@@ -24,6 +25,7 @@ from sidelit.ids.claims import Placed
 from sidelit.site import (
     anchoring,
     assemble,
+    citation,
     content,
     edition,
     forwarding,
@@ -38,6 +40,7 @@ from sidelit.site import (
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
+from sidelit.site.search import index as search
 from sidelit.site.views import Work
 from sidelit.text.math import Typesetter
 
@@ -136,6 +139,7 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
     terms, works = _data(config)
     leads = forwarding.leads(written)
     gathered = Collector()
+    state = origin.origin(config)
     press = Press(
         config=config,
         editions=editions,
@@ -143,7 +147,8 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         leads=leads,
         texts={text.item.source: text for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
-        origin=origin.origin(config),
+        origin=state,
+        cited=citation.Project(config, state, authors.read(config)),
         glossary=terms,
         uses=uses.uses(terms, written),
         figures=gallery.gallery(config, figure.read_all(config), books),
@@ -164,7 +169,22 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         for output, shown in pages.items():
             made[ways.address(config, output, lang)] = page.render(assemble.view(press, shown)).encode()
     gathered.check()
+    material = search.Material(config, editions, terms, works, press.uses)
+    for name, part in search.files(material).items():
+        if name in made:
+            what = f"two files would be written to {name}, and one of them is the index of the search"
+            raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
+        made[name] = part
     return dict(sorted(made.items()))
+
+
+def searchable(config: Config, lang: str) -> dict[str, bytes]:
+    """The index of the search in one language, without a page of the site."""
+    written = texts(config)
+    shown = edition.edition(config, written, shelf(config, written), lang)
+    terms, works = _data(config)
+    found = uses.uses(terms, written)
+    return search.files(search.Material(config, {lang: shown}, terms, works, found))
 
 
 def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[SidelitError]:

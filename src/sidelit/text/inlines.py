@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import quote, unquote
 
@@ -23,45 +22,8 @@ from sidelit.errors import SidelitError
 from sidelit.text import markup
 from sidelit.text.dialect import is_cjk
 from sidelit.text.directives import Directive
+from sidelit.text.labels import LABELS
 from sidelit.text.sanitizer import Slots, tag
-
-# The words that the press adds to a text. A page passes those of its language; these stand in for the rest.
-LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "note": "Note",
-        "tip": "Tip",
-        "important": "Important",
-        "warning": "Warning",
-        "parameter": "Parameter",
-        "attribute": "Attribute",
-        "returns": "Returns",
-        "yields": "Yields",
-        "raises": "Raises",
-        "other": "Other parameter",
-        "receives": "Receives",
-        "warns": "Warns",
-        "method": "Method",
-        "see_also": "See also",
-        "field": "Field",
-        "symbol": "Symbol",
-        "meaning": "Meaning",
-        "condition": "When",
-        "notation": "Notation",
-        "examples": "Examples",
-        "notes": "Notes",
-        "references": "References",
-        "todo": "To do",
-        "versionadded": "New in version {version}",
-        "versionchanged": "Changed in version {version}",
-        "deprecated": "Deprecated since version {version}",
-        "versionremoved": "Removed in version {version}",
-        "footnote": "Footnote {number}",
-        "footnote_back": "Back to the text",
-        "table": "Table, scrollable",
-        "formula": "Formula, scrollable",
-        "sample": "Code, scrollable",
-    }
-)
 
 # A link to a name of the code, `py:package.module.Class`, which is shown without one where nobody knows it.
 NAME = "py:"

@@ -9,20 +9,16 @@ and formulas, links, pictures and code are put in afterwards.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from html import escape
 
 from markdown_it.token import Token
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexer import Lexer
-from pygments.lexers import get_lexer_by_name
-from pygments.util import ClassNotFound
 
 from sidelit.errors import SidelitError
 from sidelit.text import directives, fields, grids, markup
-from sidelit.text.inlines import LABELS, InlineWriter, RenderContext, fragment
+from sidelit.text.inlines import InlineWriter, RenderContext, fragment
+from sidelit.text.labels import LABELS
+from sidelit.text.samples import coloured
 from sidelit.text.sanitizer import tag
 
 __all__ = ["LABELS", "RenderContext", "plain", "render", "render_inline"]
@@ -238,22 +234,6 @@ class _Writer(InlineWriter):
         attributes = {**opening.attrs, **words.attrs}
         html = self.inline(words)
         return f"{tag('span', attributes)}{html}</span>" if attributes else html
-
-
-def coloured(code: str, language: str) -> str:
-    """Code as HTML with Pygments' short classes; a language it does not know stays plain."""
-    lexer = _lexer(language)
-    if lexer is None:
-        return escape(code, quote=False)
-    return str(highlight(code, lexer, HtmlFormatter(nowrap=True)))
-
-
-@functools.cache
-def _lexer(language: str) -> Lexer | None:
-    try:
-        return get_lexer_by_name(language, stripnl=False) if language else None
-    except ClassNotFound:
-        return None
 
 
 def _kind(name: str) -> str:

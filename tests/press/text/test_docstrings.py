@@ -124,7 +124,7 @@ BLOCKS = {
     "a title": ("Title\n=====\n\nText with ``x``.", "<h1>Title</h1> <p>Text with <code>x</code>.</p>"),
     "types of parameters": (
         ":param x: the ``first``\n:type x: int, optional\n:rtype: str\n:returns: it\n\n.. note:: x",
-        '<tr><th scope="row"><code>x</code> <span class="type">int, optional</span></th><td>the <code>first</code></td>',
+        '<code>x</code> <span class="type">int, optional</span></th><td>the <code>first</code></td>',
     ),
     "a type that is returned": (
         ":returns: ``it``\n:rtype: str\n\n.. note:: x",

@@ -23,7 +23,7 @@ from sidelit.text.docstrings import guess, sections
 class Reader:
     """Reads the docstrings of one file.
 
-    :param dialect: what the configuration says, one of `sidelit.config.DIALECTS`.
+    :param dialect: what the configuration says, one of `sidelit.dialects.DIALECTS`.
     :param most: the markup of most of them.
     :param path: the file, which messages name.
     :param report: told of what is wrong.
