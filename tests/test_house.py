@@ -26,6 +26,7 @@ ORDER = {
             "tables",
             "scripts",
             "assets",
+            "breaks",
             "dialects",
             "languages",
             "page_names",

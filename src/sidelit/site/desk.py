@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from urllib.parse import unquote
 
 from markdown_it.token import Token
 from markupsafe import Markup
@@ -26,9 +25,10 @@ from sidelit.site.content import Piece, Text
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.edition import Page, Words
+from sidelit.site.hanging import Hanging
 from sidelit.site.links import fragment
 from sidelit.site.press import Press, Watched
-from sidelit.text import markup, pictures, prose
+from sidelit.text import markup, prose
 from sidelit.text.directives import Directive
 
 
@@ -185,9 +185,11 @@ class Desk:
     def _context(
         self, section: str, *, place: str = "", heading_offset: int = 0, heading_ids: bool = False
     ) -> prose.RenderContext:
+        hung = Hanging(self.press, self.item.source, self.ways.root, self._resolve)
         return prose.RenderContext(
             resolve=self._resolve,
-            picture_size=self._picture_size,
+            image=hung.address,
+            picture_size=hung.size,
             math=Watched(self.press),
             section=section,
             place=place,
@@ -197,10 +199,6 @@ class Desk:
             directive=self._directive,
             strict=not self.press.lenient,
         )
-
-    def _picture_size(self, target: str) -> tuple[int, int] | None:
-        """A picture lies beside the text that shows it."""
-        return pictures.size((self.config.project / self.item.source).parent / unquote(target))
 
     def _directive(self, given: Directive, words: Callable[[Sequence[Token]], str]) -> str:
         try:

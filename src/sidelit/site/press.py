@@ -17,6 +17,7 @@ from sidelit.look import Look
 from sidelit.origin import Origin
 from sidelit.proofs import Proof
 from sidelit.site import citation, forwarding, views
+from sidelit.site.beside import Pictures
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition
 from sidelit.site.links import Index
@@ -51,6 +52,8 @@ class Press:
     """The catalogues."""
     look: Look = field(default_factory=Look)
     """The templates and the assets."""
+    pictures: Pictures = field(default_factory=Pictures)
+    """The pictures that lie beside the sources."""
     lenient: bool = False
     """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
     report: Callable[[SidelitError], None] = lambda error: None

@@ -21,7 +21,7 @@ from sidelit.config import Chapter, Config, Part, Prose
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.languages import Language
-from sidelit.site import anchoring, assemble, content, edition, links, page, site
+from sidelit.site import anchoring, assemble, beside, content, edition, links, page, site
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
 from sidelit.source import source
@@ -83,9 +83,9 @@ def files(job: Job) -> Made:
     for path, chapter in zip(paths, made.chapters, strict=True):
         try:
             document = source.read(path, shown=chapter.source)
-            spoken = replace(chapter, dialect=_dialect(path, job, homes))
-            names_of = _anchors(path, document, homes, faults)
-            text = content.chapter(spoken, document, names_of, report=faults.append)
+            chapter = replace(chapter, dialect=_dialect(path, job, homes))
+            known = _anchors(path, document, homes, faults)
+            text = content.chapter(chapter, document, known, report=faults.append)
             written.append(replace(text, label=_import_name(path, text.label)))
             faults += document.faults
         except SidelitError as error:
@@ -139,10 +139,12 @@ def _pages(
         ),
         math=Typesetter(cache=None),
         origin=origin.Origin(),
+        pictures=beside.pictures(made, written),
         lenient=not job.strict,
         report=gathered.add,
     )
     done = {f"assets/{name}": assets.content(path) for name, path in press.look.assets.items()}
+    done |= press.pictures.files()
     for output, shown in press.editions[job.lang].pages.items():
         done[output] = page.render(assemble.view(press, shown), press.look).encode()
     done |= search.files(search.Material(made, press.editions))

@@ -27,6 +27,7 @@ from sidelit.look import Look
 from sidelit.site import (
     anchoring,
     assemble,
+    beside,
     citation,
     content,
     edition,
@@ -158,13 +159,14 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         works=works,
         proved=proved.lines(config, gathered.add),
         look=looks.look(config),
+        pictures=beside.pictures(config, written),
         lenient=notes is not None,
         report=(notes or gathered).add,
     )
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    made = _static(config, press.look)
+    made = _static(config, press.look) | press.pictures.files()
     for lang, each in editions.items():
         pages = dict(each.pages)
         for address in forwarding.forwards(leads, written):

@@ -29,6 +29,7 @@ from sidelit.text.sanitizer import Slots, tag
 NAME = "py:"
 # Addresses that leave the site. Every other scheme is the resolver's to know (`bib:`, `src:`) or to refuse.
 _OUTSIDE = re.compile(r"(?:https?|mailto):", re.IGNORECASE)
+_FAR = re.compile(r"https?:", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 
 
@@ -111,7 +112,7 @@ class InlineWriter:
             case "link_open":
                 return self._open_link(owner, child)
             case "image":
-                return self._image(owner, child)
+                return self._image(owner, children, index)
             case "footnote_ref":
                 return self._note(child)
             case "anchor":
@@ -166,8 +167,15 @@ class InlineWriter:
             tag("a", {"href": address, "rel": rel, "title": token.attrs.get("title", "")})
         )
 
-    def _image(self, owner: Token, token: Token) -> str:
+    def _image(self, owner: Token, children: Sequence[Token], index: int) -> str:
+        token = children[index]
         source, alt = str(token.attrs["src"]), markup.plain(token.children or ())
+        if _FAR.match(source):
+            # No page asks another machine for anything. What it would show is one click away.
+            inside = sum(each.nesting for each in children[:index] if each.type.startswith("link_"))
+            words = escape(alt or source, quote=False)
+            link = self.slots.anchor(tag("a", {"href": source, "rel": "noopener"}))
+            return words if inside else f"{link}{words}</a>"
         resolve = self.context.image or self.context.resolve
         address = self._address(owner, token, source, resolve, picture=True)
         if address is None:
