@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from sidelit import reading
-from sidelit.config import Config
 from sidelit.site import feed, meta, page, ways
 from sidelit.site.citation import Project
 from sidelit.site.press import Press
@@ -26,7 +25,7 @@ def files(press: Press, project: Project) -> dict[str, bytes]:
     config = press.config
     if not config.public.url:
         return {}
-    made = {NOT_FOUND: _not_found(config), "sitemap.xml": _sitemap(press)}
+    made = {NOT_FOUND: _not_found(press), "sitemap.xml": _sitemap(press)}
     if project.releases:
         made[feed.NAME] = feed.atom(config, project.credits, project.releases)
     for path in sorted((config.folder / meta.CARDS).rglob("*.png")):
@@ -34,16 +33,17 @@ def files(press: Press, project: Project) -> dict[str, bytes]:
     return made
 
 
-def _not_found(config: Config) -> bytes:
+def _not_found(press: Press) -> bytes:
     """What a server shows for an address that leads nowhere, whatever its depth.
 
     So its addresses begin at the root of the server, and the public address tells the path from there.
     """
+    config = press.config
     root = urlsplit(config.public.here).path
     languages = [config.language(code) for code in config.languages]
     homes = [f"{root}{ways.address(config, config.home, code)}" for code in config.languages]
     values = {"languages": list(zip(languages, homes, strict=True)), "root": root, "title": config.title}
-    return page.fragment(NOT_FOUND, languages[0], values).encode()
+    return page.fragment(NOT_FOUND, languages[0], press.look, values).encode()
 
 
 def _sitemap(press: Press) -> bytes:
