@@ -17,7 +17,7 @@ from sidelit.errors import SidelitError, refused
 
 # The distribution installs this command for everybody, and the packages it needs only for those who ask.
 try:
-    from sidelit import commands
+    from sidelit import commands, dialects
     from sidelit.cite import forms
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] == "sidelit":
@@ -118,6 +118,12 @@ def _print(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--locale", type=Path, metavar="DIR", help="translations: DIR/LANG/PAGE.po")
     sub.add_argument(
         "--source", metavar="LANG", default="en", help="what the files are written in (default: en)"
+    )
+    sub.add_argument(
+        "--dialect",
+        choices=dialects.DIALECTS,
+        default="",
+        help="of docstrings (default: each is guessed)",
     )
     sub.add_argument("--strict", action="store_true", help="a formula or link that is wrong is an error")
 

@@ -57,6 +57,7 @@ def print_files(given: argparse.Namespace) -> int:
         locale=given.locale,
         strict=given.strict,
         source=given.source,
+        dialect=given.dialect,
     )
     return _told(done)
 
