@@ -67,6 +67,10 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="leave out what is no Python, print formulas and links that are wrong as they were typed",
     )
+    sub = add(
+        "pack", "build the site as one folder and one archive that open from a disk", commands.pack_site
+    )
+    sub.add_argument("--out", type=Path, metavar="DIR", help="where to (default: build/pack)")
     sub = add("serve", "show the site on this machine and build it again on every save", commands.serve_site)
     sub.add_argument("--port", type=int, default=8000, help="default: %(default)s; 0 takes any free one")
     _print(add("print", "print any literate Python as pages, without a configuration", commands.print_files))

@@ -112,8 +112,7 @@ def _anchors(
 
 def _dialect(path: Path, job: Job, homes: anchoring.Homes) -> str:
     """What the docstrings of a file are written in: what was asked for, or what its own site says."""
-    home = homes.owner(path)
-    return job.dialect or (home[1].dialect if home else "auto")
+    return job.dialect or ((home := homes.owner(path)) and home[1].dialect) or "auto"
 
 
 def _pages(
@@ -143,8 +142,8 @@ def _pages(
         lenient=not job.strict,
         report=gathered.add,
     )
-    done = {f"assets/{name}": assets.content(path) for name, path in press.look.assets.items()}
-    done |= press.pictures.files()
+    done = press.pictures.files()
+    done |= {f"assets/{name}": assets.content(path) for name, path in press.look.assets.items()}
     for output, shown in press.editions[job.lang].pages.items():
         done[output] = page.render(assemble.view(press, shown), press.look).encode()
     done |= search.files(search.Material(made, press.editions))
