@@ -10,13 +10,14 @@ a search engine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from markdown_it.token import Token
 
 from sidelit.catalog import catalog
 from sidelit.config import SITE, Config
 from sidelit.site.content import Text
+from sidelit.site.views import NavGroup
 from sidelit.text import markup
 
 SUMMARY = 200
@@ -49,19 +50,10 @@ class Page:
     words: tuple[Words, ...]
     source_lang: str = "en"
     """The tag of the language that the text was written in."""
-
-    @property
-    def label(self) -> str:
-        """The title in plain words."""
-        return markup.plain(self.title) or self.text.label
-
-    @property
-    def summary(self) -> str:
-        """What the page is about, in plain words: its lede, or its first paragraph."""
-        if self.lede or not self.words:
-            return markup.plain(self.lede)
-        first = next((token for token in self.words[0].tokens if token.type == "inline"), None)
-        return markup.plain(first) if first and len(first.content) <= SUMMARY else ""
+    label: str = ""
+    """The title in plain words."""
+    summary: str = ""
+    """What the page is about, in plain words: its lede, or its first paragraph."""
 
     @property
     def label_lang(self) -> str | None:
@@ -84,6 +76,8 @@ class Edition:
     """The same of the course."""
     questions: tuple[tuple[str, str | None], ...] = ()
     """The same of the question of each part."""
+    contents: dict[str, tuple[NavGroup, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """What all pages of one folder have in common: links to every page, made when the first asks for them."""
 
 
 def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: str) -> Edition:
@@ -103,13 +97,22 @@ def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:
     pieces = tuple(_pieces(text, book))
     source = book.source if book else lang
     if not pieces:
-        return Page(text, lang, (), None, (), None, (), source)
+        return Page(text, lang, (), None, (), None, (), source, text.label)
     opening = markup.opening(pieces[0].tokens)
     title = () if opening.title is None else (opening.title,)
     lede_state = next((_state(token) for token in opening.lede if _state(token)), None)
     title_state = _state(pieces[0].tokens[0]) if title else None
     words = (replace(pieces[0], tokens=opening.rest), *(_headed(text, piece) for piece in pieces[1:]))
-    return Page(text, lang, title, title_state, opening.lede, lede_state, words, source)
+    label = markup.plain(title) or text.label
+    summary = _summary(opening)
+    return Page(text, lang, title, title_state, opening.lede, lede_state, words, source, label, summary)
+
+
+def _summary(opening: markup.Opening) -> str:
+    if opening.lede:
+        return markup.plain(opening.lede)
+    first = next((token for token in opening.rest if token.type == "inline"), None)
+    return markup.plain(first) if first and len(first.content) <= SUMMARY else ""
 
 
 def _pieces(text: Text, book: catalog.Catalog | None) -> Iterator[Words]:

@@ -8,13 +8,11 @@ looked up in silence: a word, a field or an asset that does not exist stops the 
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
@@ -56,17 +54,18 @@ def _failed(error: jinja2.TemplateError) -> SidelitError:
 
 
 def forget() -> None:
-    """Read the templates anew at the next build: somebody may have saved one."""
+    """Look at the templates and assets anew at the next build: somebody may have saved one."""
     _environment.cache_clear()
+    _assets.cache_clear()
 
 
-def relative(target: str, page: str) -> str:
-    """The address of one file of the site as seen from a page of it."""
-    return quote(posixpath.relpath(target, posixpath.dirname(page) or "."))
+@cache
+def _assets() -> frozenset[str]:
+    return frozenset(name for name, _ in assets.asset_files())
 
 
 def _asset_address(root: str) -> Callable[[str], str]:
-    known = {name for name, _ in assets.asset_files()}
+    known = _assets()
 
     def asset(name: str) -> str:
         if name not in known:
