@@ -66,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="leave out what is no Python, print formulas and links that are wrong as they were typed",
     )
+    _jobs(sub)
     sub = add("serve", "show the site on this machine and build it again on every save", commands.serve_site)
     sub.add_argument("--port", type=int, default=8000, help="default: %(default)s; 0 takes any free one")
     _print(add("print", "print any literate Python as pages, without a configuration", commands.print_files))
@@ -106,6 +107,12 @@ def _print(sub: argparse.ArgumentParser) -> None:
         "--source", metavar="LANG", default="en", help="what the files are written in (default: en)"
     )
     sub.add_argument("--strict", action="store_true", help="a formula or link that is wrong is an error")
+    _jobs(sub)
+
+
+def _jobs(sub: argparse.ArgumentParser) -> None:
+    help = "how many processes share the work (default: one for each core)"
+    sub.add_argument("--jobs", type=int, metavar="N", help=help)
 
 
 if __name__ == "__main__":

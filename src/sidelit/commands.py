@@ -47,6 +47,7 @@ def print_files(given: argparse.Namespace) -> int:
         locale=given.locale,
         strict=given.strict,
         source=given.source,
+        jobs=given.jobs,
     )
     return _told(done)
 

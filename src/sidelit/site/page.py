@@ -8,7 +8,7 @@ looked up in silence: a word, a field or an asset that does not exist stops the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -57,6 +57,22 @@ def forget() -> None:
     """Look at the templates and assets anew at the next build: somebody may have saved one."""
     _environment.cache_clear()
     _assets.cache_clear()
+
+
+# What the templates of all kinds of pages extend and include.
+_COMMON = ("base.html", "macros.html", "foot.html")
+
+
+def prepare(kinds: Iterable[str]) -> None:
+    """Read the templates of some kinds of pages before the work is shared, so that each is read once.
+
+    Raises `SidelitError` where one is not valid.
+    """
+    try:
+        for name in (*_COMMON, *(f"{kind}.html" for kind in kinds)):
+            _environment().get_template(name)
+    except jinja2.TemplateError as error:
+        raise _failed(error) from None
 
 
 @cache
