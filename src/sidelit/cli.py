@@ -18,6 +18,7 @@ from sidelit.errors import SidelitError, refused
 # The distribution installs this command for everybody, and the packages it needs only for those who ask.
 try:
     from sidelit import commands
+    from sidelit.cite import forms
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] == "sidelit":
         raise
@@ -85,7 +86,16 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--lang", help="one language only")
     add("lint", "check sources and translations", commands.lint)
     sub = add("cite", "print a citation of a section", commands.cite)
-    sub.add_argument("id", metavar="ID", help="Class.method, or PAGE#ID where several pages have it")
+    sub.add_argument(
+        "id",
+        metavar="ID",
+        help="Class.method, a number as 12.4, PAGE, or PAGE#ID where several pages have it",
+    )
+    sub.add_argument("--lang", help="the language of the page that is cited (default: the first one)")
+    sub.add_argument("--form", choices=forms.FORMS, help="one form only; without it all are printed")
+    sub = add("search", "search the site as its readers do", commands.search)
+    sub.add_argument("words", nargs="+", metavar="WORD", help="a name, a part of it, or words")
+    sub.add_argument("--lang", help="default: the language that the site is written in")
     sub = add("publish", "fix the names of all sections, at a release", commands.publish)
     sub.add_argument(
         "--redirect",

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from sidelit import languages, page_names, proofs, prose_pages, reading
+from sidelit import languages, page_names, proofs, prose_pages, public, reading
 from sidelit.errors import SidelitError
 from sidelit.languages import Language
 from sidelit.page_names import Former
@@ -84,10 +84,18 @@ class Config:
     home_figure: str = ""
     """A template whose picture stands beside the title on the home page, if there is one."""
     repository: str | None = None
+    url: str | None = None
+    """Where the site is published, with a slash at its end; without it nothing points anywhere."""
+    authors: tuple[str, ...] = ()
+    """Who wrote it, where no `CITATION.cff` says so."""
+    pinned: str = ""
+    """The folder below `url` in which a release keeps this text, with a slash at its end."""
     figures_torch: str | None = None
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
     home: str = "index.html"
+    override_assets: tuple[str, ...] = ()
+    """The files of `assets/` that take the place of the press's own."""
     spoken: Mapping[str, Language] = field(default_factory=dict)
     """The languages by their codes, those that were read already."""
 
@@ -166,8 +174,11 @@ def load(path: Path) -> Config:
         licence_note=top.take("licence_note", str, ""),
         home_figure=top.take("home_figure", str, ""),
         repository=top.take("repository", str, "") or None,
+        url=public.url(top),
+        authors=public.authors(top),
         figures_torch=top.take("figures_torch", str, "") or None,
         macros=_macros(top),
+        override_assets=top.strings("override_assets"),
     )
     top.finish()
     _check(config, top)
@@ -184,7 +195,9 @@ def _languages(top: Table) -> tuple[str, ...]:
 def _spoken(config: Config, top: Table) -> Config:
     """The configuration with its languages read; one that nobody has words for is a mistake of its line."""
     try:
-        return replace(config, spoken={code: config.language(code) for code in config.languages})
+        spoken = {code: config.language(code) for code in config.languages}
+        languages.check_own(spoken, config.shown(config.folder / languages.FOLDER))
+        return replace(config, spoken=spoken)
     except SidelitError as error:
         raise error if error.path else top.error(error.what, "languages", hint=error.hint) from None
 

@@ -45,8 +45,7 @@ class Desk:
         self.host = host
         self.ways = ways.Ways(self.config, self.edition, host or shown)
         self.language = press.config.language(shown.lang)
-        words = self.language.words
-        self.labels = {key: words[key] for key in prose.LABELS if key in words}
+        self.labels = {key: self.language.words[key] for key in prose.LABELS}
         self._taken: Counter[str] = Counter()
         self.figures_shown: Counter[str] = Counter()
         self.needed: dict[str, None] = {}
@@ -103,8 +102,8 @@ class Desk:
         """A figure by its name; `path` and `line` say where the page asks for it."""
         drawing = self.press.figures.draw(name, self.shown.lang, path, line)
         self.figures_shown[name] += 1
-        source, number = self.config.language(self.config.source_language).tag, self.figures_shown[name]
-        return drawn.html(drawing, self.language, source, number, self._of_a_figure)
+        words = drawn.Words(self.language, self.shown.source_lang, self.press.look)
+        return drawn.html(drawing, words, self.figures_shown[name], self._of_a_figure)
 
     def said(self, script: Script, context: str, values: Mapping[str, object]) -> Markup:
         """A sentence of what a reader can move, in the language of this page, its blanks filled."""
@@ -158,7 +157,6 @@ class Desk:
         self, piece: Piece, words: Words, fold: views.Fold | None, name: str = ""
     ) -> views.SectionView:
         """One section; `name` is its id on the page that shows it, if that is not its own."""
-        depth = piece.qualname.count(".")
         line = piece.lines[0][0] if piece.lines else piece.first_line
         doc = Markup(self.html(words.tokens, name or piece.id, _offset(piece)))
         lines = tuple(views.code_line(number, html) for number, html in piece.lines)
@@ -168,7 +166,7 @@ class Desk:
             kind=piece.kind,
             qualname=piece.qualname,
             name=piece.qualname.rpartition(".")[2] if piece.kind in ("class", "function") else "",
-            depth=depth,
+            depth=piece.qualname.count("."),
             title=self.inline(words.title, "title", name or piece.id),
             doc=doc,
             lines=lines,
@@ -178,6 +176,7 @@ class Desk:
             report=fill(self.config.report_url, self.press.origin, self.item.source, line, piece.id),
             fold=fold,
             number=piece.number,
+            plain_title=markup.plain(words.title),
             above=balance.words_above(doc, lines),
         )
 
@@ -259,7 +258,7 @@ class _Place:
         self.desk.needed[name] = None
 
     def fragment(self, template: str, **values: object) -> Markup:
-        return page.fragment(f"directives/{template}", self.desk.language, values)
+        return page.fragment(f"directives/{template}", self.desk.language, self.desk.press.look, values)
 
 
 def _offset(piece: Piece) -> int:

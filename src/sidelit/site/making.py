@@ -37,7 +37,7 @@ def write(press: Press, orders: Sequence[Sequence[Order]], folder: Path, jobs: i
     def make(group: Sequence[Order]) -> list[list[SidelitError]]:
         return [_made(press, order, folder) for order in group]
 
-    page.prepare(sorted({assemble.kind(order.shown) for group in orders for order in group}))
+    page.prepare(sorted({assemble.kind(order.shown) for group in orders for order in group}), press.look)
     told = list(workers.shared(make, orders, jobs))
     for of_a_language in zip_longest(*told, fillvalue=()):
         for errors in of_a_language:
@@ -49,7 +49,7 @@ def _made(press: Press, order: Order, folder: Path) -> list[SidelitError]:
     """Make one page; returns its mistakes."""
     errors: list[SidelitError] = []
     report: Callable[[SidelitError], None] = errors.append
-    html = page.render(assemble.view(replace(press, report=report), order.shown))
+    html = page.render(assemble.view(replace(press, report=report), order.shown), press.look)
     put(folder, order.name, html.encode())
     return errors
 

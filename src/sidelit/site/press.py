@@ -13,9 +13,10 @@ from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.figures.gallery import Gallery
 from sidelit.glossary import Glossary
+from sidelit.look import Look
 from sidelit.origin import Origin
 from sidelit.proofs import Proof
-from sidelit.site import forwarding, views
+from sidelit.site import citation, forwarding, views
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition
 from sidelit.site.links import Index
@@ -44,8 +45,12 @@ class Press:
     texts: Mapping[str, Text] = field(default_factory=dict)
     """Every page as it was written, by its source."""
     figures: Gallery = field(default_factory=Gallery)
+    cited: citation.Project | None = None
+    """What a citation names; `None` for files that are printed without their project."""
     shelf: Shelf | None = None
     """The catalogues."""
+    look: Look = field(default_factory=Look)
+    """The templates and the assets."""
     lenient: bool = False
     """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
     report: Callable[[SidelitError], None] = lambda error: None

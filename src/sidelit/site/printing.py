@@ -24,6 +24,7 @@ from sidelit.ids import anchors
 from sidelit.kept import in_file
 from sidelit.site import anchoring, content, edition, links, loose_files, making, site
 from sidelit.site.press import Press
+from sidelit.site.search import index as search
 from sidelit.source import source
 from sidelit.text import code, foreign
 from sidelit.text.math import Typesetter
@@ -175,11 +176,12 @@ def _pages(
         lenient=not job.strict,
         report=gathered.add,
     )
-    static = [f"assets/{name}" for name, _ in assets.asset_files()]
-    for name, path in assets.asset_files():
-        making.put(folder, f"assets/{name}", assets.content(path))
+    static = {f"assets/{name}": assets.content(path) for name, path in press.look.assets.items()}
     orders = [making.Order(*each) for each in press.editions[job.lang].pages.items()]
     making.write(press, [[order] for order in orders], folder, jobs)
+    static |= search.files(search.Material(made, press.editions))
+    for name, data in static.items():
+        making.put(folder, name, data)
     if job.strict:
         gathered.check()
     odd = tuple({str(error): error for error in gathered.errors}.values())

@@ -18,13 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidelit import assets, glossary, interrupts, origin, reading
+from sidelit import look as looks
 from sidelit.catalog import catalog
+from sidelit.cite import authors
 from sidelit.config import Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
 from sidelit.ids.claims import Placed
+from sidelit.look import Look
 from sidelit.site import (
     anchoring,
+    citation,
     content,
     edition,
     forwarding,
@@ -32,7 +36,6 @@ from sidelit.site import (
     links,
     listing,
     making,
-    page,
     proved,
     uses,
     ways,
@@ -40,6 +43,7 @@ from sidelit.site import (
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
+from sidelit.site.search import index as search
 from sidelit.site.views import Work
 from sidelit.text.math import Typesetter
 
@@ -141,13 +145,14 @@ def write(
     Raises `SidelitError` (one, or `Failures`) when anything else in it is wrong. Then the folder holds no
     site, and whoever made it removes it.
     """
-    page.forget()
+    looks.forget()
     written = texts(config, notes)
     books = shelf(config, written)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
     terms, works = _data(config)
     leads = forwarding.leads(written)
     gathered = Collector()
+    state = origin.origin(config)
     press = Press(
         config=config,
         editions=editions,
@@ -155,26 +160,34 @@ def write(
         leads=leads,
         texts={text.item.source: text for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
-        origin=origin.origin(config),
+        origin=state,
+        cited=citation.Project(config, state, authors.read(config)),
         glossary=terms,
         uses=uses.uses(terms, written),
         figures=gallery.gallery(config, figure.read_all(config), books),
         shelf=books,
         works=works,
         proved=proved.lines(config, gathered.add),
+        look=looks.look(config),
         lenient=notes is not None,
         report=(notes or gathered).add,
     )
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    static = _static(config)
-    for name, content_of_it in static.items():
-        making.put(folder, name, content_of_it)
+    made = _static(config, press.look)
     orders = _orders(press, written)
     making.write(press, orders, folder, jobs)
     gathered.check()
-    return tuple(sorted([*static, *(order.name for group in orders for order in group)]))
+    material = search.Material(config, editions, terms, works, press.uses)
+    for name, part in search.files(material).items():
+        if name in made:
+            what = f"two files would be written to {name}, and one of them is the index of the search"
+            raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
+        made[name] = part
+    for name, data in made.items():
+        making.put(folder, name, data)
+    return tuple(sorted([*made, *(order.name for group in orders for order in group)]))
 
 
 def _orders(press: Press, written: Sequence[content.Text]) -> list[list[making.Order]]:
@@ -189,6 +202,15 @@ def _orders(press: Press, written: Sequence[content.Text]) -> list[list[making.O
             name = ways.address(press.config, output, lang)
             found.setdefault(output, []).append(making.Order(name, shown))
     return list(found.values())
+
+
+def searchable(config: Config, lang: str) -> dict[str, bytes]:
+    """The index of the search in one language, without a page of the site."""
+    written = texts(config)
+    shown = edition.edition(config, written, shelf(config, written), lang)
+    terms, works = _data(config)
+    found = uses.uses(terms, written)
+    return search.files(search.Material(config, {lang: shown}, terms, works, found))
 
 
 def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[SidelitError]:
@@ -218,9 +240,9 @@ def watched(path: Path) -> tuple[Path, ...]:
     return (path.parent, assets.templates_folder(), *sources)
 
 
-def _static(config: Config) -> dict[str, bytes]:
+def _static(config: Config, look: Look) -> dict[str, bytes]:
     """The files of the press, and those that lie beside the pages of prose."""
-    found = {f"assets/{name}": assets.content(path) for name, path in assets.asset_files()}
+    found = {f"assets/{name}": assets.content(path) for name, path in look.assets.items()}
     for name in index.pictures(config):
         path = config.folder / "pages" / name
         shown = f"{links.pages_folder(config)}/{name}"

@@ -123,6 +123,8 @@ class SectionView:
     fold: Fold | None = None
     number: str = ""
     """Chapter and section, as `12.4`."""
+    plain_title: str = ""
+    """The heading without markup."""
     above: bool = False
     """Whether the words stand above the code and not beside it."""
 
@@ -235,6 +237,14 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """What a page's search needs: the folders of its language's index, and of its language's pages."""
+
+    index: str
+    pages: str
+
+
+@dataclass(frozen=True, slots=True)
 class SiteInfo:
     """What is the same on every page of one language."""
 
@@ -249,6 +259,28 @@ class SiteInfo:
     home: str
     course: bool = False
     """Whether it has lessons, so that pages may mark those that are finished."""
+    search: Search | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A citation in one form: which it is, what it is called, and its text."""
+
+    kind: str
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """How to cite a page; `blank` is for a script, which fills in one of its sections."""
+
+    url: str
+    """The permanent address, empty where nobody knows it."""
+    base: str
+    """What the address of a section begins with; empty if its source is what is cited."""
+    forms: tuple[Form, ...]
+    blank: tuple[Form, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +296,7 @@ class Foot:
     report: str | None
     proofs: tuple[Link, ...] = ()
     licence: str | None = None
+    cite: Citation | None = None
 
 
 @dataclass(frozen=True, slots=True)
