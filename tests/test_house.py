@@ -28,6 +28,7 @@ ORDER = {
             "tables",
             "scripts",
             "assets",
+            "dialects",
             "languages",
             "page_names",
             "proofs",
@@ -40,7 +41,7 @@ ORDER = {
             "look",
         ),
         *("source", "ids", "text", "catalog", "lint", "figures", "interactive", "cite", "site"),
-        *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
+        *("output", "pack", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],
 }
 

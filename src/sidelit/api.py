@@ -61,13 +61,15 @@ def print_files(
     locale: str | Path | None = None,
     strict: bool = False,
     source: str = "en",
+    dialect: str = "",
     jobs: int | None = None,
 ) -> Printed:
     """Print Python files, or folders of them, as pages in the folder `out`.
 
     `lang` is the language of the pages, and `locale` a folder of translations into it, `LANG/PAGE.po`,
-    from the language `source`. `jobs` is the number of processes that share the work, by default one for each
-    core.
+    from the language `source`. `dialect` is what the docstrings are written in, one of
+    `sidelit.dialects.DIALECTS`; without it each is guessed. `jobs` is the number of processes that share the
+    work, by default one for each core.
 
     One of several files that cannot be read as Python is left out, and `skipped` says why.
 
@@ -79,7 +81,7 @@ def print_files(
     if shelf is not None and not shelf.is_dir():
         raise SidelitError("there is no such folder of translations", path=shelf, hint="name another")
     with output.written(folder) as fresh:
-        made = printing.write(printing.Job(paths, lang, shelf, strict, source), fresh, jobs)
+        made = printing.write(printing.Job(paths, lang, shelf, strict, source, dialect), fresh, jobs)
     return Printed(folder, _pages(made.files, folder), made.odd, made.skipped)
 
 

@@ -26,7 +26,7 @@ from sidelit.site import anchoring, content, edition, links, loose_files, making
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
 from sidelit.source import source
-from sidelit.text import code, foreign
+from sidelit.text import code
 from sidelit.text.math import Typesetter
 
 
@@ -37,6 +37,7 @@ class Job:
     :param lang: the language of the pages.
     :param locale: the folder of translations into it, if there is one.
     :param source: the language that the files are written in, unless a project that they are part of says so.
+    :param dialect: what their docstrings are written in, if that is not to be guessed.
     """
 
     paths: tuple[Path, ...]
@@ -44,6 +45,7 @@ class Job:
     locale: Path | None = None
     strict: bool = False
     source: str = "en"
+    dialect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
             _File(path, chapter, Path(pieces) / str(number))
             for number, (path, chapter) in enumerate(zip(paths, made.chapters, strict=True))
         ]
-        for text, told in workers.shared(partial(_read, homes), files, jobs):
+        for text, told in workers.shared(partial(_read, homes, job), files, jobs):
             if text is None:
                 unread.errors += told
             else:
@@ -115,13 +117,15 @@ class _File:
     pieces: Path
 
 
-def _read(homes: anchoring.Homes, file: _File) -> tuple[content.Text | None, list[SidelitError]]:
+def _read(homes: anchoring.Homes, job: Job, file: _File) -> tuple[content.Text | None, list[SidelitError]]:
     """The text of a file and what is odd in it; no text, and the reason, where it cannot be read."""
     path, chapter = file.path, file.chapter
     faults: list[SidelitError] = []
     try:
-        document = _document(path, chapter.source, homes)
-        text = content.chapter(chapter, document, _anchors(path, document, homes, faults))
+        document = source.read(path, shown=chapter.source)
+        spoken = replace(chapter, dialect=_dialect(path, job, homes))
+        names = _anchors(path, document, homes, faults)
+        text = content.chapter(spoken, document, names, report=faults.append)
     except SidelitError as error:
         return None, [error]
     label, kept = loose_files.import_name(path, text.label), in_file(tuple(text.pieces), file.pieces)
@@ -139,13 +143,10 @@ def _anchors(
         return anchors.assign(document)
 
 
-def _document(path: Path, shown: str, homes: anchoring.Homes) -> source.Document:
-    """Read a file; what belongs to a site is Markdown already, the rest is put into it."""
-    document = source.read(path, shown=shown)
-    if homes.owner(path) is not None:
-        return document
-    sections = (replace(each, commentary=foreign.markdown(each.commentary)) for each in document.sections)
-    return replace(document, sections=tuple(sections))
+def _dialect(path: Path, job: Job, homes: anchoring.Homes) -> str:
+    """What the docstrings of a file are written in: what was asked for, or what its own site says."""
+    home = homes.owner(path)
+    return job.dialect or (home[1].dialect if home else "auto")
 
 
 def _pages(
