@@ -31,12 +31,14 @@ from sidelit.site import (
     citation,
     content,
     edition,
+    feed,
     forwarding,
     index,
     links,
     listing,
     making,
     proved,
+    public_files,
     uses,
     ways,
 )
@@ -153,7 +155,7 @@ def write(
     terms, works = _data(config)
     leads = forwarding.leads(written)
     gathered = Collector()
-    state = origin.origin(config)
+    project = citation.Project(config, origin.origin(config), authors.read(config), feed.releases(config))
     press = Press(
         config=config,
         editions=editions,
@@ -161,8 +163,8 @@ def write(
         leads=leads,
         texts={text.item.source: text for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
-        origin=state,
-        cited=citation.Project(config, state, authors.read(config)),
+        origin=project.origin,
+        cited=project,
         glossary=terms,
         uses=uses.uses(terms, written),
         figures=gallery.gallery(config, figure.read_all(config), books),
@@ -176,7 +178,7 @@ def write(
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    made = _static(config, press.look)
+    made = {**_static(config, press.look), **public_files.files(press, project)}
     orders = _orders(press, written)
     making.write(press, orders, folder, jobs)
     gathered.check()
