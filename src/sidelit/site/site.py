@@ -16,24 +16,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidelit import assets, glossary, origin, reading
+from sidelit import look as looks
 from sidelit.catalog import catalog
 from sidelit.cite import authors
 from sidelit.config import Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
 from sidelit.ids.claims import Placed
+from sidelit.look import Look
 from sidelit.site import (
     anchoring,
     assemble,
     citation,
     content,
     edition,
+    feed,
     forwarding,
     index,
     links,
     listing,
     page,
     proved,
+    public_files,
     uses,
     ways,
 )
@@ -113,7 +117,8 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
         elif isinstance(anchors := names[item.name], SidelitError):
             gathered.add(anchors)
         else:
-            found.append(content.chapter(item, placed[item.source].document, anchors, numbers[item.name]))
+            document, report = placed[item.source].document, (notes or gathered).add
+            found.append(content.chapter(item, document, anchors, numbers[item.name], report))
     gathered.check()
     return tuple(found)
 
@@ -131,14 +136,14 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
 
     Raises `SidelitError` (one, or `Failures`) when anything else in it is wrong.
     """
-    page.forget()
+    looks.forget()
     written = texts(config, notes)
     books = shelf(config, written)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
     terms, works = _data(config)
     leads = forwarding.leads(written)
     gathered = Collector()
-    state = origin.origin(config)
+    project = citation.Project(config, origin.origin(config), authors.read(config), feed.releases(config))
     press = Press(
         config=config,
         editions=editions,
@@ -146,27 +151,30 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         leads=leads,
         texts={text.item.source: text for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
-        origin=state,
-        cited=citation.Project(config, state, authors.read(config)),
+        origin=project.origin,
+        cited=project,
         glossary=terms,
         uses=uses.uses(terms, written),
         figures=gallery.gallery(config, figure.read_all(config), books),
         shelf=books,
         works=works,
         proved=proved.lines(config, gathered.add),
+        look=looks.look(config),
         lenient=notes is not None,
         report=(notes or gathered).add,
     )
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    made = _static(config)
+    made = {**_static(config, press.look), **public_files.files(press, project)}
     for lang, each in editions.items():
         pages = dict(each.pages)
         for address in forwarding.forwards(leads, written):
             pages[address] = forwarding.page(address, each.pages[leads[address][""].output])
         for output, shown in pages.items():
-            made[ways.address(config, output, lang)] = page.render(assemble.view(press, shown)).encode()
+            made[ways.address(config, output, lang)] = page.render(
+                assemble.view(press, shown), press.look
+            ).encode()
     gathered.check()
     material = search.Material(config, editions, terms, works, press.uses)
     for name, part in search.files(material).items():
@@ -213,9 +221,9 @@ def watched(path: Path) -> tuple[Path, ...]:
     return (path.parent, assets.templates_folder(), *sources)
 
 
-def _static(config: Config) -> dict[str, bytes]:
+def _static(config: Config, look: Look) -> dict[str, bytes]:
     """The files of the press, and those that lie beside the pages of prose."""
-    found = {f"assets/{name}": assets.content(path) for name, path in assets.asset_files()}
+    found = {f"assets/{name}": assets.content(path) for name, path in look.assets.items()}
     for name in index.pictures(config):
         path = config.folder / "pages" / name
         shown = f"{links.pages_folder(config)}/{name}"
