@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from sidelit import interrupts, leftovers
+from sidelit import interrupts, leftovers, reading
 from sidelit.errors import SidelitError
 
 # Every site has this file, and hardly anything else does.
@@ -38,6 +38,8 @@ def write(files: Mapping[str, bytes], target: Path) -> None:
     try:
         with fresh_folder(target) as fresh:
             for name, content in files.items():
+                if not reading.stays_inside(name):
+                    raise SidelitError(f"{name!r} would be written outside the site", path=target)
                 path = fresh / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)

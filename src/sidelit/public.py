@@ -21,6 +21,17 @@ def url(top: Table) -> str | None:
     return f"{given.rstrip('/')}/" if given else None
 
 
+def address(top: Table, key: str) -> str | None:
+    """A web address, perhaps with blanks: a link that is a program would run on every page.
+
+    Raises `SidelitError` for anything else.
+    """
+    address = top.take(key, str, "")
+    if address and not re.fullmatch(r"https?://[^\s\"<>]+", address):
+        raise top.error(f"`{key}` must be a web address", key, hint="begin it with https://")
+    return address or None
+
+
 def authors(top: Table) -> tuple[str, ...]:
     """The names of those who wrote it, `Family, Given` or any other name.
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sidelit import assets, glossary, origin, reading
+from sidelit import assets, glossary, origin
 from sidelit.catalog import catalog
 from sidelit.cite import authors
 from sidelit.config import Config, Prose, load
@@ -25,12 +25,12 @@ from sidelit.ids.claims import Placed
 from sidelit.site import (
     anchoring,
     assemble,
+    beside,
     citation,
     content,
     edition,
     forwarding,
     index,
-    links,
     listing,
     page,
     proved,
@@ -159,7 +159,7 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    made = _static(config)
+    made = beside.files(config)
     for lang, each in editions.items():
         pages = dict(each.pages)
         for address in forwarding.forwards(leads, written):
@@ -195,23 +195,6 @@ def watched(path: Path) -> tuple[Path, ...]:
     except SidelitError:
         sources = ()
     return (path.parent, assets.templates_folder(), *sources)
-
-
-def _static(config: Config) -> dict[str, bytes]:
-    """The files of the press, and those that lie beside the pages of prose."""
-    found = {f"assets/{name}": assets.content(path) for name, path in assets.asset_files()}
-    for name in index.pictures(config):
-        path = config.folder / "pages" / name
-        shown = f"{links.pages_folder(config)}/{name}"
-        reading.refuse_outside(path, config.project, shown)
-        if name.endswith((".html", ".htm")):
-            what = "an HTML file beside the pages would have none of their policy, languages and checks"
-            raise SidelitError(what, path=shown, hint="write it as Markdown")
-        if name in found:
-            what = f"two files would be written to {name}, and one of them is the press's own"
-            raise SidelitError(what, path=shown, hint="give it another name")
-        found[name] = reading.data(path)
-    return found
 
 
 def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:

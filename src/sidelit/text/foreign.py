@@ -25,7 +25,8 @@ GOOGLE = re.compile(
 HEADING = re.compile(r"[A-Z][\w-]*(?: \w+)?:")
 ITEM = re.compile(r"[-*+] |\d+[.)] ")
 ENTRY = re.compile(r"(\*{0,2}[A-Za-z_][\w.]*(?: ?\([^)]*\)| \[[^\]]*\])?):(?: |$)")
-ROLE = re.compile(r":[a-z:]+:`(?:[^`<]*<)?~?!?([^`<>]+)>?`")
+# The bound keeps a line of nothing but colons from being searched to its end at each of them.
+ROLE = re.compile(r":[a-z:]{1,40}:`(?:[^`<]*<)?~?!?([^`<>]+)>?`")
 NOTE = re.compile(r"\.\. (note|tip|important|warning)::(.*)")
 
 
@@ -44,7 +45,7 @@ def _front_matter(lines: list[str]) -> list[str]:
         return lines
     try:
         said = yaml.safe_load("\n".join(lines[1:end]))
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, RecursionError, ValueError):
         return lines
     if not isinstance(said, dict):
         return lines

@@ -51,7 +51,7 @@ LABELS: Mapping[str, str] = MappingProxyType(
 )
 
 # Addresses that leave the site. Every other scheme is the resolver's to know (`bib:`, `src:`) or to refuse.
-_OUTSIDE = re.compile(r"(?:https?|mailto):", re.IGNORECASE)
+_OUTSIDE = re.compile(r"https?://|mailto:", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 
 
@@ -67,7 +67,7 @@ class RenderContext:
     """What a text needs to know about the page it is printed on.
 
     :param resolve: turns the target of a link and its line into an address; raises `SidelitError` when there
-        is nothing. Targets with `http:`, `https:` and `mailto:` do not pass through it; `bib:` and `src:` do.
+        is nothing. Targets with `https://`, `http://` and `mailto:` do not pass through it; `bib:` does.
     :param image: the same for the files of pictures; `resolve` when it is not given.
     :param picture_size: the width and height of a picture by its target, or nothing.
     :param math: sets formulas; without one they are shown as they were typed.
