@@ -26,6 +26,7 @@ ORDER = {
             "tables",
             "scripts",
             "assets",
+            "dialects",
             "languages",
             "page_names",
             "proofs",
@@ -35,9 +36,10 @@ ORDER = {
             "glossary",
             "origin",
             "template_errors",
+            "look",
         ),
         *("source", "ids", "text", "catalog", "lint", "figures", "interactive", "cite", "site"),
-        *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
+        *("output", "pack", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],
 }
 

@@ -11,19 +11,28 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidelit import api, config, glossary, origin, serve
+from sidelit import api, config, glossary, origin, pack, serve
 from sidelit.catalog import catalog
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
 from sidelit.site import anchoring, citation, content, edition, proved, site
+from sidelit.site.search import ask
 from sidelit.source import source
 
 
 def build_site(given: argparse.Namespace) -> int:
     """`sidelit build`."""
     return _told(api.build(given.config, given.out, keep_going=given.keep_going))
+
+
+def pack_site(given: argparse.Namespace) -> int:
+    """`sidelit pack`."""
+    made = _config(given)
+    folder, archive = pack.pack(made, given.out or made.project / "build" / "pack")
+    print(f"{folder}\n{archive}: {archive.stat().st_size / 1e6:.1f} MB")
+    return 0
 
 
 def serve_site(given: argparse.Namespace) -> int:
@@ -48,6 +57,7 @@ def print_files(given: argparse.Namespace) -> int:
         locale=given.locale,
         strict=given.strict,
         source=given.source,
+        dialect=given.dialect,
     )
     return _told(done)
 
@@ -183,6 +193,21 @@ def cite(given: argparse.Namespace) -> int:
     address = [said.url] if said.url and not given.form else []
     print("\n\n".join((*address, *(forms.written(said, form, words) for form in wanted))))
     return 0
+
+
+def search(given: argparse.Namespace) -> int:
+    """`sidelit search`: what the search of the site answers."""
+    made = _config(given)
+    lang = given.lang or made.languages[0]
+    if lang not in made.languages:
+        raise SidelitError(
+            f"{lang!r} is not a language of this site", hint=f"it has {', '.join(made.languages)}"
+        )
+    answers = ask.Index(site.searchable(made, lang), lang).ask(" ".join(given.words))
+    for each in answers:
+        said = "".join(f"[{part}]" if marked else part for part, marked in each.excerpt)
+        print(f"{each.address}  {each.name}" + (f"\n    {said}" if said else ""))
+    return 0 if answers else 1
 
 
 def publish(given: argparse.Namespace) -> int:

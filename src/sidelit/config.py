@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from sidelit import languages, page_names, proofs, prose_pages, public, reading
+from sidelit import dialects, languages, page_names, proofs, prose_pages, public, reading
 from sidelit.errors import SidelitError
 from sidelit.languages import Language
 from sidelit.page_names import Former
 from sidelit.proofs import Proof
 from sidelit.prose_pages import NO_COURSE, Course, Lesson, Prose
+from sidelit.public import NOWHERE, Public
 from sidelit.tables import Table, read_table
 
 __all__ = ["SITE", "Chapter", "Config", "Course", "Lesson", "Part", "Prose", "find", "load", "module_name"]
@@ -49,6 +50,8 @@ class Chapter:
     """What it was called before."""
     line: int = 1
     """Where the configuration names it."""
+    dialect: str = "markdown"
+    """What its docstrings are written in, one of `sidelit.dialects.DIALECTS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +80,18 @@ class Config:
     back: tuple[Prose, ...]
     course: Course = NO_COURSE
     source_root: str = "src"
-    source_url: str | None = None
-    report_url: str | None = None
-    commit_url: str | None = None
+    public: Public = NOWHERE
     licence_note: str = ""
     home_figure: str = ""
     """A template whose picture stands beside the title on the home page, if there is one."""
-    repository: str | None = None
-    url: str | None = None
-    """Where the site is published, with a slash at its end; without it nothing points anywhere."""
     authors: tuple[str, ...] = ()
     """Who wrote it, where no `CITATION.cff` says so."""
-    pinned: str = ""
-    """The folder below `url` in which a release keeps this text, with a slash at its end."""
     figures_torch: str | None = None
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
     home: str = "index.html"
+    override_assets: tuple[str, ...] = ()
+    """The files of `assets/` that take the place of the press's own."""
     spoken: Mapping[str, Language] = field(default_factory=dict)
     """The languages by their codes, those that were read already."""
 
@@ -155,6 +153,7 @@ def load(path: Path) -> Config:
     shown = path.relative_to(project).as_posix()
     top = read_table(path, shown)
     root = top.take("source_root", str, "src").strip("/")
+    dialect = dialects.read(top, "markdown")
     config = Config(
         path=path,
         project=project,
@@ -162,20 +161,17 @@ def load(path: Path) -> Config:
         tagline=top.take("tagline", str, ""),
         languages=_languages(top),
         front=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("front")),
-        parts=tuple(_part(table, root) for table in top.tables("parts")),
+        parts=tuple(_part(table, root, dialect) for table in top.tables("parts")),
         back=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("back")),
         course=prose_pages.course(top.table("course"), path.parent.name),
         source_root=root,
-        source_url=public.address(top, "source_url"),
-        report_url=public.address(top, "report_url"),
-        commit_url=public.address(top, "commit_url"),
+        public=public.read(top),
         licence_note=top.take("licence_note", str, ""),
         home_figure=top.take("home_figure", str, ""),
-        repository=public.address(top, "repository"),
-        url=public.url(top),
         authors=public.authors(top),
         figures_torch=top.take("figures_torch", str, "") or None,
         macros=_macros(top),
+        override_assets=top.strings("override_assets"),
     )
     top.finish()
     _check(config, top)
@@ -192,7 +188,9 @@ def _languages(top: Table) -> tuple[str, ...]:
 def _spoken(config: Config, top: Table) -> Config:
     """The configuration with its languages read; one that nobody has words for is a mistake of its line."""
     try:
-        return replace(config, spoken={code: config.language(code) for code in config.languages})
+        spoken = {code: config.language(code) for code in config.languages}
+        languages.check_own(spoken, config.shown(config.folder / languages.FOLDER))
+        return replace(config, spoken=spoken)
     except SidelitError as error:
         raise error if error.path else top.error(error.what, "languages", hint=error.hint) from None
 
@@ -209,14 +207,16 @@ def _macros(top: Table) -> dict[str, str]:
     return macros
 
 
-def _part(table: Table, root: str) -> Part:
+def _part(table: Table, root: str, usual: str) -> Part:
     number, label, question = (
         table.take("number", str, ""),
         table.take("label", str),
         table.take("question", str, ""),
     )
     folder, output = table.take("folder", str, root).strip("/"), table.take("output", str, "").strip("/")
-    chapters = tuple(_chapter(entry, folder, output, root) for entry in table.tables("chapters"))
+    dialect = dialects.read(table, usual)
+    entries = table.tables("chapters")
+    chapters = tuple(replace(_chapter(entry, folder, output, root), dialect=dialect) for entry in entries)
     table.finish()
     return Part(number, label, chapters, question)
 

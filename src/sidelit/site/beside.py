@@ -9,10 +9,12 @@ pages carries none, so it may not be one that a browser opens as a page: no HTML
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from sidelit import assets, reading
 from sidelit.config import Config
 from sidelit.errors import SidelitError
+from sidelit.look import Look
 from sidelit.site import index, links
 
 # What a browser shows as a page when it is opened by itself.
@@ -23,12 +25,12 @@ _PROGRAM = re.compile(
 )
 
 
-def files(config: Config) -> dict[str, bytes]:
-    """The files of the press, and those that lie beside the pages of prose, by their places in the site.
+def files(config: Config, look: Look, made: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files of the press, those that it has `made`, and those that lie beside the pages of prose.
 
     Raises `SidelitError` for one that is a page of its own, lies elsewhere, or has the place of another.
     """
-    found = {f"assets/{name}": assets.content(path) for name, path in assets.asset_files()}
+    found = {f"assets/{name}": assets.content(path) for name, path in look.assets.items()} | dict(made)
     for name in index.pictures(config):
         path = config.folder / "pages" / name
         shown = f"{links.pages_folder(config)}/{name}"

@@ -12,6 +12,7 @@ from sidelit.origin import fill
 from sidelit.site import citation, views
 from sidelit.site.edition import Edition, Page
 from sidelit.site.press import Press
+from sidelit.site.search import index
 from sidelit.site.ways import Ways
 
 
@@ -24,11 +25,20 @@ def head(press: Press, edition: Edition, around: Ways) -> views.SiteInfo:
         licence_note=edition.licence_note,
         home_figure=press.config.home_figure,
         version=press.origin.version,
-        repository=press.config.repository,
+        repository=press.config.public.repository,
         nav=tuple(around.nav()),
         home=around.to(press.config.home),
         course=bool(press.config.course.lessons),
+        search=_search(edition, around),
     )
+
+
+def _search(edition: Edition, around: Ways) -> views.Search | None:
+    """One page needs no search: the browser has one."""
+    if len(edition.pages) < 2:
+        return None
+    language = around.to("index.html").removesuffix("index.html")
+    return views.Search(around.root + index.folder(edition.lang), language)
 
 
 def foot(press: Press, shown: Page) -> views.Foot:
@@ -37,11 +47,11 @@ def foot(press: Press, shown: Page) -> views.Foot:
     return views.Foot(
         version=origin.version,
         commit=origin.label,
-        commit_url=fill(press.config.commit_url, origin, item.source),
+        commit_url=fill(press.config.public.commit_url, origin, item.source),
         date=origin.date,
         torch=press.config.figures_torch,
         run=item.run if isinstance(item, Chapter) else None,
-        report=fill(press.config.report_url, origin, item.source),
+        report=fill(press.config.public.report_url, origin, item.source),
         proofs=tuple(_proofs(press, item)) if isinstance(item, Chapter) else (),
         cite=citation.of_page(press.cited, shown),
     )
@@ -51,4 +61,4 @@ def _proofs(press: Press, item: Chapter) -> Iterator[views.Link]:
     """To the tests that prove a chapter."""
     for proof in item.proves:
         line = press.proved.get(proof, 1)
-        yield views.Link(str(proof), fill(press.config.source_url, press.origin, proof.path, line))
+        yield views.Link(str(proof), fill(press.config.public.source_url, press.origin, proof.path, line))

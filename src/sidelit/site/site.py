@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidelit import assets, glossary, origin
+from sidelit import look as looks
 from sidelit.catalog import catalog
 from sidelit.cite import authors
 from sidelit.config import Config, Prose, load
@@ -29,17 +30,21 @@ from sidelit.site import (
     citation,
     content,
     edition,
+    feed,
     forwarding,
     index,
+    links,
     listing,
     page,
     proved,
+    public_files,
     uses,
     ways,
 )
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
+from sidelit.site.search import index as search
 from sidelit.site.views import Work
 from sidelit.text.math import Typesetter
 
@@ -112,7 +117,8 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
         elif isinstance(anchors := names[item.name], SidelitError):
             gathered.add(anchors)
         else:
-            found.append(content.chapter(item, placed[item.source].document, anchors, numbers[item.name]))
+            document, report = placed[item.source].document, (notes or gathered).add
+            found.append(content.chapter(item, document, anchors, numbers[item.name], report))
     gathered.check()
     return tuple(found)
 
@@ -130,14 +136,14 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
 
     Raises `SidelitError` (one, or `Failures`) when anything else in it is wrong.
     """
-    page.forget()
+    looks.forget()
     written = texts(config, notes)
     books = shelf(config, written)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
     terms, works = _data(config)
     leads = forwarding.leads(written)
     gathered = Collector()
-    state = origin.origin(config)
+    project = citation.Project(config, origin.origin(config), authors.read(config), feed.releases(config))
     press = Press(
         config=config,
         editions=editions,
@@ -145,29 +151,47 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         leads=leads,
         texts={text.item.source: text for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
-        origin=state,
-        cited=citation.Project(config, state, authors.read(config)),
+        origin=project.origin,
+        cited=project,
         glossary=terms,
         uses=uses.uses(terms, written),
         figures=gallery.gallery(config, figure.read_all(config), books),
         shelf=books,
         works=works,
         proved=proved.lines(config, gathered.add),
+        look=looks.look(config),
         lenient=notes is not None,
         report=(notes or gathered).add,
     )
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    made = beside.files(config)
+    made = beside.files(config, press.look, public_files.files(press, project))
     for lang, each in editions.items():
         pages = dict(each.pages)
         for address in forwarding.forwards(leads, written):
             pages[address] = forwarding.page(address, each.pages[leads[address][""].output])
         for output, shown in pages.items():
-            made[ways.address(config, output, lang)] = page.render(assemble.view(press, shown)).encode()
+            made[ways.address(config, output, lang)] = page.render(
+                assemble.view(press, shown), press.look
+            ).encode()
     gathered.check()
+    material = search.Material(config, editions, terms, works, press.uses)
+    for name, part in search.files(material).items():
+        if name in made:
+            what = f"two files would be written to {name}, and one of them is the index of the search"
+            raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
+        made[name] = part
     return dict(sorted(made.items()))
+
+
+def searchable(config: Config, lang: str) -> dict[str, bytes]:
+    """The index of the search in one language, without a page of the site."""
+    written = texts(config)
+    shown = edition.edition(config, written, shelf(config, written), lang)
+    terms, works = _data(config)
+    found = uses.uses(terms, written)
+    return search.files(search.Material(config, {lang: shown}, terms, works, found))
 
 
 def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[SidelitError]:
