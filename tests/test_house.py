@@ -32,7 +32,7 @@ ORDER = {
             "origin",
             "template_errors",
         ),
-        *("source", "ids", "text", "catalog", "lint", "figures", "interactive", "site"),
+        *("source", "ids", "text", "symbols", "catalog", "lint", "figures", "interactive", "site"),
         *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],
 }

@@ -22,19 +22,23 @@ from sidelit.site import frame, lesson_head, listing, page, surroundings, views
 from sidelit.site.desk import Desk
 from sidelit.site.edition import Page
 from sidelit.site.press import Press
+from sidelit.symbols import notation
+from sidelit.text import fields
 
 
 def view(press: Press, shown: Page) -> views.View:
     """Assemble one page in one language. Mistakes go to `press.report`; what they spoil is left out."""
     kind = _kind(shown)
     desk = Desk(press, shown)
-    body, lesson = "", None
+    body, rows, lesson = "", Markup(""), None
     sections: tuple[views.SectionView, ...] = ()
     if shown.text.prose:
         tokens: Sequence[Token] = [token for words in shown.words for token in words.tokens]
         if isinstance(shown.text.item, Lesson):
             lesson, tokens = _lesson(desk, shown.text.item, tokens)
+        tokens, _ = fields.parted(tokens, notation.KIND)
         body = desk.html(tokens, heading_ids=True)
+        rows = Markup("").join(desk.symbol_rows())
     else:
         sections = tuple(desk.sections())
     return views.View(
@@ -47,6 +51,7 @@ def view(press: Press, shown: Page) -> views.View:
         sections=sections,
         moved=tuple(surroundings.moved(desk)),
         body=Markup(body),
+        symbol_rows=rows,
         glossary=tuple(_glossary(desk)) if kind == "glossary" else (),
         entries=listing.cited(press.works, desk.edition, desk.ways.to) if kind == "bibliography" else (),
     )

@@ -23,6 +23,7 @@ from sidelit.ids import anchors
 from sidelit.site import assemble, content, edition, links, page, site
 from sidelit.site.press import Press
 from sidelit.source import source
+from sidelit.symbols import notation
 from sidelit.text import foreign
 from sidelit.text.math import Typesetter
 
@@ -117,6 +118,7 @@ def _pages(
             "",
         ),
         math=Typesetter(cache=None),
+        notations={text.item.source: notation.read(text.tokens) for text in written},
         origin=origin.Origin(),
         lenient=not job.strict,
         report=gathered.add,

@@ -40,6 +40,7 @@ from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
 from sidelit.site.views import Work
 from sidelit.source import source
+from sidelit.symbols import notation
 from sidelit.text.math import Typesetter
 
 CACHE = ".cache/sidelit"
@@ -175,6 +176,7 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         index=index.index(config, written, leads, terms, works),
         leads=leads,
         texts={text.item.source: text for text in written},
+        notations={text.item.source: notation.read(text.tokens) for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
         origin=origin.origin(config),
         glossary=terms,
