@@ -17,10 +17,10 @@ SLOWEST := --durations 30
 PINS := pyproject.toml constraints.txt tools/environment.py
 
 .DEFAULT_GOAL := help
-.PHONY: help site serve test test-all mutants soak lint bench record clean
+.PHONY: help site serve test test-all mutants soak lint bench bench-press record clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 site: $(SITE)/.ready ## build the site into build/site/, every warning an error
 	@$(SITE)/bin/python tools/without_torch.py
@@ -52,6 +52,10 @@ lint: $(ALL)/.ready ## check style, types, sources and translations
 
 bench: $(ALL)/.ready ## measure against PyTorch's own FSDP2; ARGS="--json FILE" writes the figures
 	@$(ALL)/bin/python -m benchmarks $(ARGS)
+
+bench-press: $(ALL)/.ready ## measure the press: against Pycco, in three languages, after one edit; ARGS="--json FILE"
+	@$(ALL)/bin/python tools/chromium.py
+	@$(ALL)/bin/python -m benchmarks.press $(ARGS)
 
 record: $(ALL)/.ready ## run what the figures show and write it into site/recorded/; ARGS="stages ring" picks some
 	@$(ALL)/bin/python -m tools.record $(ARGS)

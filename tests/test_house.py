@@ -20,10 +20,13 @@ ORDER = {
     "sidelit": [
         *(
             "errors",
+            "interrupts",
+            "leftovers",
             "reading",
             "tables",
             "scripts",
             "assets",
+            "languages",
             "page_names",
             "proofs",
             "prose_pages",

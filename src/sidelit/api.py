@@ -56,10 +56,12 @@ def print_files(
     lang: str = "en",
     locale: str | Path | None = None,
     strict: bool = False,
+    source: str = "en",
 ) -> Printed:
     """Print Python files, or folders of them, as pages in the folder `out`.
 
-    `lang` is the language of the pages, and `locale` a folder of translations into it, `LANG/PAGE.po`.
+    `lang` is the language of the pages, and `locale` a folder of translations into it, `LANG/PAGE.po`,
+    from the language `source`.
 
     One of several files that cannot be read as Python is left out, and `skipped` says why.
 
@@ -72,7 +74,7 @@ def print_files(
         raise SidelitError("there is no such folder of translations", path=shelf, hint="name another")
     # Before the work, not after it.
     output.check_target(folder)
-    made = printing.files(printing.Job(paths, lang, shelf, strict))
+    made = printing.files(printing.Job(paths, lang, shelf, strict, source))
     return replace(_written(made.files, folder), warnings=made.odd, skipped=made.skipped)
 
 

@@ -46,8 +46,3 @@ def content(path: Path) -> bytes:
     """What is served of a file of the assets: the press's own scripts without their comments."""
     own = path.suffix == ".js" and path.parent == templates_folder() / "assets"
     return compact(path.read_text(encoding="utf-8")).encode() if own else path.read_bytes()
-
-
-def languages() -> tuple[str, ...]:
-    """List the languages whose interface words exist; the press prints pages in these and no others."""
-    return tuple(sorted(file.stem for file in (templates_folder() / "ui").glob("*.toml")))

@@ -17,7 +17,7 @@ from sidelit.errors import SidelitError, refused
 
 # The distribution installs this command for everybody, and the packages it needs only for those who ask.
 try:
-    from sidelit import assets, commands
+    from sidelit import commands
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] == "sidelit":
         raise
@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "page", nargs="+", help="a page as in `sidelit status`, or one context of it: PAGE#CONTEXT"
     )
-    sub.add_argument("--lang", choices=assets.languages(), help="one language only")
+    sub.add_argument("--lang", help="one language only")
     add("lint", "check sources and translations", commands.lint)
     sub = add("cite", "print a citation of a section", commands.cite)
     sub.add_argument("id", metavar="ID", help="Class.method, or PAGE#ID where several pages have it")
@@ -102,6 +102,9 @@ def _print(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
     sub.add_argument("--lang", default="en", help="the language of the pages (default: en)")
     sub.add_argument("--locale", type=Path, metavar="DIR", help="translations: DIR/LANG/PAGE.po")
+    sub.add_argument(
+        "--source", metavar="LANG", default="en", help="what the files are written in (default: en)"
+    )
     sub.add_argument("--strict", action="store_true", help="a formula or link that is wrong is an error")
 
 

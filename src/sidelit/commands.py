@@ -17,7 +17,7 @@ from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
 from sidelit.lint import symbols
-from sidelit.site import citation, content, proved, site
+from sidelit.site import anchoring, citation, content, proved, site
 from sidelit.source import source
 
 
@@ -41,7 +41,14 @@ def serve_site(given: argparse.Namespace) -> int:
 
 def print_files(given: argparse.Namespace) -> int:
     """`sidelit print`."""
-    done = api.print_files(given.files, given.out, lang=given.lang, locale=given.locale, strict=given.strict)
+    done = api.print_files(
+        given.files,
+        given.out,
+        lang=given.lang,
+        locale=given.locale,
+        strict=given.strict,
+        source=given.source,
+    )
     return _told(done)
 
 
@@ -59,7 +66,12 @@ def _told(done: api.Printed) -> int:
 def sections(given: argparse.Namespace) -> int:
     """`sidelit sections`: a JSON list with one object a section, one a line."""
     document = source.read(given.file)
-    names = anchors.assign(document, None)
+    try:
+        names = anchoring.Homes().anchors(given.file, document)
+    except SidelitError as error:
+        what = "the site that this file belongs to is broken, so its ids are proposals"
+        print(f"warning: {what}: {error}", file=sys.stderr)
+        names = anchors.assign(document)
     objects = (
         {
             "id": name.id,
@@ -139,7 +151,7 @@ def lint(given: argparse.Namespace) -> int:
     written = site.texts(made)
     books = site.shelf(made, written)
     words = made.folder / "glossary.toml"
-    terms = glossary.read(words, made.shown(words), made.languages[1:])
+    terms = glossary.read(words, made.shown(words), made.languages)
     findings: list[lints.Finding] = []
     for chapter in made.chapters:
         text = source.read(made.project / chapter.source, shown=chapter.source).text
@@ -168,7 +180,7 @@ def cite(given: argparse.Namespace) -> int:
 def publish(given: argparse.Namespace) -> int:
     """`sidelit publish`."""
     made = _config(given)
-    path = site.publish(made, _redirects(given.redirect))
+    path = anchoring.publish(made, _redirects(given.redirect))
     print(f"The ids of {len(made.chapters)} chapters are fixed in {made.shown(path)}.")
     return 0
 

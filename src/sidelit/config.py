@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from sidelit import assets, page_names, proofs, prose_pages, reading
+from sidelit import languages, page_names, proofs, prose_pages, reading
 from sidelit.errors import SidelitError
+from sidelit.languages import Language
 from sidelit.page_names import Former
 from sidelit.proofs import Proof
 from sidelit.prose_pages import NO_COURSE, Course, Lesson, Prose
@@ -70,6 +71,7 @@ class Config:
     title: str
     tagline: str
     languages: tuple[str, ...]
+    """Their codes; the first one is what the sources and the pages are written in."""
     front: tuple[Prose, ...]
     parts: tuple[Part, ...]
     back: tuple[Prose, ...]
@@ -86,11 +88,27 @@ class Config:
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
     home: str = "index.html"
+    spoken: Mapping[str, Language] = field(default_factory=dict)
+    """The languages by their codes, those that were read already."""
 
     @property
     def folder(self) -> Path:
         """The folder of the words and data of the site."""
         return self.path.parent
+
+    @property
+    def source_language(self) -> str:
+        """The code of the language that everything is written in; the others are translations of it."""
+        return self.languages[0]
+
+    def language(self, code: str) -> Language:
+        """A language of the site: its name, its direction and its words of the interface.
+
+        Raises `SidelitError` if neither the project nor the press has words for it.
+        """
+        known = self.spoken.get(code)
+        folder = self.folder / languages.FOLDER
+        return known or languages.load(code, folder, self.shown(folder))
 
     @property
     def chapters(self) -> tuple[Chapter, ...]:
@@ -153,18 +171,22 @@ def load(path: Path) -> Config:
     )
     top.finish()
     _check(config, top)
-    return config
+    return _spoken(config, top)
 
 
 def _languages(top: Table) -> tuple[str, ...]:
-    languages = tuple(str(code) for code in top.take("languages", list, ["en"]))
-    if not languages or languages[0] != "en" or len(set(languages)) != len(languages):
-        raise top.error('`languages` must start with "en" and name each language once', "languages")
-    for code in languages:
-        if code not in assets.languages():
-            known = ", ".join(assets.languages())
-            raise top.error(f"unknown language {code!r}", "languages", hint=f"the templates know {known}")
-    return languages
+    codes = tuple(str(code) for code in top.take("languages", list, ["en"]))
+    if not codes or len(set(codes)) != len(codes):
+        raise top.error("`languages` must name at least one language, and each once", "languages")
+    return codes
+
+
+def _spoken(config: Config, top: Table) -> Config:
+    """The configuration with its languages read; one that nobody has words for is a mistake of its line."""
+    try:
+        return replace(config, spoken={code: config.language(code) for code in config.languages})
+    except SidelitError as error:
+        raise error if error.path else top.error(error.what, "languages", hint=error.hint) from None
 
 
 def _macros(top: Table) -> dict[str, str]:

@@ -10,13 +10,14 @@ A row of `glossary.toml` says what a term is called in each language:
     zh = "前向传播"
     never = ["前方パス", "向前传球"]
 
-That is all a plain term needs. A lint also has to know what the language does to words, hence the other
-fields. `match` lists the English forms that call for the term (the word and its plural, unless given;
-empty for a word too ordinary to insist on), `accept` what a translation may say instead of the words
-shown. `never` is wrong wherever it stands; `wrong` only where the English says the term, since "reduce"
-may mean the collective or simply "less". `pattern` is a regular expression for what is wrong only in some
-company. `first_use` asks each page to give the English in parentheses once. `note` is a remark for
-readers, in each language.
+The row has a word for each language of the site, and the first of them, here `en`, is the one that the
+sources are written in. That is all a plain term needs. A lint also has to know what the language does to
+words, hence the other fields. `match` lists the forms that call for the term (the word, and in English its
+plural, unless given; empty for a word too ordinary to insist on), `accept` what a translation may say
+instead of the words shown. `never` is wrong wherever it stands; `wrong` only where the original says the
+term, since "reduce" may mean the collective or simply "less". `pattern` is a regular expression for what is
+wrong only in some company. `first_use` asks each page to give the original in parentheses once. `note` is a
+remark for readers, in each language.
 
 `meaning` says in each language what the term means, and `see` links to the pages that explain it, as prose
 links do. A row with neither only translates.
@@ -31,14 +32,18 @@ from pathlib import Path
 from typing import Any
 
 from sidelit.errors import SidelitError
+from sidelit.languages import CODE
 from sidelit.tables import read_toml
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One row: `text[lang]` is what readers see, `accept[lang]` what a translation may say."""
+    """One row: `name` is the term in the language of the sources.
 
-    en: str
+    `text[lang]` is what readers of another language see, `accept[lang]` what a translation may say.
+    """
+
+    name: str
     text: Mapping[str, str]
     match: tuple[str, ...]
     accept: Mapping[str, tuple[str, ...]]
@@ -54,19 +59,19 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Glossary:
-    """The terms in file order, and the words that stay English in every language."""
+    """The terms in file order, and the words that are the same in every language."""
 
     terms: tuple[Term, ...] = ()
     allow: tuple[str, ...] = ()
 
 
-_FIELDS = ("en", "match", "accept", "never", "wrong", "pattern", "first_use", "note", "meaning", "see")
-# A glossary may serve more languages than one site shows.
-_LANGUAGE = re.compile(r"[a-z]{2,3}")
+_FIELDS = ("match", "accept", "never", "wrong", "pattern", "first_use", "note", "meaning", "see")
 
 
 def read(path: Path, shown: str, languages: Sequence[str]) -> Glossary:
-    """Read the glossary of a site that is translated into `languages`; no file means no terms.
+    """Read the glossary of a site in `languages`, the first of which its sources are written in.
+
+    No file means no terms. A glossary may serve more languages than one site shows.
 
     `shown` is the path that messages name. Raises `SidelitError` at the row that is wrong.
     """
@@ -105,7 +110,7 @@ def _check_unique(terms: Sequence[Term], shown: str) -> None:
         for form in term.match:
             if seen.setdefault(form.casefold(), term.line) != term.line:
                 what = f"{form!r} is also matched by the row at line {seen[form.casefold()]}"
-                raise SidelitError(what, path=shown, line=term.line, hint="an English form has one row")
+                raise SidelitError(what, path=shown, line=term.line, hint="a form has one row")
 
 
 class _Row:
@@ -113,24 +118,25 @@ class _Row:
 
     def __init__(self, row: Any, shown: str, line: int, languages: Sequence[str]) -> None:
         self._row, self._shown, self._line, self._languages = row, shown, line, languages
+        self._source, *self._others = languages
 
     def term(self) -> Term:
         """The row as a `Term`, every field checked."""
         for name in self._row:
-            if name not in _FIELDS and not _LANGUAGE.fullmatch(name):
-                known = ", ".join((*_FIELDS, *self._languages))
+            if name not in _FIELDS and not CODE.fullmatch(name):
+                known = ", ".join((*self._languages, *_FIELDS))
                 raise self._error(f"unknown field `{name}`", f"there is {known}")
-        en = self._text("en")
-        text = {lang: self._text(lang) for lang in self._languages}
+        name = self._text(self._source)
+        text = {lang: self._text(lang) for lang in self._others}
         accept = self._by_language("accept", lambda value: _strings(value) and bool(value), "a list of words")
         first_use = self._row.get("first_use", False)
         if not isinstance(first_use, bool):
             raise self._error("`first_use` is true or false")
         return Term(
-            en=en,
+            name=name,
             text=text,
-            match=self._list("match") if "match" in self._row else _forms(en),
-            accept={lang: tuple(accept.get(lang, (text[lang],))) for lang in self._languages},
+            match=self._list("match") if "match" in self._row else _forms(name, self._source),
+            accept={lang: tuple(accept.get(lang, (text[lang],))) for lang in self._others},
             never=self._list("never"),
             wrong=self._list("wrong"),
             pattern=self._by_language("pattern", _is_pattern, "a regular expression"),
@@ -144,7 +150,7 @@ class _Row:
     def _meaning(self) -> dict[str, str]:
         """What the term means, in every language or in none: half a glossary is a mistake."""
         said = self._by_language("meaning", lambda value: isinstance(value, str), "a text")
-        for lang in ("en", *self._languages):
+        for lang in self._languages:
             if said and not said.get(lang, "").strip():
                 raise self._error(f"`meaning` lacks {lang!r}", f'give it as `meaning.{lang} = "…"`')
         return said
@@ -164,11 +170,15 @@ class _Row:
     def _by_language(self, name: str, valid: Any, kind: str) -> dict[str, Any]:
         value = self._row.get(name, {})
         if not isinstance(value, dict):
-            raise self._error(f"`{name}` is a table by language", f"write `{name} = {{ ja = … }}`")
+            raise self._error(f"`{name}` is a table by language", self._by_example(name))
         for lang, item in value.items():
-            if not _LANGUAGE.fullmatch(lang) or not valid(item):
-                raise self._error(f"`{name}.{lang}` should be {kind}", f"write `{name} = {{ ja = … }}`")
+            if not CODE.fullmatch(lang) or not valid(item):
+                raise self._error(f"`{name}.{lang}` should be {kind}", self._by_example(name))
         return value
+
+    def _by_example(self, name: str) -> str:
+        lang = (*self._others, self._source)[0]
+        return f"write `{name} = {{ {lang} = … }}`"
 
     def _error(self, what: str, hint: str | None = None) -> SidelitError:
         return SidelitError(what, path=self._shown, line=self._line, hint=hint)
@@ -181,17 +191,19 @@ def _is_pattern(value: Any) -> bool:
         return False
 
 
-def _forms(en: str) -> tuple[str, ...]:
-    """An English noun and its plural."""
-    if re.search(r"(s|x|ch|sh)$", en):
-        return en, f"{en}es"
-    if re.search(r"[^aeiou]y$", en):
-        return en, f"{en[:-1]}ies"
-    return en, f"{en}s"
+def _forms(name: str, lang: str) -> tuple[str, ...]:
+    """A noun and, in English, its plural."""
+    if lang.partition("-")[0] != "en":
+        return (name,)
+    if re.search(r"(s|x|ch|sh)$", name):
+        return name, f"{name}es"
+    if re.search(r"[^aeiou]y$", name):
+        return name, f"{name[:-1]}ies"
+    return name, f"{name}s"
 
 
 class Finder:
-    """Finds the terms of a glossary in English text, the longest form first.
+    """Finds the terms of a glossary in the text of the sources, the longest form first.
 
     `reduce-scatter` is one term: neither "reduce" nor "scatter" is found inside it. A term of several
     words is also found with hyphens, as it stands before a noun.

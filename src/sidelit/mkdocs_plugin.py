@@ -11,10 +11,11 @@ strict mode included.
 from __future__ import annotations
 
 import logging
-import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
+import click
 import jinja2
 from mkdocs.config import config_options
 from mkdocs.config.base import Config as Options
@@ -25,9 +26,8 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 from mkdocs.utils import CountHandler
 
-from sidelit import config, output
+from sidelit import config, interrupts, output
 from sidelit.errors import SidelitError
-from sidelit.site import site
 
 
 class SidelitOptions(Options):
@@ -45,12 +45,21 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):
         self._files: dict[str, bytes] = {}
         self._target: Path | None = None
         self._fresh: Path | None = None
+        self._open = ExitStack()
         self._warnings = CountHandler()
         self._warnings.setLevel(logging.WARNING)
 
     def on_startup(self, *, command: Literal["build", "gh-deploy", "serve"], dirty: bool) -> None:
         """Remember what mkdocs was called for: its own server builds into a folder of its own."""
         self._command = command
+        # Other programs that build with mkdocs end as they please; so does its server.
+        if command != "serve" and click.get_current_context(silent=True) is not None:
+            interrupts.arm()
+
+    def on_shutdown(self) -> None:
+        """Leave nothing behind, whatever ended the build."""
+        self._clear(None)
+        interrupts.disarm()
 
     def on_config(self, config: MkDocsConfig) -> MkDocsConfig:
         """Make the site first of all: when it has a mistake, nothing has been touched yet."""
@@ -68,7 +77,7 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):
             output.check_target(self._target)
         except SidelitError as error:
             raise PluginError(str(error)) from None
-        self._fresh = output.fresh_folder(self._target)
+        self._fresh = self._open.enter_context(output.fresh_folder(self._target))
         config.site_dir = str(self._fresh)
         return config
 
@@ -104,6 +113,9 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):
         self._clear(None)
 
     def _make(self, options: MkDocsConfig) -> dict[str, bytes]:
+        # Loading the press takes a moment, and Ctrl-C in that moment is taken care of only now.
+        from sidelit.site import site
+
         path = Path(options.config_file_path).parent / self.config.config
         try:
             return site.files(config.load(path))
@@ -122,8 +134,7 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):
 
     def _clear(self, config: MkDocsConfig | None) -> None:
         logging.getLogger("mkdocs").removeHandler(self._warnings)
-        if self._fresh is not None:
-            shutil.rmtree(self._fresh, ignore_errors=True)
+        self._open.close()
         if config is not None and self._target is not None:
             config.site_dir = str(self._target)
         self._fresh = None

@@ -8,8 +8,10 @@ hold the build for ever, and a link under the name of a picture could put any fi
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
+from typing import Any
 
 from sidelit.errors import SidelitError
 
@@ -39,3 +41,24 @@ def refuse_outside(path: Path, project: Path, shown: str, line: int | None = Non
     if not path.resolve().is_relative_to(project.resolve()):
         what = "this leads out of the project's folder by a symbolic link"
         raise SidelitError(what, path=shown, line=line, hint="put the file itself there")
+
+
+def parsed(path: Path, shown: str | Path, hint: str | None = None) -> Any:
+    """What a file of JSON holds.
+
+    :raises SidelitError: it cannot be read, is not UTF-8, not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text(path))
+    except json.JSONDecodeError as error:
+        raise SidelitError(f"not valid JSON: {error.msg}", path=shown, line=error.lineno, hint=hint) from None
+    except UnicodeDecodeError:
+        raise SidelitError("cannot be read: it is not UTF-8", path=shown, hint=hint) from None
+    except RecursionError:
+        what = "its objects or lists are nested too deeply"
+        raise SidelitError(what, path=shown, line=1, hint=hint) from None
+    except ValueError as error:
+        # A number with thousands of digits, which the parser leaves to Python.
+        raise SidelitError(f"not valid JSON: {error}", path=shown, line=1, hint=hint) from None
+    except OSError as error:
+        raise SidelitError(f"cannot be read: {error.strerror}", path=shown, hint=hint) from None

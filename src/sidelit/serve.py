@@ -28,10 +28,13 @@ from sidelit.errors import SidelitError, refused
 SCRIPT = "/-/reload.js"
 WAIT = "/-/wait"
 PAUSE = 0.2
+# What this machine is called by those who sit at it. The port is theirs to choose: it may be forwarded.
+NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
 
 _FAILED = """<!doctype html><html lang="en"><meta charset="utf-8"><title>The build failed</title>
 <h1>The build failed</h1><pre>{error}</pre><script src="{script}" data-state="{state}"></script></html>
 """
+_STRANGER = b"This server answers to the names of this machine only: open http://localhost with its port.\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +150,6 @@ def serve(
             if watch.changed():
                 state = shelf.rebuild(build)
                 say(state.error or "Built again.")
-    except KeyboardInterrupt:
-        say("Stopped.")
     finally:
         shelf.close()
         server.shutdown()
@@ -170,7 +171,9 @@ def _handler(shelf: Handover) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             address = urlsplit(self.path)
-            if address.path == SCRIPT:
+            if not (own(self.headers.get("Host", "")) and (not address.netloc or own(address.netloc))):
+                self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain; charset=utf-8", _STRANGER)
+            elif address.path == SCRIPT:
                 self._send(
                     200, "text/javascript; charset=utf-8", Path(__file__).with_name("reload.js").read_bytes()
                 )
@@ -197,6 +200,16 @@ def _handler(shelf: Handover) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(content)
 
     return Handler
+
+
+def own(host: str) -> bool:
+    """Whether a browser asks for this machine by one of its own names.
+
+    A page from elsewhere may let its own name mean this machine after it was loaded, and would then read
+    what is served here as if it were its own.
+    """
+    name, colon, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+    return (name if colon else host).lower() in NAMES and (not colon or port.isdigit())
 
 
 def answer(state: State, path: str) -> tuple[int, str, bytes]:

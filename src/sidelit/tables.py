@@ -43,6 +43,11 @@ def _parse(text: str, shown: str) -> dict[str, Any]:
         what = re.sub(r" \(at .*\)$", "", str(error))
         line = int(found[1]) if found else len(text.splitlines())
         raise SidelitError(f"not valid TOML: {what}", path=shown, line=line) from None
+    except RecursionError:
+        raise SidelitError("its tables or lists are nested too deeply", path=shown, line=1) from None
+    except ValueError as error:
+        # A number with thousands of digits, which the parser leaves to Python.
+        raise SidelitError(f"not valid TOML: {error}", path=shown, line=1) from None
 
 
 def _text(path: Path, shown: str) -> str:
@@ -109,4 +114,4 @@ class Table:
         return start
 
 
-_NAMES: dict[type, str] = {str: "string", list: "list", dict: "table"}
+_NAMES: dict[type, str] = {str: "string", list: "list", dict: "table", bool: "boolean"}

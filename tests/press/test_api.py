@@ -48,7 +48,7 @@ def test_a_mistake_is_one_error_and_writes_nothing(tmp_path: Path) -> None:
         (["broken.py"], {}, "broken.py:1"),
         (["a.py"], {"strict": True}, "b.py"),
         (["a.py"], {"locale": "nowhere"}, "there is no such folder of translations"),
-        (["a.py"], {"lang": "xx"}, "unknown language 'xx'"),
+        (["a.py"], {"lang": "xx"}, "the press has no words for the language 'xx'"),
     ):
         with pytest.raises(sidelit.SidelitError, match=said):
             sidelit.print_files([tmp_path / name for name in files], tmp_path / "printed", **options)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from press.project import SAMPLE, edit, run, sidelit, tree
+from press.project import SAMPLE, edit, page, run, sidelit, tree
 
 RING = SAMPLE / "src/sample/ring.py"
 
@@ -32,6 +32,29 @@ def test_one_object_stands_on_each_line(tmp_path: Path) -> None:
     assert lines[0] == "["
     assert lines[-1] == "]"
     assert all(json.loads(line.removesuffix(","))["id"] for line in lines[1:-1])
+
+
+def test_sections_of_a_file_of_a_site_have_the_ids_that_the_site_prints(sample: Path) -> None:
+    kept = "Ring.__init__/a-bounded-deque-drops-items"
+    sidelit("publish", cwd=sample)
+    path = sample / "src/sample/ring.py"
+    edit(path, "A bounded deque drops items at its other end", "Old items go by themselves")
+    sidelit("build", cwd=sample)
+    printed = page(sample / "build/site", "ring.html").sections
+    assert kept in printed
+    assert kept in ids_of(path)
+    sidelit("print", path, "--out", "one", cwd=sample)
+    assert page(sample / "one", "ring.html").sections == printed
+    # Where the site is broken, the file is still cut, and the reason told.
+    (sample / "site/anchors.json").write_text("[", encoding="utf-8")
+    told = sidelit("sections", path, cwd=sample)
+    assert told.stderr.startswith("warning: ")
+    assert "site/anchors.json:1: " in told.stderr
+    assert "Ring.__init__/old-items-go-by-themselves" in told.stdout
+
+
+def ids_of(path: Path) -> list[str]:
+    return [each["id"] for each in json.loads(sidelit("sections", path, cwd=path.parent).stdout)]
 
 
 def test_a_file_that_is_not_python_is_refused_at_its_line(tmp_path: Path) -> None:

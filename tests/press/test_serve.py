@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -164,7 +165,7 @@ def test_a_folder_is_served_under_its_own_address() -> None:
 def test_it_ends_cleanly_and_leaves_nothing_behind(sample: Path, server: Server) -> None:
     server.process.send_signal(signal.SIGINT)
     said, _ = server.process.communicate(timeout=60)
-    assert server.process.returncode == 0
+    assert server.process.returncode == 130
     assert said == "Stopped.\n"
     assert not (sample / "build").exists()
 
@@ -188,6 +189,28 @@ def test_it_listens_on_this_machine_alone(server: Server) -> None:
     lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
     listening = [line.split()[1] for line in lines if line.split()[3] == "0A"]
     assert [place for place in listening if place.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
+
+
+def test_it_answers_to_the_names_of_this_machine_alone(server: Server) -> None:
+    """A page from elsewhere whose name was made to mean this machine reads nothing."""
+    port = int(server.address.rsplit(":", 1)[1].strip("/"))
+    asked = HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def status(host: str, target: str = "/ring.html") -> int:
+        asked.putrequest("GET", target, skip_host=True)
+        asked.putheader("Host", host)
+        asked.endheaders()
+        answer = asked.getresponse()
+        said = answer.read().decode()
+        assert answer.status == 200 or (said.startswith("This server answers") and said.count("\n") == 1)
+        return answer.status
+
+    for name in ("localhost", "LOCALHOST", "127.0.0.1", "[::1]"):
+        assert [status(name), status(f"{name}:{port}"), status(f"{name}:9")] == [200, 200, 200]
+    for name in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "10.0.0.1"):
+        assert [status(name), status(f"{name}:{port}")] == [421, 421]
+    assert status("localhost", f"http://evil.example:{port}/ring.html") == 421
+    assert status("evil.example", "/-/wait") == 421
 
 
 def test_published_pages_know_nothing_of_the_server(sample: Path) -> None:

@@ -78,7 +78,7 @@ too.
 of the Swin Transformer has `use_checkpoint`.
 
 **Which variant?** Keep the default, the [non-reentrant](saved_tensors.py) variant,
-unless one of the last two rows of the table describes your function. PyTorch has both
+unless one of the last two rows of the table below describes your function. PyTorch has both
 variants, and so has this book. In the non-reentrant variant autograd records the graph
 in the first run, with placeholders for the tensors. The older [reentrant](reentrant.py)
 variant records no graph in the first run, and starts a second backward pass inside the

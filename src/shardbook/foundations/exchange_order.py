@@ -136,10 +136,10 @@ class Order:
         """The step that comes next in the known order; `None` if the ranks know none.
 
         A *place* is the kind of the forward or backward pass under way, and the number
-        of steps since it began. For each place the table holds either the next step of
-        this pass or the first step of the pass after it, never both. If it held both,
-        one rank could take the first and another rank the second, and each would find
-        its step in the table.
+        of steps since it began. A step is one exchange here. After the last known step of a
+        pass either the same pass goes on, or the next pass begins. The table holds only
+        one of the two for each place. If it held both, one rank could take the first
+        and another rank the second, and each would find its step in the table.
 
         Which pass begins next may depend on more than the last one. With gradients
         accumulated over four micro-batches, another kind of backward pass follows the

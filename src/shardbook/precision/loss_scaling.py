@@ -289,9 +289,9 @@ class GradScaler:
         due = calm >= self.growth_interval
         changed = torch.where(due, larger, self.factor)
         # This writes in place. Autograd has saved $S$ for the backward pass of each
-        # scaled loss and compares its version there. So the backward pass of a loss
-        # that was scaled before this line raises an error. Otherwise the gradients
-        # would be divided by another number than they were multiplied by.
+        # scaled loss and compares its version there. So if a loss was
+        # scaled before this line, its backward pass after this line raises an error.
+        # Otherwise the gradients would be divided by another number than they were multiplied by.
         self.factor.copy_(torch.where(overflow, smaller, changed))
         self.calm.copy_(torch.where(due, 0, calm))
 

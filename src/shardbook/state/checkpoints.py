@@ -15,7 +15,8 @@ while step < steps:
 
 A program can be killed at any moment, even while it saves. So the ranks write a
 checkpoint under a hidden name, which `load` ignores. The checkpoint gets its real name
-when all ranks are done:
+when all ranks are done. A run that is killed before that loses the steps since the
+checkpoint before:
 
 | step of `save` | in the folder | after a crash at this step |
 |---|---|---|
@@ -34,8 +35,8 @@ its bytes are on the disk. But a disk may lose a file later, or a copy may end h
 So before anything is loaded, the ranks divide the files among themselves and compare
 the sizes. The checksums are compared [while the elements are
 read](checked_elements.py). If a checksum differs, a part of the model may already have
-values of the damaged checkpoint. So load another checkpoint before you train that
-model.
+values from the checkpoint that is damaged. So load another checkpoint before you train
+that model.
 """
 
 # sidelit: hide

@@ -121,8 +121,8 @@ class PrefetchingConductor(Conductor):
         These gathers are queued before the unit's own computation, so on a GPU they
         wait only for earlier work.
 
-        A unit that runs outside of the model's forward pass tells nothing about the
-        next one. If it is called by itself, an optimizer may change the weights before
+        After a unit that runs outside of the model's forward pass nothing is gathered
+        ahead. If it is called by itself, an optimizer may change the weights before
         the prefetched unit is used. If it is recomputed inside the backward pass,
         the unit that follows it in the forward pass has just been freed.
         """

@@ -6,8 +6,8 @@
 |---|---|---|
 | current | translated, beside the code of today | the translation |
 | recheck | translated, but the code beside it changed, or the text came from elsewhere | the same, marked |
-| stale | the English was reworded since | the English, marked |
-| missing | nobody translated it, or somebody pasted the English | the English, marked |
+| stale | the original was reworded since | the original, marked |
+| missing | nobody translated it, or somebody pasted the original | the original, marked |
 
 A site's words for building are `load`, `Shelf.catalog` and `translate`; for translators `sync`, `status`
 and `reviewed`. All of them match catalogues with pages in memory first, so they agree with each other.
@@ -64,7 +64,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """What to show for one string: the translation, or the English where `state` is stale or missing."""
+    """What to show for one string: the translation, or the original where `state` is stale or missing."""
 
     text: str
     state: State
@@ -77,18 +77,19 @@ class Translated:
     """A section's tokens in the reader's language; `state` is the worst of its units.
 
     An inline that was translated knows its place in the catalogue (`markup.path_of`, `markup.line_of`);
-    the block around one that was not carries `lang="en"`, `class="untranslated"` and `data-state="stale"`
-    or `"missing"`.
+    the block around one that was not carries the language that it is written in, `class="untranslated"` and
+    `data-state="stale"` or `"missing"`.
     """
 
     tokens: tuple[Token, ...]
     state: State
 
 
-def load(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str]) -> Shelf:
+def load(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str], source: str = "en") -> Shelf:
     """Read all catalogues below `locale_dir` and match them with the pages.
 
-    `languages` are the languages translated into, without English. Raises `SidelitError` at the first
+    `languages` are the languages translated into; `source` is the tag of the one that the pages are written
+    in, for what stays in it. Raises `SidelitError` at the first
     line that is not a sound catalogue, and for a folder of a language that the site does not have.
     """
     catalogs = {}
@@ -100,8 +101,8 @@ def load(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str])
             merged = merge(page, unique(entry for entries in own for entry in entries), memory)
             live = {entry.key: entry for entry in merged if not entry.obsolete}
             obsolete = tuple(entry for entry in merged if entry.obsolete)
-            catalogs[page.name, lang] = Catalog(page.name, lang, live, obsolete, digests_of(page))
-    return Shelf(catalogs)
+            catalogs[page.name, lang] = Catalog(page.name, lang, live, obsolete, digests_of(page), source)
+    return Shelf(catalogs, tuple(languages), source)
 
 
 def _read_all(locale_dir: Path, languages: Sequence[str]) -> dict[str, dict[str, tuple[Entry, ...]]]:
@@ -229,7 +230,9 @@ def translate(tokens: Sequence[Token], catalog: Catalog, context: str, code_dige
         if found.state in ("current", "recheck"):
             out[index] = markup.reinline(tokens[index], found.text, path=found.path, line=found.line)
         else:
-            out[index - 1], out[index + 1] = _english(tokens[index - 1], tokens[index + 1], found.state)
+            out[index - 1], out[index + 1] = _untranslated(
+                tokens[index - 1], tokens[index + 1], found.state, catalog.source
+            )
     return Translated(tuple(out), max(states, key=STATES.index))
 
 
@@ -242,10 +245,10 @@ def text(msgid: str, catalog: Catalog, context: str, code_digest: str = "") -> T
     return Translation(entry.msgstr, state, entry.path, entry.line)
 
 
-def _english(opening: Token, closing: Token, state: State) -> tuple[Token, Token]:
-    """Mark a block that stays English: browsers then read it out, hyphenate and translate it as English."""
+def _untranslated(opening: Token, closing: Token, state: State, source: str) -> tuple[Token, Token]:
+    """Mark a block that stays as it was written: browsers read it out, hyphenate and translate it as such."""
     names = f"{opening.attrs.get('class', '')} untranslated".strip()
-    attrs = {**opening.attrs, "lang": "en", "class": names, "data-state": state}
+    attrs = {**opening.attrs, "lang": source, "class": names, "data-state": state}
     if not opening.hidden:
         return opening.copy(attrs=attrs), closing
     # The paragraph of a tight list item prints no tag that could carry the mark.

@@ -17,6 +17,7 @@ a catalogue must never do, so each line is checked before polib sees it.
 from __future__ import annotations
 
 import bisect
+import glob
 import os
 import re
 import tempfile
@@ -26,7 +27,7 @@ from pathlib import Path
 
 import polib
 
-from sidelit import reading
+from sidelit import interrupts, leftovers, reading
 from sidelit.errors import SidelitError
 
 _STRING = r'"(?:[^"\\]|\\[\\"nrtabfv])*"'
@@ -201,9 +202,22 @@ def write(path: Path, content: str) -> bool:
     if path.exists() and path.read_bytes() == content.encode():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
-    with os.fdopen(handle, "wb") as file:
-        file.write(content.encode())
-    Path(name).chmod(0o644)
-    Path(name).replace(path)
+    for left in leftovers.abandoned(path.parent, f"{glob.escape(path.name)}????????.new"):
+        left.unlink(missing_ok=True)
+    fresh: list[Path] = []
+
+    def remove() -> None:
+        for each in fresh:
+            each.unlink(missing_ok=True)
+
+    with interrupts.tidied(remove):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
+        fresh.append(Path(name))
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode())
+            if (lock := leftovers.claim(fresh[0])) is None:
+                return write(path, content)  # Another process took it for one that was left behind.
+        fresh[0].chmod(0o644)
+        fresh[0].replace(path)
+        os.close(lock)
     return True

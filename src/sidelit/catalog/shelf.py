@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidelit.catalog.po_file import Entry
-from sidelit.catalog.sync import Key, State, is_translated, state_of
+from sidelit.catalog.rewordings import Key
+from sidelit.catalog.sync import State, is_translated, state_of
 from sidelit.catalog.units import PageUnits
 
 # From best to worst: a section is as good as its worst sentence.
@@ -29,6 +30,8 @@ class Catalog:
     entries: Mapping[Key, Entry] = field(default_factory=dict)
     obsolete: tuple[Entry, ...] = ()
     digests: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+    source: str = "en"
+    """The tag of the language that it translates from."""
 
     def state(self, key: Key) -> State:
         """The state of one sentence: the worst of all the places where its context has it."""
@@ -53,10 +56,18 @@ class Shelf:
     """All catalogues of a site, by page and language."""
 
     catalogs: Mapping[tuple[str, str], Catalog]
+    languages: tuple[str, ...] = ()
+    """The languages translated into."""
+    source: str = "en"
+    """The tag of the language that everything is written in."""
 
     def catalog(self, page: str, lang: str) -> Catalog:
         """The catalogue of a page; an empty one for a page that `load` was not given."""
-        return self.catalogs.get((page, lang)) or Catalog(page, lang)
+        return self.catalogs.get((page, lang)) or Catalog(page, lang, source=self.source)
+
+    def translation(self, page: str, lang: str) -> Catalog | None:
+        """The same, but nothing in the language that the page is written in: there is nothing to look up."""
+        return self.catalog(page, lang) if lang in self.languages else None
 
 
 def shelves(pages: Sequence[PageUnits], files: Collection[str]) -> dict[str, str]:

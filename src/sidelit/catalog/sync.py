@@ -21,7 +21,6 @@ whether or not somebody ran `sidelit sync`.
 
 from __future__ import annotations
 
-import difflib
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,15 +28,11 @@ from dataclasses import replace
 from typing import Literal
 
 from sidelit.catalog.po_file import MOVED, NO_CODE, Entry
+from sidelit.catalog.rewordings import Key, Rewordings
 from sidelit.catalog.units import PageUnits
 
 State = Literal["current", "recheck", "stale", "missing"]
-Key = tuple[str, str]
 Memory = dict[str | tuple[str, str, str], Entry]
-
-# Below these a pair of English sentences has little more in common than the language.
-ALIKE = 0.5
-ALIKE_ELSEWHERE = 0.65
 
 
 def state_of(entry: Entry | None, code_digest: str) -> State:
@@ -87,7 +82,7 @@ def merge(page: PageUnits, old: Sequence[Entry], memory: Memory) -> tuple[Entry,
     wanted = digests_of(page)
     known = {entry.key: entry for entry in old}
     memory = {**memory, **remember(old)}
-    rewordings = _Rewordings(wanted, old)
+    rewordings = Rewordings(wanted, old)
     live = []
     for (context, msgid), digests in wanted.items():
         entry = known.get((context, msgid))
@@ -135,66 +130,3 @@ def _left_over(old: Sequence[Entry], wanted: Mapping[Key, object], live: Sequenc
     gone = [entry for entry in gone if not entry.fuzzy or entry.msgstr not in kept]
     before = {entry.key for entry in old if entry.obsolete}
     return sorted(gone, key=lambda entry: entry.key not in before)
-
-
-class _Rewordings:
-    """Finds the old sentence that a new one was made from."""
-
-    def __init__(self, wanted: Mapping[Key, object], old: Sequence[Entry]) -> None:
-        self._new = _by_context((context, msgid) for context, msgid in wanted)
-        self._live = [entry for entry in old if not entry.obsolete]
-        self._old = _by_context(entry.key for entry in self._live)
-        self._gone = [entry for entry in old if entry.key not in wanted and entry.msgstr]
-        self._in_place = self._same_place()
-
-    def guess(self, context: str, msgid: str) -> Entry | None:
-        """The old translation, fuzzy, in the place of the new sentence."""
-        found = self._in_place.get((context, msgid)) or self._alike(context, msgid)
-        if found is None:
-            return None
-        previous = found.previous if found.fuzzy and found.previous else found.msgid
-        return replace(found, context=context, msgid=msgid, fuzzy=True, previous=previous, obsolete=False)
-
-    def _origin(self, context: str) -> str:
-        """What a context was called before: a renamed function or heading takes most sentences along."""
-        if context in self._old:
-            return context
-        vanished = [name for name in self._old if name not in self._new]
-        shared = {name: len(set(self._old[name]) & set(self._new[context])) for name in vanished}
-        best = max(shared, key=lambda name: shared[name], default=context)
-        return best if shared.get(best) else context
-
-    def _alike(self, context: str, msgid: str) -> Entry | None:
-        origin = self._origin(context)
-        best = _closest(msgid, [entry for entry in self._gone if entry.context == origin], ALIKE)
-        if best is None and origin not in self._old:
-            elsewhere = [entry for entry in self._gone if entry.context not in self._new]
-            best = _closest(msgid, elsewhere, ALIKE_ELSEWHERE)
-        return best
-
-    def _same_place(self) -> dict[Key, Entry]:
-        """One sentence out and one in at the same place is a rewording, however thorough."""
-        found: dict[Key, Entry] = {}
-        for context, after in self._new.items():
-            before = [entry for entry in self._live if entry.context == self._origin(context)]
-            matcher = difflib.SequenceMatcher(None, [entry.msgid for entry in before], after, autojunk=False)
-            for kind, start, end, new_start, new_end in matcher.get_opcodes():
-                single = (end - start, new_end - new_start) == (1, 1)
-                if kind == "replace" and single and before[start].msgstr:
-                    found[context, after[new_start]] = before[start]
-        return found
-
-
-def _by_context(keys: Iterable[Key]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for context, msgid in keys:
-        found.setdefault(context, []).append(msgid)
-    return found
-
-
-def _closest(msgid: str, candidates: Sequence[Entry], threshold: float) -> Entry | None:
-    def likeness(entry: Entry) -> float:
-        return difflib.SequenceMatcher(None, entry.msgid, msgid, autojunk=False).ratio()
-
-    best = max(candidates, key=likeness, default=None)
-    return best if best is not None and likeness(best) >= threshold else None

@@ -82,7 +82,7 @@ class Easel:
         self.environment.globals.update(_TOOLS)
 
     def draw(self, figure: Figure, book: catalog.Catalog | None) -> Drawing:
-        """Draw it in the language of a catalogue, or in English without one.
+        """Draw it in the language of a catalogue, or without one in that of its words.
 
         Raises `SidelitError` at the line of the template or of the catalogue that has to be mended.
         """
@@ -181,10 +181,10 @@ class _Script:
                 found = catalog.translate(written, self.book, context)
                 self.states.append(found.state)
                 self.done[context] = found.tokens
-                english, own = (set(BLANK.findall(each[1].content)) for each in (written, found.tokens))
-                if english != own:
-                    what = "the translation has other blanks than the English: "
-                    raise _at(found.tokens, what + ", ".join(f"{{{name}}}" for name in sorted(english ^ own)))
+                there, own = (set(BLANK.findall(each[1].content)) for each in (written, found.tokens))
+                if there != own:
+                    what = "the translation has other blanks than the original: "
+                    raise _at(found.tokens, what + ", ".join(f"{{{name}}}" for name in sorted(there ^ own)))
         return self.done[context]
 
 

@@ -41,7 +41,7 @@ class Gallery:
             raise SidelitError(f"there is no figure {name!r}", path=path, line=line, hint=hint)
         if (name, lang) not in self._drawn:
             figure = self._figures[name]
-            book = self._shelf.catalog(figure.page, lang) if self._shelf and lang != "en" else None
+            book = self._shelf.translation(figure.page, lang) if self._shelf else None
             self._drawn[name, lang] = self._easel.draw(figure, book)
         return self._drawn[name, lang]
 

@@ -8,7 +8,6 @@ it, the commit, the machine and the versions it ran on, and under `data` what it
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,7 @@ class Recording:
 
 def read(path: Path, shown: str) -> Recording:
     """Read a recording; every mistake in it is a `SidelitError` with its line."""
-    try:
-        found = json.loads(reading.text(path))
-    except json.JSONDecodeError as error:
-        raise SidelitError(f"not valid JSON: {error.msg}", path=shown, line=error.lineno) from None
-    except UnicodeDecodeError:
-        raise SidelitError("cannot be read: it is not UTF-8", path=shown) from None
+    found = reading.parsed(path, shown)
     if not isinstance(found, dict):
         raise SidelitError("a recording is an object with the key `data`", path=shown, line=1)
     for key, kind in (("command", str), ("commit", str), ("machine", str), ("versions", dict)):

@@ -20,7 +20,7 @@ from sidelit.ids.matching import PIECES, Imprint, imprint, match, moved
 from sidelit.ids.naming import piece, propose
 from sidelit.source.source import Document
 
-_DIGEST = re.compile(r"/(?:code|comment)-[0-9a-f]{8}(?:-\d+)?$")
+_DIGEST = re.compile(r"/(?:code|comment)-[0-9a-f]{8}(?:-\d+)?$|@[0-9a-f]{8}(?:-\d+)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +182,9 @@ class Naming:
         """Give a section that was found again the id that it had, or one for its new definition."""
         new, index = self.current[place], self.shown[place]
         # A digest was the name of code without commentary once, and nobody can say or print it.
-        name = new.id if _DIGEST.search(old.id) else old.id
-        if old.qualname != new.qualname and old.kind != "module":
+        digest = _DIGEST.search(old.id)
+        name = new.id if digest else old.id
+        if old.qualname != new.qualname and old.kind != "module" and not digest:
             name = piece(new.qualname, old.id.rpartition("/")[2]) if old.kind in PIECES else new.id
         self.names[index] = name if name in own else self._free(name)
         self.kept.append((old, index))

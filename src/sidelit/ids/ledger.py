@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sidelit import reading
 from sidelit.errors import SidelitError
 from sidelit.ids.matching import Imprint
 
@@ -48,13 +49,11 @@ def load(path: Path) -> Ledger:
     """
     if not path.exists():
         return Ledger()
+    data = reading.parsed(path, path, _HINT)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
         about = {page: _address(entries.pop(PAGE, {})) for page, entries in data.items()}
         pages = {page: tuple(_read(*item) for item in entries.items()) for page, entries in data.items()}
-    except json.JSONDecodeError as error:
-        raise SidelitError(f"not valid JSON: {error.msg}", path=path, line=error.lineno, hint=_HINT) from None
-    except (AttributeError, KeyError, TypeError, UnicodeDecodeError):
+    except (AttributeError, KeyError, TypeError):
         raise SidelitError("not a ledger of ids", path=path, line=1, hint=_HINT) from None
     return Ledger(pages, {page: address for page, address in about.items() if address})
 

@@ -3,8 +3,8 @@
 > A section is named by what it is and what it says, never by where in the file it stands.
 
 A definition is named by its qualified name, the module `module`. A comment block adds the first words of its
-text, and code without commentary those of its first line, and of its other lines where that is not enough:
-an id can be said and printed. Reordering a file therefore changes no id.
+text, and code without commentary those of its first line, and of its other lines where that is not enough.
+No id holds a digest: each can be said and printed. Reordering a file therefore changes no id.
 Names given here are first proposals: once an id is published, `anchors` holds on to it through rewording and
 moving.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from sidelit.source.source import Section
@@ -26,13 +26,13 @@ def propose(sections: Sequence[Section]) -> tuple[str, ...]:
     """Return an id for each section; no two are equal, and their order has no influence.
 
     Where a name is claimed twice, all who claim it say what tells them apart: first by their decorator or the
-    condition around them, then code by its other lines, and all else by a digest of their text. Only equal
-    texts are counted.
+    condition around them, then code by its other lines, and all else by words that not all of them hold. What
+    has no such word is counted, in the order of the texts.
     """
     ids = [_base(section) for section in sections]
-    for tell in (_traits, _other_lines, _digest):
+    for tell in (_traits, _other_lines):
         ids = _told_apart(ids, sections, tell)
-    return _counted(ids)
+    return _counted(_in_own_words(ids, sections), sections)
 
 
 def piece(qualname: str, words: str) -> str:
@@ -50,7 +50,7 @@ def slug(text: str, words: int = WORDS) -> str:
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     found: list[str] = []
     for sentence in SENTENCE.split(plain):
-        found += re.findall("[a-z0-9]+", sentence)
+        found += _sayable(sentence)
         if len(found) > 1:
             break
     return "-".join(found[:words])
@@ -91,7 +91,15 @@ def _first_line(section: Section) -> str:
 
 def _code_words(line: str) -> list[str]:
     plain = unicodedata.normalize("NFKD", line).encode("ascii", "ignore").decode().lower()
-    return re.findall("[a-z0-9]+", plain)
+    return _sayable(plain)
+
+
+def _sayable(plain: str) -> list[str]:
+    """The words of a text but for long numbers in base 16, as those of commits, which nobody can say."""
+    return [word for word in re.findall("[a-z0-9]+", plain) if not UNSAYABLE.fullmatch(word)]
+
+
+UNSAYABLE = re.compile("0x[0-9a-f]{5,}|(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,}")
 
 
 # ## Telling doubles apart
@@ -106,10 +114,31 @@ def _told_apart(ids: Sequence[str], sections: Sequence[Section], tell: Callable[
     ]
 
 
-def _counted(ids: Sequence[str]) -> tuple[str, ...]:
-    """Number the ids that are still equal: their sections say the same, so any of them will do."""
+def _in_own_words(ids: Sequence[str], sections: Sequence[Section]) -> list[str]:
+    """Add to each id that is claimed more than once the first words that not all who claim it hold.
+
+    The word before them goes along: `f@return-2` says more than `f@2`.
+    """
+    told = list(ids)
+    for name, places in _claims(ids).items():
+        words = {place: _code_words(sections[place].source) for place in places if len(places) > 1}
+        holders = Counter(word for found in words.values() for word in set(found))
+        for place, found in words.items():
+            first = next((at for at, word in enumerate(found) if holders[word] < len(places)), None)
+            # The module keeps its name.
+            if first is not None and sections[place].kind != "module":
+                told[place] = f"{name}@{'-'.join(found[max(first - 1, 0) : first - 1 + WORDS])}"
+    return told
+
+
+def _counted(ids: Sequence[str], sections: Sequence[Section]) -> tuple[str, ...]:
+    """Number the ids that are still equal: their sections say much the same, so any of them will do.
+
+    Unequal ones are numbered by their texts, whichever of them comes first in the file.
+    """
     counted = list(ids)
     for name, places in _claims(ids).items():
+        places.sort(key=lambda place: (sections[place].kind != "module", sections[place].source.split()))
         for count, place in enumerate(places[1:], start=2):
             counted[place] = f"{name}-{count}"
     return tuple(counted)
@@ -140,8 +169,3 @@ def _other_lines(section: Section) -> str:
     if section.kind not in ("comment", "code") or slug(section.commentary):
         return ""
     return "-".join(_code_words(section.source)[WORDS : 4 * WORDS])
-
-
-def _digest(section: Section) -> str:
-    """The module keeps its name; all else that nothing tells apart says a digest of its text."""
-    return "" if section.kind == "module" else text_digest(section.source)

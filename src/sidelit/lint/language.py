@@ -140,12 +140,12 @@ def spacing(pair: Pair) -> Iterator[str]:
 
 
 def punctuation(pair: Pair) -> Iterator[str]:
-    """The punctuation of the language, and a sentence ends as the English does."""
+    """The punctuation of the language, and a sentence ends as the original does."""
     yield from _search(pair.translation.words, _PUNCTUATION[pair.lang])
-    english, words = (side.words.rstrip(_CLOSING + ")\"'") for side in (pair.english, pair.translation))
-    expected = _ENDINGS.get(english[-1:])
+    written, words = (side.words.rstrip(_CLOSING + ")\"'") for side in (pair.original, pair.translation))
+    expected = _ENDINGS.get(written[-1:])
     if expected and has_cjk(words) and words[-1:] not in expected:
-        yield f"the English ends with {english[-1]}, so this ends with {' or '.join(expected)}"
+        yield f"the original ends with {written[-1]}, so this ends with {' or '.join(expected)}"
 
 
 def _search(words: str, rules: tuple[tuple[str, str], ...]) -> Iterator[str]:
@@ -159,9 +159,9 @@ def negation(pair: Pair) -> Iterator[str]:
     """A sentence that says "not" in one language says so in the other."""
     words = _NO_NEGATION[pair.lang].sub("", pair.translation.words)
     is_negated = bool(_NEGATION[pair.lang].search(words))
-    if _NEGATION_EN.search(pair.english.words):
+    if _NEGATION_EN.search(pair.original.words):
         ways = (_NEGATION[pair.lang], _AS_GOOD_AS_NOT[pair.lang])
         if not any(way.search(pair.translation.words) for way in ways):
             yield "the English says 'not' or 'without', the translation does not seem to"
-    elif is_negated and not _HALF_NEGATION_EN.search(pair.english.words):
+    elif is_negated and not _HALF_NEGATION_EN.search(pair.original.words):
         yield "the translation says 'not', the English does not seem to"

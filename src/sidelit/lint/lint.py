@@ -46,12 +46,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A named check of one sentence, and the languages it is for (none named: all)."""
+    """A named check of one sentence, and the languages it is for (none named: all).
+
+    :param english: whether it reads the original as English, and is silent about any other.
+    """
 
     name: str
     check: Callable[[Pair], Iterator[str]]
     languages: tuple[str, ...] = ()
     severity: Literal["error", "warning"] = "error"
+    english: bool = False
 
 
 _CJK = ("ja", "zh")
@@ -60,7 +64,7 @@ RULES = (
     Rule("formulas", markup.formulas),
     Rule("links", markup.links),
     Rule("footnotes", markup.footnotes),
-    Rule("numbers", markup.numbers),
+    Rule("numbers", markup.numbers, english=True),
     Rule("blanks", markup.blanks),
     Rule("emphasis", markup.emphasis),
     Rule("structure", markup.structure),
@@ -69,7 +73,7 @@ RULES = (
     Rule("adjacent-spans", markup.adjacent_spans),
     Rule("term", terms.term),
     Rule("never", terms.never),
-    Rule("english", terms.english, _CJK),
+    Rule("english", terms.english, _CJK, english=True),
     Rule("please", language.please, _CJK),
     Rule("kana", language.kana, ("zh",)),
     Rule("unsimplified", language.unsimplified, ("zh",)),
@@ -77,7 +81,7 @@ RULES = (
     Rule("long-vowel", language.long_vowels, ("ja",)),
     Rule("spacing", language.spacing, _CJK),
     Rule("punctuation", language.punctuation, _CJK),
-    Rule("negation", language.negation, _CJK, "warning"),
+    Rule("negation", language.negation, _CJK, "warning", english=True),
 )
 FIRST_USE = "first-use"
 ALLOW = "allow"
@@ -90,12 +94,12 @@ _NAMES = frozenset((*(rule.name for rule in RULES), FIRST_USE))
 
 def lint_catalog(catalog: Catalog, glossary: Glossary) -> tuple[Finding, ...]:
     """Lint every translation of a page that readers see; what is stale or missing they do not see."""
-    words = vocabulary(glossary, catalog.lang)
+    words, english = vocabulary(glossary, catalog.lang), catalog.source.partition("-")[0] == "en"
     entries = [entry for entry in catalog.entries.values() if is_translated(entry) and not entry.same]
     pairs = [pair(entry.msgid, entry.msgstr, words) for entry in entries]
     findings: list[Finding] = []
     for entry, one in zip(entries, pairs, strict=True):
-        findings += _overruled(entry, _check(entry, one))
+        findings += _overruled(entry, _check(entry, one, english))
     for index, sentence in terms.first_uses(pairs):
         if FIRST_USE not in _allowed(entries[index]):
             entry = entries[index]
@@ -103,11 +107,11 @@ def lint_catalog(catalog: Catalog, glossary: Glossary) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def _check(entry: Entry, one: Pair) -> list[Finding]:
+def _check(entry: Entry, one: Pair, english: bool) -> list[Finding]:
     return [
         Finding(entry.path, entry.line, rule.name, sentence, rule.severity)
         for rule in RULES
-        if not rule.languages or one.lang in rule.languages
+        if (not rule.languages or one.lang in rule.languages) and english >= rule.english
         for sentence in rule.check(one)
     ]
 

@@ -45,52 +45,52 @@ _NUMBER_WORDS = {
 
 def code_spans(pair: Pair) -> Iterator[str]:
     """The same code spans."""
-    yield from _compare(pair.english.codes, pair.translation.codes, "`{}`")
+    yield from _compare(pair.original.codes, pair.translation.codes, "`{}`")
 
 
 def formulas(pair: Pair) -> Iterator[str]:
     """The same formulas."""
-    yield from _compare(pair.english.formulas, pair.translation.formulas, "${}$")
+    yield from _compare(pair.original.formulas, pair.translation.formulas, "${}$")
 
 
 def links(pair: Pair) -> Iterator[str]:
     """Links and images with the same targets."""
-    yield from _compare(pair.english.links, pair.translation.links, "the link to {}")
+    yield from _compare(pair.original.links, pair.translation.links, "the link to {}")
 
 
 def footnotes(pair: Pair) -> Iterator[str]:
     """The same references to footnotes."""
-    yield from _compare(pair.english.footnotes, pair.translation.footnotes, "[^{}]")
+    yield from _compare(pair.original.footnotes, pair.translation.footnotes, "[^{}]")
 
 
 def blanks(pair: Pair) -> Iterator[str]:
     """The same blanks that a value is filled into, such as {n}."""
-    yield from _compare(pair.english.blanks, pair.translation.blanks, "{{{}}}")
+    yield from _compare(pair.original.blanks, pair.translation.blanks, "{{{}}}")
 
 
 def emphasis(pair: Pair) -> Iterator[str]:
     """As much strong and emphasised text, as many hard line breaks."""
     names = {"strong": "**strong** text", "em": "*emphasised* text", "hardbreak": "a hard line break"}
-    english = Counter({names[kind]: count for kind, count in pair.english.emphasis.items()})
+    original = Counter({names[kind]: count for kind, count in pair.original.emphasis.items()})
     translation = Counter({names[kind]: count for kind, count in pair.translation.emphasis.items()})
-    yield from _compare(english, translation, "{}")
+    yield from _compare(original, translation, "{}")
 
 
 def numbers(pair: Pair) -> Iterator[str]:
-    """The same numbers; a digit may stand for a number that the English writes as a word."""
-    english, translation = _numbers(pair.english.words), _numbers(pair.translation.words)
+    """The same numbers; a digit may stand for a number that the original writes as a word."""
+    original, translation = _numbers(pair.original.words), _numbers(pair.translation.words)
     # A term may have a number of its own: to flatten is 1次元化.
     beside_terms = _numbers(pair.vocabulary.known.sub(" ", pair.translation.words))
-    said = set(re.findall(r"[a-z]+(?:-two)?|\d-d", pair.english.words.lower()))
+    said = set(re.findall(r"[a-z]+(?:-two)?|\d-d", pair.original.words.lower()))
     extra = Counter(
         {
             number: count
-            for number, count in (beside_terms - english).items()
+            for number, count in (beside_terms - original).items()
             if not said.intersection((*_NUMBER_WORDS.get(number, "").split(), f"{number}-d"))
         }
     )
     # Chinese writes the dimensions of a tensor with characters: 1-D is 一维.
-    missing = _numbers(re.sub(r"\b\d-D\b", "", pair.english.words)) - translation
+    missing = _numbers(re.sub(r"\b\d-D\b", "", pair.original.words)) - translation
     yield from _compare(missing, extra, "the number {}")
 
 
@@ -100,25 +100,25 @@ def _numbers(words: str) -> Counter[str]:
     return Counter(number.replace(",", "") for number in re.findall(r"\d+(?:[.,]\d+)*", plain))
 
 
-def _compare(english: Counter[str], translation: Counter[str], shown: str) -> Iterator[str]:
-    for item in english - translation:
+def _compare(original: Counter[str], translation: Counter[str], shown: str) -> Iterator[str]:
+    for item in original - translation:
         yield f"the translation lacks {shown.format(item)}"
-    for item in translation - english:
+    for item in translation - original:
         yield f"the translation adds {shown.format(item)}"
 
 
 def structure(pair: Pair) -> Iterator[str]:
     """One block stays one block: no list, heading or second paragraph inside it."""
-    if pair.translation.content.count("\n") > pair.english.content.count("\n"):
-        yield "the translation has a line break that the English has not; write it on one line"
-    elif len(pair.english.blocks) == 3 and pair.translation.blocks != pair.english.blocks:
+    if pair.translation.content.count("\n") > pair.original.content.count("\n"):
+        yield "the translation has a line break that the original has not; write it on one line"
+    elif len(pair.original.blocks) == 3 and pair.translation.blocks != pair.original.blocks:
         yield "the translation starts like another kind of block (a list, heading or field); begin with words"
 
 
 def stray_markers(pair: Pair) -> Iterator[str]:
     """No marker that turned into text."""
     left: Counter[str] = Counter(_MARKERS.findall(pair.translation.words))
-    left -= Counter(_MARKERS.findall(pair.english.words))
+    left -= Counter(_MARKERS.findall(pair.original.words))
     for marker in left:
         yield f"the marker {marker} is left over as text; open and close it the Markdown way"
 
@@ -126,14 +126,14 @@ def stray_markers(pair: Pair) -> Iterator[str]:
 def empty_parentheses(pair: Pair) -> Iterator[str]:
     """No parentheses or quotes around nothing."""
     found = _EMPTY.findall(pair.translation.words)
-    if len(found) > len(_EMPTY.findall(pair.english.words)):
+    if len(found) > len(_EMPTY.findall(pair.original.words)):
         yield f"{found[0]} holds nothing"
 
 
 def adjacent_spans(pair: Pair) -> Iterator[str]:
-    """No two spans side by side that words keep apart in English."""
+    """No two spans side by side that words keep apart in the original."""
     words = pair.translation.words
     found = list(_ADJACENT.finditer(words))
-    if len(found) > len(_ADJACENT.findall(pair.english.words)):
+    if len(found) > len(_ADJACENT.findall(pair.original.words)):
         around = readable(words[found[0].start() : found[0].start() + 3]).strip()
-        yield f"two spans stand side by side ({around}); put the words between them that the English has"
+        yield f"two spans stand side by side ({around}); put the words between them that the original has"

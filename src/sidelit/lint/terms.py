@@ -17,7 +17,7 @@ _ADDRESS = re.compile(r"\b(?:https?://|www\.)\S+")
 
 
 def term(pair: Pair) -> Iterator[str]:
-    """Where the English has a term, the translation has what the glossary accepts for it."""
+    """Where the original has a term, the translation has what the glossary accepts for it."""
     said = pair.translation.words.casefold()
     for form, row in _terms(pair).items():
         accepted = row.accept[pair.lang]
@@ -33,7 +33,7 @@ def never(pair: Pair) -> Iterator[str]:
     for row in glossary.terms:
         for wrong in row.never:
             if wrong.casefold() in said:
-                yield f"{row.en!r} is never {wrong}; the glossary says {row.text[pair.lang]}"
+                yield f"{row.name!r} is never {wrong}; the glossary says {row.text[pair.lang]}"
         pattern = (row.pattern or {}).get(pair.lang)
         if pattern and (found := re.search(pattern, pair.translation.words)):
             yield f"{found[0]} alone says too little; the glossary has {row.text[pair.lang]}"
@@ -45,13 +45,13 @@ def never(pair: Pair) -> Iterator[str]:
 
 def english(pair: Pair) -> Iterator[str]:
     """No English outside the glossary's allow list, accepted terms and glosses in parentheses."""
-    original = _loose(pair.english.words)
+    original = _loose(pair.original.words)
     words = _ADDRESS.sub(" ", pair.translation.words)
     # 順伝播（forward pass）: the English of a term, at its first use.
     words = _GLOSS.sub(lambda gloss: " " if _loose(gloss[1]) in original else gloss[0], words)
     words = pair.vocabulary.latin.sub(" ", words)
     for word in dict.fromkeys(_LATIN_WORD.findall(words)):
-        is_name = bool(re.search(r"[A-Z]", word[1:])) and word in pair.english.words
+        is_name = bool(re.search(r"[A-Z]", word[1:])) and word in pair.original.words
         if len(word) > 1 and not is_name:
             yield f"{readable(word)!r} is still English; translate it, or allow it in the glossary"
 
@@ -61,18 +61,18 @@ def _loose(text: str) -> str:
 
 
 def _terms(pair: Pair) -> dict[str, Term]:
-    return dict(pair.vocabulary.finder.find(pair.english.words))
+    return dict(pair.vocabulary.finder.find(pair.original.words))
 
 
 def first_uses(pairs: Sequence[Pair]) -> Iterator[tuple[int, str]]:
-    """Each term that asks for it stands once on the page with its English; yields where it should."""
+    """Each term that asks for it stands once on the page with its original; yields where it should."""
     text = "\n".join(pair.translation.words for pair in pairs).casefold()
     seen: set[str] = set()
     for index, pair in enumerate(pairs):
         for row in _terms(pair).values():
-            if not row.first_use or row.en in seen:
+            if not row.first_use or row.name in seen:
                 continue
-            seen.add(row.en)
+            seen.add(row.name)
             if not any(f"（{known.casefold()}" in text for known in row.match):
                 shown = row.text[pair.lang]
-                yield index, f"the page never gives the English; write {shown}（{row.en}） once"
+                yield index, f"the page never gives the original; write {shown}（{row.name}） once"

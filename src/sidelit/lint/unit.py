@@ -80,7 +80,7 @@ class Pair:
     """What a rule is given."""
 
     lang: str
-    english: Side
+    original: Side
     translation: Side
     vocabulary: Vocabulary
 

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from sidelit.config import Chapter, Lesson
 from sidelit.errors import SidelitError
-from sidelit.site import frame, lesson_head, listing, page, surroundings, views
+from sidelit.site import frame, lesson_head, listing, surroundings, views
 from sidelit.site.desk import Desk
 from sidelit.site.edition import Page
 from sidelit.site.press import Press
@@ -43,7 +43,9 @@ def view(press: Press, shown: Page) -> views.View:
         sections = tuple(desk.sections())
     return views.View(
         lang=shown.lang,
-        html_lang=page.html_language(shown.lang),
+        html_lang=desk.language.tag,
+        language=desk.language,
+        source_lang=shown.source_lang,
         root=desk.ways.root,
         site=frame.head(press, desk.edition, desk.ways),
         page=surroundings.info(desk, kind, sections, body, lesson),
@@ -60,8 +62,8 @@ def view(press: Press, shown: Page) -> views.View:
 def _glossary(desk: Desk) -> Iterator[views.Term]:
     """The rows of the glossary, with where each term is explained and where it is used."""
     press = desk.press
-    for term in listing.terms(press.glossary, desk.shown.lang, partial(_see, desk)):
-        yield replace(term, uses=listing.used(press.uses.get(term.en, ()), desk.edition, desk.ways.to))
+    for term in listing.terms(press.glossary, press.config, desk.shown.lang, partial(_see, desk)):
+        yield replace(term, uses=listing.used(press.uses.get(term.name, ()), desk.edition, desk.ways.to))
 
 
 def _see(desk: Desk, href: str, line: int) -> views.Link:

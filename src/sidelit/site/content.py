@@ -10,7 +10,7 @@ it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -57,6 +57,8 @@ class Piece:
     """Where it stood on other pages, each as `address#id`; without an id it is a whole page."""
     fold: Fold | None = None
     """The depth that it is part of; `None` if it is core."""
+    number: str = ""
+    """Chapter and section, as `12.4`; the opening of a chapter has the number of the chapter alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Text:
     pieces: tuple[Piece, ...]
     ids: frozenset[str]
     """Everything a link to this page may end in."""
+    number: int = 0
+    """Which chapter of the book it is, from 1; 0 if it is none."""
     minutes: int = 0
     """How long it takes to read, if it is a lesson."""
     figure: str = ""
@@ -86,8 +90,8 @@ class Text:
         return tuple(token for piece in self.pieces for token in piece.tokens)
 
 
-def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor]) -> Text:
-    """Make the text of a source; `names` are the anchors of its sections.
+def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor], number: int = 0) -> Text:
+    """Make the text of a source; `names` are the anchors of its sections, `number` is its place in the book.
 
     Sections that are hidden from readers are left out here, once for all languages.
     """
@@ -112,14 +116,23 @@ def chapter(item: Chapter, document: source.Document, names: Sequence[Anchor]) -
         for section, name in zip(document.sections, names, strict=True)
         if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")
     )
-    pieces = tuple(_with_anchors(pieces))
+    pieces = tuple(_numbered(_with_anchors(pieces), number))
     ids = frozenset(name for piece in pieces for name in (piece.id, *piece.aliases))
     if not pieces or pieces[0].kind != "module":
-        return Text(item, item.module, pieces, ids)
+        return Text(item, item.module, pieces, ids, number)
     tokens, named = fields.take(pieces[0].tokens, "figure")
     pieces = (replace(pieces[0], tokens=tokens), *pieces[1:])
     figure, line = _figure(named, item.source)
-    return Text(item, item.module, pieces, ids, figure=figure, figure_line=line)
+    return Text(item, item.module, pieces, ids, number, figure=figure, figure_line=line)
+
+
+def _numbered(pieces: Iterable[Piece], chapter: int) -> Iterator[Piece]:
+    """Count the sections below the opening. The numbers hold for one release; the ids last."""
+    count = 0
+    for piece in pieces:
+        count += piece.kind != "module"
+        below = "" if piece.kind == "module" else f".{count}"
+        yield replace(piece, number=f"{chapter}{below}") if chapter else piece
 
 
 def _with_anchors(pieces: Sequence[Piece]) -> Iterator[Piece]:
@@ -167,7 +180,7 @@ def prose(item: Prose, path: Path) -> Text:
     minutes = lesson_head.split(after, item.source).minutes if isinstance(item, Lesson) else 0
     ids = frozenset(str(token.meta["slug"]) for token in after if token.type == "heading_open")
     pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in catalog.split_prose(tokens))
-    return Text(item, path.stem, pieces, ids, minutes)
+    return Text(item, path.stem, pieces, ids, minutes=minutes)
 
 
 def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...]:

@@ -51,7 +51,8 @@ class Desk:
         self.symbols = symbols or Symbols(press.notations, shown)
         self._marker = self.symbols.of(shown)
         self.ways = ways.Ways(self.config, self.edition, host or shown)
-        words = page.interface(shown.lang)
+        self.language = press.config.language(shown.lang)
+        words = self.language.words
         self.labels = {key: words[key] for key in prose.LABELS if key in words}
         self._taken: Counter[str] = Counter()
         self.figures_shown: Counter[str] = Counter()
@@ -131,17 +132,21 @@ class Desk:
         """A figure by its name; `path` and `line` say where the page asks for it."""
         drawing = self.press.figures.draw(name, self.shown.lang, path, line)
         self.figures_shown[name] += 1
-        return drawn.html(drawing, self.shown.lang, self.figures_shown[name], self._of_a_figure)
+        source, number = self.config.language(self.config.source_language).tag, self.figures_shown[name]
+        return drawn.html(drawing, self.language, source, number, self._of_a_figure)
 
     def said(self, script: Script, context: str, values: Mapping[str, object]) -> Markup:
         """A sentence of what a reader can move, in the language of this page, its blanks filled."""
         tokens, lang = script.said[context], self.shown.lang
         state = "current"
-        if self.press.shelf is not None and lang != "en":
-            found = catalog.translate(tokens, self.press.shelf.catalog(script.page, lang), context)
+        book = self.press.shelf.translation(script.page, lang) if self.press.shelf else None
+        if book is not None:
+            found = catalog.translate(tokens, book, context)
             tokens, state = found.tokens, found.state
         html = self._of_a_figure(filled(tokens, values))
-        return Markup('<span lang="en">{}</span>').format(html) if state in ("stale", "missing") else html
+        if book is None or state in ("current", "recheck"):
+            return html
+        return Markup('<span lang="{}">{}</span>').format(book.source, html)
 
     def _of_a_figure(self, sentence: Sequence[Token]) -> Markup:
         """A title or a caption: its links start from this page, but a wrong one stands in another file."""
@@ -201,6 +206,7 @@ class Desk:
             source_url=self.source_url(line),
             report=fill(self.config.report_url, self.press.origin, self.item.source, line, piece.id),
             fold=fold,
+            number=piece.number,
             above=balance.words_above(doc, lines),
         )
 
@@ -283,7 +289,7 @@ class _Place:
         self.desk.needed[name] = None
 
     def fragment(self, template: str, **values: object) -> Markup:
-        return page.fragment(f"directives/{template}", self.desk.shown.lang, values)
+        return page.fragment(f"directives/{template}", self.desk.language, values)
 
 
 def _offset(piece: Piece) -> int:

@@ -12,13 +12,23 @@ from markupsafe import Markup, escape
 
 from sidelit.figures.drawing import Drawing
 from sidelit.figures.words import Said
+from sidelit.languages import Language
 from sidelit.site import page
 
 ID = "figure-{}"
 
 
-def html(drawing: Drawing, lang: str, number: int, inline: Callable[[Sequence[Token]], Markup]) -> Markup:
-    """The figure as HTML, the page's `number`th of that name; `inline` sets its title and its caption."""
+def html(
+    drawing: Drawing,
+    language: Language,
+    source_lang: str,
+    number: int,
+    inline: Callable[[Sequence[Token]], Markup],
+) -> Markup:
+    """The figure as HTML, the page's `number`th of that name.
+
+    `source_lang` is the tag of the language of its data; `inline` sets its title and its caption.
+    """
     own = ID.format(drawing.name) + (f"-{number}" if number > 1 else "")
     values = {
         "id": own,
@@ -32,8 +42,9 @@ def html(drawing: Drawing, lang: str, number: int, inline: Callable[[Sequence[To
         "rows": [[_cell(cell) for cell in row] for row in drawing.rows],
         "recordings": drawing.recordings,
         "state": drawing.state,
+        "source_lang": source_lang,
     }
-    return page.fragment("figure.html", lang, values)
+    return page.fragment("figure.html", language, values)
 
 
 def _described(drawing: Drawing, svg: Markup, own: str, kind: str) -> Markup:

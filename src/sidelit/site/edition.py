@@ -2,7 +2,7 @@
 
 > The same pieces in the same order under the same ids; only the words are exchanged.
 
-A piece whose words could not all be exchanged keeps the English for those and says so. The title and the
+A piece whose words could not all be exchanged keeps the original for those and says so. The title and the
 lede are cut off here, because they are wanted in many places: at the top, in the navigation, in the list of
 a search engine.
 """
@@ -47,6 +47,8 @@ class Page:
     lede: tuple[Token, ...]
     lede_state: str | None
     words: tuple[Words, ...]
+    source_lang: str = "en"
+    """The tag of the language that the text was written in."""
 
     @property
     def label(self) -> str:
@@ -64,7 +66,7 @@ class Page:
     @property
     def label_lang(self) -> str | None:
         """The language of the title where it is not the page's."""
-        return None if self.title_state in (None, "recheck") else "en"
+        return None if self.title_state in (None, "recheck") else self.source_lang
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +88,28 @@ class Edition:
 
 def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: str) -> Edition:
     """Put every page of the site into one language."""
-    book = shelf.catalog(SITE, lang)
-    parts = tuple(_label(part.label, book, "nav", lang) for part in config.parts)
-    questions = tuple(_label(part.question, book, "nav", lang) for part in config.parts)
-    tagline, _ = _label(config.tagline, book, "site", lang)
-    licence_note, _ = _label(config.licence_note, book, "site", lang)
-    # English is what the texts are written in: nothing is looked up for it.
-    books = {
-        text.item.output: None if lang == "en" else shelf.catalog(text.item.name, lang) for text in texts
-    }
-    pages = {text.item.output: page(text, books[text.item.output], lang) for text in texts}
-    course = _label(config.course.label, book, "nav", lang)
+    book = shelf.translation(SITE, lang)
+    parts = tuple(_label(part.label, book, "nav") for part in config.parts)
+    questions = tuple(_label(part.question, book, "nav") for part in config.parts)
+    tagline, _ = _label(config.tagline, book, "site")
+    licence_note, _ = _label(config.licence_note, book, "site")
+    pages = {text.item.output: page(text, shelf.translation(text.item.name, lang), lang) for text in texts}
+    course = _label(config.course.label, book, "nav")
     return Edition(lang, pages, parts, tagline, licence_note, course, questions)
 
 
 def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:
     """Put one page into one language; without a catalogue its words stay as they were written."""
     pieces = tuple(_pieces(text, book))
+    source = book.source if book else lang
     if not pieces:
-        return Page(text, lang, (), None, (), None, ())
+        return Page(text, lang, (), None, (), None, (), source)
     opening = markup.opening(pieces[0].tokens)
     title = () if opening.title is None else (opening.title,)
     lede_state = next((_state(token) for token in opening.lede if _state(token)), None)
     title_state = _state(pieces[0].tokens[0]) if title else None
     words = (replace(pieces[0], tokens=opening.rest), *(_headed(text, piece) for piece in pieces[1:]))
-    return Page(text, lang, title, title_state, opening.lede, lede_state, words)
+    return Page(text, lang, title, title_state, opening.lede, lede_state, words, source)
 
 
 def _pieces(text: Text, book: catalog.Catalog | None) -> Iterator[Words]:
@@ -141,8 +140,8 @@ def _state(token: Token) -> str | None:
     return None if state is None else str(state)
 
 
-def _label(label: str, book: catalog.Catalog, context: str, lang: str) -> tuple[str, str | None]:
-    if lang == "en" or not label:
+def _label(label: str, book: catalog.Catalog | None, context: str) -> tuple[str, str | None]:
+    if book is None or not label:
         return label, None
     done = catalog.text(label, book, context)
-    return done.text, None if done.state in ("current", "recheck") else "en"
+    return done.text, None if done.state in ("current", "recheck") else book.source

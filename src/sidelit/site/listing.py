@@ -17,21 +17,27 @@ from typing import Any
 from markdown_it.token import Token
 
 from sidelit import glossary as glossary_file
+from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.glossary import Glossary
+from sidelit.languages import Language
 from sidelit.site.edition import Edition
 from sidelit.site.links import fragment
 from sidelit.site.uses import Use
-from sidelit.site.views import Link, Term, Work
+from sidelit.site.views import Link, Term, Word, Work
 from sidelit.tables import read_toml
 from sidelit.text import markup
+from sidelit.text.dialect import is_cjk
 
-FIELDS = {"authors": list, "title": str, "year": int, "venue": str, "url": str, "arxiv": str, "note": str}
+_TEXTS = ("title", "venue", "url", "arxiv", "note", "lang")
+FIELDS = {"authors": list, "year": int, **dict.fromkeys(_TEXTS, str)}
 NEEDED = ("authors", "title", "year")
 
 
-def works(path: Path, shown: str) -> tuple[Work, ...]:
+def works(path: Path, shown: str, lang: str) -> tuple[Work, ...]:
     """Read the bibliography: one table a work, its key as the table's name; no file means no works.
+
+    A work is in the language of the tag `lang` unless its entry names another one.
 
     Raises `SidelitError` at the entry that is wrong.
     """
@@ -39,16 +45,17 @@ def works(path: Path, shown: str) -> tuple[Work, ...]:
         return ()
     text = path.read_text(encoding="utf-8")
     entries = read_toml(path, shown)
-    made = {key: _work(key, entry, shown, text) for key, entry in entries.items()}
+    made = {key: _work(key, entry, lang, shown, text) for key, entry in entries.items()}
     return tuple(made[key] for key in sorted(made, key=lambda key: _order(entries[key])))
 
 
-def terms(glossary: Glossary, lang: str, to: Callable[[str, int], Link]) -> tuple[Term, ...]:
+def terms(glossary: Glossary, config: Config, lang: str, to: Callable[[str, int], Link]) -> tuple[Term, ...]:
     """The rows of the glossary, with the remarks and meanings in one language.
 
     `to` makes a link of what a row says under `see`, and of the line where it says so.
     """
-    return tuple(_term(term, lang, to) for term in glossary.terms)
+    spoken = [config.language(code) for code in config.languages]
+    return tuple(_term(term, spoken, lang, to) for term in glossary.terms)
 
 
 def used(uses: Sequence[Use], edition: Edition, to: Callable[[str], str]) -> tuple[Link, ...]:
@@ -62,7 +69,7 @@ def used(uses: Sequence[Use], edition: Edition, to: Callable[[str], str]) -> tup
 
 def term_id(term: glossary_file.Term) -> str:
     """The id of a term's row, the same in every language."""
-    return f"term-{markup.heading_slug(term.en, words=20)}"
+    return f"term-{markup.heading_slug(term.name, words=20)}"
 
 
 def key_of(work: Work) -> str:
@@ -90,7 +97,7 @@ def _cited(tokens: Sequence[Token]) -> Iterator[str]:
     yield from dict.fromkeys(href[4:] for href in hrefs if href.startswith("bib:"))
 
 
-def _work(key: str, entry: Any, shown: str, text: str) -> Work:
+def _work(key: str, entry: Any, lang: str, shown: str, text: str) -> Work:
     if not isinstance(entry, dict):
         raise SidelitError(f"`{key}` must be a table", path=shown, line=_line(text, key))
     for name, value in entry.items():
@@ -108,6 +115,7 @@ def _work(key: str, entry: Any, shown: str, text: str) -> Work:
         where=entry.get("venue", f"arXiv {arxiv}" if arxiv else ""),
         url=entry.get("url", f"https://arxiv.org/abs/{arxiv}" if arxiv else ""),
         note=entry.get("note", ""),
+        lang=entry.get("lang", lang),
         used=(),
     )
 
@@ -138,14 +146,30 @@ def _line(text: str, key: str) -> int:
     return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
-def _term(term: glossary_file.Term, lang: str, to: Callable[[str, int], Link]) -> Term:
+def _term(
+    term: glossary_file.Term, spoken: Sequence[Language], lang: str, to: Callable[[str, int], Link]
+) -> Term:
+    words = {spoken[0].code: term.name, **term.text}
     return Term(
         id=term_id(term),
-        en=term.en,
-        ja=term.text.get("ja", ""),
-        zh=term.text.get("zh", ""),
-        never=(*term.never, *term.wrong),
+        name=term.name,
+        words=tuple(Word(words[each.code], each.tag, each.name) for each in spoken),
+        never=tuple(Word(word, _tag_of(word, spoken)) for word in (*term.never, *term.wrong)),
         note=(term.note or {}).get(lang, ""),
         meaning=(term.meaning or {}).get(lang, ""),
         see=tuple(to(href, term.line) for href in term.see),
     )
+
+
+def _tag_of(word: str, spoken: Sequence[Language]) -> str:
+    """The tag of the language that a word is in, as far as its letters betray it.
+
+    The list of wrong words is one for all languages. Ideographs beside kana are Japanese, and others most
+    likely not; where one other language is left, it is that.
+    """
+    ideographs = any(map(is_cjk, word))
+    left = [each for each in spoken[1:] if each.cjk == ideographs]
+    if ideographs and len(left) > 1:
+        kana = any("\u3041" <= char <= "\u30ff" and char != "・" for char in word)
+        left = [each for each in left if (each.code.partition("-")[0] == "ja") == kana]
+    return left[0].tag if len(left) == 1 else ""

@@ -2,7 +2,7 @@
 
 > The records of `views` go in, a page of HTML comes out.
 
-Here live the words of the interface, the addresses of the assets and the one Jinja2 environment. Nothing is
+Here live the addresses of the assets and the one Jinja2 environment. Nothing is
 looked up in silence: a word, a field or an asset that does not exist stops the build at the template's line.
 """
 
@@ -21,10 +21,8 @@ from markupsafe import Markup
 
 from sidelit import assets
 from sidelit.errors import SidelitError
+from sidelit.languages import Language
 from sidelit.site.views import View
-from sidelit.tables import read_toml
-
-HTML_LANGUAGES = {"zh": "zh-Hans"}
 
 
 def render(view: View) -> str:
@@ -33,7 +31,7 @@ def render(view: View) -> str:
     Raises `SidelitError` at the template's line when the template asks for something that does not exist.
     """
     context: dict[str, Any] = {field.name: getattr(view, field.name) for field in fields(view)}
-    context["ui"] = interface(view.lang)
+    context["ui"] = view.language.words
     context["asset"] = _asset_address(view.root)
     try:
         return _environment().get_template(f"{view.page.kind}.html").render(context)
@@ -41,10 +39,10 @@ def render(view: View) -> str:
         raise _failed(error) from None
 
 
-def fragment(template: str, lang: str, values: Mapping[str, object]) -> Markup:
+def fragment(template: str, language: Language, values: Mapping[str, object]) -> Markup:
     """Fill a template that is a piece of a page, as `render` fills a whole one."""
     try:
-        return Markup(_environment().get_template(template).render({**values, "ui": interface(lang)}))
+        return Markup(_environment().get_template(template).render({**values, "ui": language.words}))
     except jinja2.TemplateError as error:
         raise _failed(error) from None
 
@@ -57,43 +55,14 @@ def _failed(error: jinja2.TemplateError) -> SidelitError:
     return SidelitError(f"the template fails: {error}", path=name, line=line)
 
 
-@cache
-def interface(lang: str) -> dict[str, str]:
-    """The words of the interface in one language, the same keys as in English."""
-    words = _words(lang)
-    missing = sorted(set(_words("en")) - set(words))
-    if missing:
-        raise SidelitError(f"the word {missing[0]!r} is missing", path=f"templates/ui/{lang}.toml", line=1)
-    return words
-
-
 def forget() -> None:
-    """Read templates and words anew at the next build: somebody may have saved one."""
-    interface.cache_clear()
+    """Read the templates anew at the next build: somebody may have saved one."""
     _environment.cache_clear()
-
-
-def word(lang: str, key: str, **values: str) -> str:
-    """One word of the interface with its blanks filled."""
-    words = interface(lang)
-    if key not in words:
-        raise SidelitError(f"the word {key!r} is missing", path=f"templates/ui/{lang}.toml", line=1)
-    return words[key].format(**values)
-
-
-def html_language(lang: str) -> str:
-    """The BCP 47 tag of a language of the site: glyphs and spacing hang on it."""
-    return HTML_LANGUAGES.get(lang, lang)
 
 
 def relative(target: str, page: str) -> str:
     """The address of one file of the site as seen from a page of it."""
     return quote(posixpath.relpath(target, posixpath.dirname(page) or "."))
-
-
-def _words(lang: str) -> dict[str, str]:
-    path = assets.templates_folder() / "ui" / f"{lang}.toml"
-    return {key: str(value) for key, value in read_toml(path, f"templates/ui/{lang}.toml")["ui"].items()}
 
 
 def _asset_address(root: str) -> Callable[[str], str]:

@@ -39,7 +39,7 @@ class Press:
     origin: Origin
     glossary: Glossary = field(default_factory=Glossary)
     uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict)
-    """Where each term of the glossary is used, by its English."""
+    """Where each term of the glossary is used, by its name."""
     works: tuple[views.Work, ...] = ()
     proved: Mapping[Proof, int] = field(default_factory=dict)
     """Where each test that a chapter names stands in its file."""

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from sidelit import assets, config, origin
+from sidelit import assets, config, languages, origin
 from sidelit.catalog import catalog
 from sidelit.config import Chapter, Config, Part, Prose
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
-from sidelit.site import assemble, content, edition, links, page, site
+from sidelit.languages import Language
+from sidelit.site import anchoring, assemble, content, edition, links, page, site
 from sidelit.site.press import Press
 from sidelit.source import source
 from sidelit.symbols import notation
@@ -30,12 +31,18 @@ from sidelit.text.math import Typesetter
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to print; `lang` is the language of the pages, `locale` holds translations into it, if any."""
+    """What to print.
+
+    :param lang: the language of the pages.
+    :param locale: the folder of translations into it, if there is one.
+    :param source: the language that the files are written in, unless a project that they are part of says so.
+    """
 
     paths: tuple[Path, ...]
     lang: str = "en"
     locale: Path | None = None
     strict: bool = False
+    source: str = "en"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,10 @@ class Translations:
 
     folder: Path
     name: str
+    source: str
+    """The code of the language that the page is written in."""
+    tag: str
+    """The tag of the same."""
     former: tuple[str, ...] = ()
 
 
@@ -61,19 +72,17 @@ def files(job: Job) -> Made:
 
     Raises `SidelitError` if no source can be read, and with `strict` for everything that is odd.
     """
-    if job.lang not in assets.languages():
-        known = ", ".join(assets.languages())
-        raise SidelitError(f"unknown language {job.lang!r}", hint=f"the templates know {known}")
     # A file that is named twice, or found in a folder too, is printed once.
     paths = tuple({path.resolve(): path for path in _expanded(job.paths)}.values())
     made = _configuration(paths, job.lang)
-    written, names = [], _names(paths, made, job)
+    homes = anchoring.Homes()
+    written, names = [], _names(paths, made, job, homes)
     faults: list[SidelitError] = []
     unread = site.Collector()
     for path, chapter in zip(paths, made.chapters, strict=True):
         try:
-            document = _document(path, chapter.source)
-            text = content.chapter(chapter, document, anchors.assign(document))
+            document = _document(path, chapter.source, homes)
+            text = content.chapter(chapter, document, _anchors(path, document, homes, faults))
             written.append(replace(text, label=_import_name(path, text.label)))
             faults += document.faults
         except SidelitError as error:
@@ -82,15 +91,26 @@ def files(job: Job) -> Made:
         unread.check()
     read = tuple(text.item for text in written if isinstance(text.item, Chapter))
     made = replace(made, parts=(replace(made.parts[0], chapters=read),))
-    title = page.word(job.lang, "files")
+    title = made.language(job.lang).word("files")
     written += [content.Text(item, title, (), frozenset()) for item in made.front]
     return replace(_pages(made, written, job, names, faults), skipped=tuple(unread.errors))
 
 
-def _document(path: Path, shown: str) -> source.Document:
+def _anchors(
+    path: Path, document: source.Document, homes: anchoring.Homes, faults: list[SidelitError]
+) -> tuple[anchors.Anchor, ...]:
+    """The names of the sections of a file; the site that it belongs to tells them, unless that is broken."""
+    try:
+        return homes.anchors(path, document)
+    except SidelitError as error:
+        faults.append(error)
+        return anchors.assign(document)
+
+
+def _document(path: Path, shown: str, homes: anchoring.Homes) -> source.Document:
     """Read a file; what belongs to a site is Markdown already, the rest is put into it."""
     document = source.read(path, shown=shown)
-    if _project(path) is not None:
+    if homes.owner(path) is not None:
         return document
     sections = (replace(each, commentary=foreign.markdown(each.commentary)) for each in document.sections)
     return replace(document, sections=tuple(sections))
@@ -143,32 +163,32 @@ def _edition(
             pages[text.item.output] = edition.page(text, None, job.lang)
             continue
         units = catalog.PageUnits(shelf.name, content.page_units(text).sections, shelf.former)
-        languages = tuple({job.lang, *(path.name for path in shelf.folder.glob("*") if path.is_dir())})
-        book = catalog.load((units,), shelf.folder, languages).catalog(shelf.name, job.lang)
+        codes = tuple({job.lang, *(path.name for path in shelf.folder.glob("*") if path.is_dir())})
+        books = catalog.load((units,), shelf.folder, codes, shelf.tag)
+        book = books.translation(shelf.name, job.lang)
         pages[text.item.output] = edition.page(text, book, job.lang)
     return edition.Edition(job.lang, pages, (("", None),), "", "")
 
 
-def _names(paths: Sequence[Path], made: Config, job: Job) -> dict[str, Translations]:
+def _names(paths: Sequence[Path], made: Config, job: Job, homes: anchoring.Homes) -> dict[str, Translations]:
     """Where the translations of each page are: in the folder given, or in the project the file is part of."""
     found = {}
     for path, chapter in zip(paths, made.chapters, strict=True):
-        known = Translations(job.locale, chapter.name) if job.locale else _project(path)
-        if job.lang != "en" and known is not None:
+        given = Translations(job.locale, chapter.name, job.source, job.source) if job.locale else None
+        known = given or _project(path, homes)
+        if known is not None and job.lang != known.source:
             found[chapter.output] = known
     return found
 
 
-def _project(path: Path) -> Translations | None:
-    try:
-        own = config.load(config.find(path.resolve().parent))
-    except SidelitError:
-        return None  # Not part of a site: that is the usual case, and no mistake.
-    for chapter in own.chapters:
-        if (own.project / chapter.source).resolve() == path.resolve():
-            former = tuple(each.name for each in chapter.former if each.told)
-            return Translations(own.folder / "locale", chapter.name, former)
-    return None
+def _project(path: Path, homes: anchoring.Homes) -> Translations | None:
+    home = homes.owner(path)
+    if home is None:
+        return None
+    own, chapter = home
+    former = tuple(each.name for each in chapter.former if each.told)
+    written = own.language(own.source_language)
+    return Translations(own.folder / "locale", chapter.name, written.code, written.tag, former)
 
 
 def _configuration(paths: Sequence[Path], lang: str) -> Config:
@@ -195,7 +215,15 @@ def _configuration(paths: Sequence[Path], lang: str) -> Config:
         back=(),
         source_root="",
         home=home,
+        spoken={lang: _language(base, lang)},
     )
+
+
+def _language(base: Path, lang: str) -> Language:
+    """The language of the pages, with the words of the project around the files if it has its own."""
+    folders = [folder / "site" / languages.FOLDER for folder in (base, *base.parents)]
+    nearest = next((folder for folder in folders if folder.is_dir()), folders[0])
+    return languages.load(lang, nearest, str(nearest))
 
 
 def _chapter(path: Path, base: Path) -> Chapter:

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from sidelit import assets, glossary, origin, reading
 from sidelit.catalog import catalog
-from sidelit.config import Chapter, Config, Prose, load
+from sidelit.config import Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
-from sidelit.ids import claims, ledger, moves
-from sidelit.ids.anchors import Anchor
+from sidelit.ids.claims import Placed
 from sidelit.site import (
+    anchoring,
     assemble,
     content,
     edition,
@@ -39,12 +39,10 @@ from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
 from sidelit.site.views import Work
-from sidelit.source import source
 from sidelit.symbols import notation
 from sidelit.text.math import Typesetter
 
 CACHE = ".cache/sidelit"
-LEDGER = "anchors.json"
 
 
 class Failures(SidelitError):
@@ -97,63 +95,31 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
     for each in config.prose:
         with gathered.gathering():
             prose[each.source] = content.prose(each, config.project / each.source)
-    placed: dict[str, claims.Placed] = {}
+    placed: dict[str, Placed] = {}
     for chapter in config.chapters:
         with gathered.gathering():
-            placed[chapter.source] = _placed(config, chapter)
+            placed[chapter.source] = anchoring.placed(config, chapter)
             for fault in placed[chapter.source].document.faults:
                 (notes or gathered).add(fault)
     gathered.check()
-    names = _anchors(config, tuple(placed.values()))
+    names = anchoring.assign(config, tuple(placed.values()))
     found: list[content.Text] = []
+    numbers = {chapter.name: number for number, chapter in enumerate(config.chapters, start=1)}
     for item in config.order:
         if isinstance(item, Prose):
             found.append(prose[item.source])
         elif isinstance(anchors := names[item.name], SidelitError):
             gathered.add(anchors)
         else:
-            found.append(content.chapter(item, placed[item.source].document, anchors))
+            found.append(content.chapter(item, placed[item.source].document, anchors, numbers[item.name]))
     gathered.check()
     return tuple(found)
 
 
-def publish(config: Config, redirects: moves.Redirects) -> Path:
-    """Fix the ids and addresses of all chapters; returns the file that holds them.
-
-    Raises `SidelitError` when a published id or page would lead nowhere.
-    """
-    path = config.folder / LEDGER
-    with _in_ledger(config):
-        moves.publish(path, [_placed(config, chapter) for chapter in config.chapters], redirects)
-    return path
-
-
-def _placed(config: Config, item: Chapter) -> claims.Placed:
-    document = source.read(config.project / item.source, shown=item.source)
-    return claims.Placed(item.name, item.output, document, item.former)
-
-
-def _anchors(config: Config, pages: Sequence[claims.Placed]) -> dict[str, tuple[Anchor, ...] | SidelitError]:
-    with _in_ledger(config):
-        return moves.assign(pages, ledger.load(config.folder / LEDGER))
-
-
-@contextmanager
-def _in_ledger(config: Config) -> Iterator[None]:
-    """Give a mistake in the ledger the path that messages print."""
-    path = config.folder / LEDGER
-    try:
-        yield
-    except SidelitError as error:
-        if error.path not in (None, str(path)):
-            raise
-        line = ledger.line_of(path, error.page) if isinstance(error, claims.Vanished) else error.line
-        raise SidelitError(error.what, path=config.shown(path), line=line, hint=error.hint) from None
-
-
 def shelf(config: Config, written: Sequence[content.Text]) -> catalog.Shelf:
     """Open the catalogues of the site and match them with its pages."""
-    return catalog.load(content.units(config, written), config.folder / "locale", config.languages[1:])
+    units, tag = content.units(config, written), config.language(config.source_language).tag
+    return catalog.load(units, config.folder / "locale", config.languages[1:], tag)
 
 
 def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
@@ -248,5 +214,5 @@ def _static(config: Config) -> dict[str, bytes]:
 
 def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:
     words, works = config.folder / "glossary.toml", config.folder / "bibliography.toml"
-    terms = glossary.read(words, config.shown(words), config.languages[1:])
-    return terms, listing.works(works, config.shown(works))
+    terms = glossary.read(words, config.shown(words), config.languages)
+    return terms, listing.works(works, config.shown(works), config.language(config.source_language).tag)

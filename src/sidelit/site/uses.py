@@ -3,8 +3,8 @@
 > A definition says little to a reader who cannot go and see the word at work.
 
 Each term has the pages that use it, those first that are about it: a term in a heading counts for more than
-one in a sentence. Of each page it has the section that uses it most. All of it is read from the English, once
-a build, so that every language lists the same sections.
+one in a sentence. Of each page it has the section that uses it most. All of it is read from the original,
+once a build, so that every language lists the same sections.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Use:
 
 
 def uses(glossary: Glossary, texts: Collection[Text]) -> Mapping[str, tuple[Use, ...]]:
-    """The uses of each term, by its English; nothing is read where no page shows them."""
+    """The uses of each term, by its name; nothing is read where no page shows them."""
     if not any(_shows(text) for text in texts):
         return {}
     finder = Finder(glossary)
@@ -60,7 +60,7 @@ def _in_page(finder: Finder, pieces: Iterable[Piece]) -> dict[str, tuple[int, st
         here: Counter[str] = Counter()
         for words, weight in _words(piece):
             for _, term in finder.find(words):
-                here[term.en] += weight
+                here[term.name] += weight
         total.update(here)
         for name, weight in here.items():
             if weight > best.get(name, (0, ""))[0]:

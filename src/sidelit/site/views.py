@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from sidelit.languages import Language
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -70,6 +72,7 @@ class TocEntry:
     label: str
     depth: int
     folded: bool = False
+    number: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,8 @@ class SectionView:
     source_url: str | None
     report: str | None
     fold: Fold | None = None
+    number: str = ""
+    """Chapter and section, as `12.4`."""
     above: bool = False
     """Whether the words stand above the code and not beside it."""
 
@@ -187,14 +192,23 @@ class PageInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """A word in the language of a tag, which is empty where nobody can tell; `language` is its name."""
+
+    text: str
+    lang: str = ""
+    language: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Term:
-    """One row of the glossary; the languages are fields because the table is the same in all of them."""
+    """One row of the glossary."""
 
     id: str
-    en: str
-    ja: str
-    zh: str
-    never: tuple[str, ...]
+    name: str
+    words: tuple[Word, ...]
+    """What it is called in each language of the site; the table is the same in all of them."""
+    never: tuple[Word, ...]
     note: str
     meaning: str = ""
     """What the term means, in the language of the page."""
@@ -215,6 +229,8 @@ class Work:
     where: str
     url: str
     note: str
+    lang: str
+    """The tag of the language of its title."""
     used: tuple[Link, ...]
 
 
@@ -256,6 +272,9 @@ class View:
 
     lang: str
     html_lang: str
+    language: Language
+    source_lang: str
+    """The tag of the language that the page was written in."""
     root: str
     site: SiteInfo
     page: PageInfo

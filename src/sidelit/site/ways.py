@@ -24,8 +24,8 @@ from sidelit.text import markup
 
 
 def address(config: Config, output: str, lang: str) -> str:
-    """Where a page in one language lies in the site: the first language has the root."""
-    return output if lang == config.languages[0] else f"{lang}/{output}"
+    """Where a page in one language lies in the site: the language of the sources has the root."""
+    return output if lang == config.source_language else f"{lang}/{output}"
 
 
 class Ways:
@@ -45,7 +45,7 @@ class Ways:
     @property
     def language_root(self) -> str:
         """From the root of the page's language to the root of the site."""
-        return "" if self.shown.lang == self.config.languages[0] else "../"
+        return "" if self.shown.lang == self.config.source_language else "../"
 
     def to(self, output: str) -> str:
         """To another page in the same language."""
@@ -91,7 +91,7 @@ class Ways:
             return self.edition.course[0]
         for part, (label, _) in zip(self.config.parts, self.edition.parts, strict=True):
             if item in part.chapters and label and part.number:
-                return page.word(self.shown.lang, "part", number=part.number, label=label)
+                return self.config.language(self.shown.lang).word("part", number=part.number, label=label)
             if item in part.chapters:
                 return label
         return ""
@@ -101,9 +101,9 @@ class Ways:
         anchor = f"#{fragment(section)}" if section else ""
         for lang in self.config.languages:
             url = page.relative(address(self.config, self.shown.text.item.output, lang), self.here)
-            name, short = page.word(lang, "language_name"), page.word(lang, "language_short")
-            html_lang, current = page.html_language(lang), lang == self.shown.lang
-            yield views.Alternate(lang, name, short, html_lang, url + anchor, current)
+            known = self.config.language(lang)
+            current = lang == self.shown.lang
+            yield views.Alternate(lang, known.name, known.short, known.tag, url + anchor, current)
 
     def _group(
         self, number: str, label: str, items: Sequence[Chapter | Prose], lang: str | None
@@ -121,7 +121,7 @@ class Ways:
             lede=other.summary,
             # A source without a title is called by its name already.
             name=PurePosixPath(item.source).stem if isinstance(item, Chapter) and other.title else "",
-            number=item.number if isinstance(item, Lesson) else "",
+            number=item.number if isinstance(item, Lesson) else str(other.text.number or ""),
             minutes=other.text.minutes,
             lesson=item.name if isinstance(item, Lesson) else "",
         )
@@ -137,7 +137,7 @@ def sections(shown: Sequence[views.SectionView]) -> Iterator[views.TocEntry]:
             label = Markup("<code>{}</code>").format(section.name)
         else:
             continue
-        yield views.TocEntry(section.id, label, section.depth, section.fold is not None)
+        yield views.TocEntry(section.id, label, section.depth, section.fold is not None, section.number)
 
 
 def unlinked(html: Markup) -> Markup:

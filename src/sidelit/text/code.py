@@ -9,13 +9,17 @@ as closed HTML that any page may show anywhere.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
+from pygments.lexer import RegexLexer
 from pygments.lexers.python import PythonLexer
 from pygments.token import STANDARD_TYPES, Token
+
+from sidelit.text import lexing
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +36,25 @@ def highlight(text: str) -> tuple[Line, ...]:
     Any text is accepted, valid or not: what Pygments cannot make out stays plain.
     """
     # Only these three end a line for Python; `str.splitlines` would also split at form feeds and U+2028.
-    normal = re.sub(r"\r\n?", "\n", text)
+    normal = re.sub(r"\r\n?", "\n", text).removeprefix("\ufeff")
     # Pygments would drop blank lines at both ends, and with them the agreement of line numbers.
-    lexer = PythonLexer(stripnl=False, ensurenl=False)
-    plain: list[str] = [""]
-    coloured: list[str] = [""]
-    for kind, value in lexer.get_tokens(normal):
-        for number, piece in enumerate(value.split("\n")):
-            if number:
-                plain.append("")
-                coloured.append("")
-            plain[-1] += piece
-            coloured[-1] += _span(kind, piece)
-    return tuple(Line(*pair) for pair in zip(plain, coloured, strict=True))
+    lexer = _lexer()(stripnl=False, ensurenl=False)
+    # Few tokens are the first of their kind: the others are looked up.
+    known: dict[tuple[object, str], str] = {}
+    coloured: list[str] = []
+    for token in lexer.get_tokens(normal):
+        html = known.get(token)
+        if html is None:
+            kind, value = token
+            html = known[token] = "\n".join(_span(kind, piece) for piece in value.split("\n"))
+        coloured.append(html)
+    lines = zip(normal.split("\n"), "".join(coloured).split("\n"), strict=True)
+    return tuple(Line(plain, html) for plain, html in lines)
+
+
+@functools.cache
+def _lexer() -> type[RegexLexer]:
+    return lexing.joined(PythonLexer)
 
 
 def numbered(lines: tuple[Line, ...], shown: tuple[tuple[int, str], ...]) -> Iterator[tuple[int, str]]:
@@ -59,12 +69,15 @@ def numbered(lines: tuple[Line, ...], shown: tuple[tuple[int, str], ...]) -> Ite
 
 def printable(text: str) -> str:
     """Escape text for HTML; control characters, which HTML forbids, become their visible pictures."""
-    return re.sub(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]", _picture, escape(text, quote=False))
+    return text.translate(_PICTURES)
 
 
-def _picture(match: re.Match[str]) -> str:
-    code = ord(match[0])
+def _picture(code: int) -> str:
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else f"\\x{code:02x}"
+
+
+_PICTURES = {code: _picture(code) for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n\r"}
+_PICTURES |= {ord(sign): escape(sign, quote=False) for sign in "&<>"}
 
 
 def _span(kind: object, text: str) -> str:

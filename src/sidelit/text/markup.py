@@ -190,7 +190,7 @@ def plain(tokens: Token | Iterable[Token]) -> str:
 
 def heading_slug(text: str, words: int = 8) -> str:
     """The first words of `text` in ASCII lower case, joined by hyphens; empty when it has none."""
-    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    ascii_text = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
     return "-".join(re.findall(r"[a-z0-9]+", ascii_text)[:words])
 
 

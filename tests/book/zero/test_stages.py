@@ -360,3 +360,25 @@ def exchanges_of_one(rows: int) -> list[str]:
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_group_of_one_rank_exchanges_nothing(rows: int) -> None:
     assert ranks.run(rows, exchanges_of_one, rows) == [[]] * rows
+
+
+def one_rank_looks() -> None:
+    """In stage 0 an evaluation and a state_dict exchange nothing, so one rank may make them alone."""
+    from shardbook import shard
+    from shardbook.foundations.ledger import ledger
+
+    model = shard(chain(), stage=0)
+    optimizer = optimizer_for("sgd", model.parameters())
+    for step in range(STEPS):
+        error(model, batch(dist.get_rank(), step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if dist.get_rank() == 0:
+            with ledger() as book, torch.no_grad():
+                error(model, batch(0, step))
+                model.state_dict()
+            assert sum(book.sent.values()) == 0
+
+
+def test_in_stage_0_one_rank_evaluates_and_saves_alone() -> None:
+    ranks.run(2, one_rank_looks)

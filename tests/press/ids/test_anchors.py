@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -104,6 +105,13 @@ def test_a_digest_that_was_published_becomes_an_alias_of_words(ledger: Path) -> 
     assert rebuilt(ledger, text)["module/y-1"] == ("module/code-0b8e1aa0",)
 
 
+def test_a_digest_that_was_published_becomes_an_alias_where_its_definition_is_renamed(ledger: Path) -> None:
+    body = '(a):\n    """Put all of them into one list."""\n    def h(): ...\n    e = [a, a]\n'
+    publish(ledger, f"def f{body}")
+    ledger.write_text(ledger.read_text("utf-8").replace("f/e-a-a", "f/code-64650601"), "utf-8")
+    assert rebuilt(ledger, f"def g{body}")["g/e-a-a"] == ("f/code-64650601",)
+
+
 def test_doubles_are_told_apart_by_decorator_and_condition() -> None:
     text = """
 class A:
@@ -137,10 +145,21 @@ def g(b): ...
 
 
 def test_other_doubles_are_told_apart_by_their_text() -> None:
-    one, two = ids("def f(): return 1\ndef f(): return 2\n")
-    assert one != two
-    assert [one.partition("@")[0], two.partition("@")[0]] == ["f", "f"]
-    assert ids("def f(): return 2\ndef f(): return 1\n") == [two, one]
+    assert ids("def f(): return 1\ndef f(): return 2\n") == ["f@return-1", "f@return-2"]
+    assert ids("def f(): return 2\ndef f(): return 1\n") == ["f@return-2", "f@return-1"]
+    # The same words in another order: the texts are counted, wherever they stand.
+    one, two = "def f(): return a, b\n", "def f(): return b, a\n"
+    assert ids(one + two) == ["f", "f-2"]
+    assert ids(two + one) == ["f-2", "f"]
+
+
+def test_no_id_holds_a_digest() -> None:
+    same = "# 日本語\n(\n)\n# 中文\n[\n]\n"
+    text = f"def f(): return 1\ndef f(): return 2\n{same}# Commit 5f252ca0b1 is bad.\nseed = 1\n"
+    found = ids(text + "x = 0x1e3779b97f4a7c15\ndef g(): ...\ny = '5f252ca0b1'\n")
+    assert not [name for name in found if re.search("[0-9a-f]{6}", name)], found
+    assert "module/commit-is-bad" in found
+    assert "module/y" in found
 
 
 def test_a_function_named_module_does_not_take_the_modules_id() -> None:

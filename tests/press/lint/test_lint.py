@@ -17,7 +17,7 @@ from sidelit.lint import lint
 from sidelit.tables import read_toml
 
 DATA = Path(__file__).parents[1] / "data"
-TERMS = glossary.read(DATA / "lint_glossary.toml", "lint_glossary.toml", ("ja", "zh"))
+TERMS = glossary.read(DATA / "lint_glossary.toml", "lint_glossary.toml", ("en", "ja", "zh"))
 CASES = read_toml(DATA / "lint.toml", "lint.toml")["case"]
 
 

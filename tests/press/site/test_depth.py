@@ -100,7 +100,7 @@ def test_its_words_are_translated_like_any_others(marked: Path) -> None:
     assert "詳細" in japanese
     assert "badge" not in japanese
     assert '<span class="said" lang="en">A ring of' in chinese
-    assert '<span class="badge missing">尚未翻译，以英文显示</span>' in chinese
+    assert '<span class="badge missing">尚未翻译，显示原文</span>' in chinese
     assert "badge" not in folds(marked, "ring.html")[0].partition("</summary>")[0]
 
 

@@ -54,16 +54,19 @@ def test_a_word_that_one_language_lacks(sample: Path, templates: Path) -> None:
     path.write_text(
         "".join(line for line in text.splitlines(True) if not line.startswith("part =")), encoding="utf-8"
     )
-    with pytest.raises(SidelitError, match="'part'") as told:
+    with pytest.raises(SidelitError, match="part") as told:
         site.files(config.load(sample / "site/sidelit.toml"))
-    assert str(told.value).startswith("templates/ui/ja.toml:1: ")
+    assert str(told.value).startswith("templates/ui/ja.toml:7: words of the interface are missing: part;")
 
 
 def test_templates_are_read_again_for_the_next_build(sample: Path, templates: Path) -> None:
-    made = config.load(sample / "site/sidelit.toml")
-    assert "Sample" in site.files(made)["ring.html"].decode()
-    edit(templates / "ui/en.toml", 'language_name = "English"', 'language_name = "Plain English"')
-    assert "Plain English" in site.files(made)["ja/ring.html"].decode()
+    configuration = sample / "site/sidelit.toml"
+    assert "Sample" in site.files(config.load(configuration))["ring.html"].decode()
+    edit(templates / "ui/en.toml", 'name = "English"', 'name = "Plain English"')
+    edit(templates / "prose.html", "{%- block main %}", "{%- block main %}<b>again</b>")
+    made = site.files(config.load(configuration))
+    assert "Plain English" in made["ja/ring.html"].decode()
+    assert "<b>again</b>" in made["notes/reading.html"].decode()
 
 
 # ## On the page

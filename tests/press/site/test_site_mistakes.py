@@ -76,6 +76,17 @@ def outside(path: str) -> Break:
     return broken
 
 
+def deep(path: str, before: str = "", nest: str = "[") -> Break:
+    """What a parser that calls itself for each bracket cannot read."""
+
+    def broken(sample: Path) -> int:
+        place = sample / path
+        place.write_text(before + nest * 100_000, encoding="utf-8")
+        return 1
+
+    return broken
+
+
 def beside(name: str) -> Break:
     def broken(sample: Path) -> int:
         place = sample / "site/pages" / name
@@ -130,6 +141,26 @@ MISTAKES: dict[str, tuple[str, Break, str]] = {
         outside("site/pages/pictures/other.svg"),
         "out of the project's folder",
     ),
+    "a configuration of deep lists": (CONFIG, deep(CONFIG, "title = "), "nested too deeply"),
+    "a configuration of deep tables": (CONFIG, deep(CONFIG, "title = ", "{a="), "nested too deeply"),
+    "a number without an end": (CONFIG, deep(CONFIG, "title = ", "9"), "not valid TOML"),
+    "a glossary of deep lists": (
+        "site/glossary.toml",
+        deep("site/glossary.toml", "term = "),
+        "nested too deeply",
+    ),
+    "works of deep lists": (
+        "site/bibliography.toml",
+        deep("site/bibliography.toml", "work = "),
+        "nested too deeply",
+    ),
+    "a ledger of deep lists": ("site/anchors.json", deep("site/anchors.json"), "nested too deeply"),
+    "a ledger of deep objects": (
+        "site/anchors.json",
+        deep("site/anchors.json", nest='{"a":'),
+        "nested too deeply",
+    ),
+    "a ledger that is one number": ("site/anchors.json", deep("site/anchors.json", nest="9"), "not valid"),
     "a page of HTML": ("site/pages/ring.html", beside("ring.html"), "write it as Markdown"),
     "a script in the place of the press's own": (
         "site/pages/assets/sidelit.js",

@@ -1,0 +1,107 @@
+"""# The names of a site's sections
+
+> One ledger names the sections of every page, for the site, for a file of it, and for a citation.
+
+What `sidelit sections FILE` tells of a file that a site prints is what the site prints: both ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sidelit import config as configuration
+from sidelit.config import Chapter, Config
+from sidelit.errors import SidelitError
+from sidelit.ids import anchors, claims, ledger, moves
+from sidelit.ids.anchors import Anchor
+from sidelit.source import source
+
+LEDGER = "anchors.json"
+
+
+def publish(config: Config, redirects: moves.Redirects) -> Path:
+    """Fix the ids and addresses of all chapters; returns the file that holds them.
+
+    Raises `SidelitError` when a published id or page would lead nowhere.
+    """
+    path = config.folder / LEDGER
+    with _in_ledger(config):
+        moves.publish(path, [placed(config, chapter) for chapter in config.chapters], redirects)
+    return path
+
+
+def placed(config: Config, item: Chapter) -> claims.Placed:
+    """Read the source of a chapter.
+
+    Raises `SidelitError` when it cannot be read as Python.
+    """
+    document = source.read(config.project / item.source, shown=item.source)
+    return claims.Placed(item.name, item.output, document, item.former)
+
+
+def assign(config: Config, pages: Sequence[claims.Placed]) -> dict[str, tuple[Anchor, ...] | SidelitError]:
+    """The anchors of each chapter by its name, or the error for ids that would lead nowhere.
+
+    Raises `SidelitError` when the ledger is broken, or a published page would vanish.
+    """
+    with _in_ledger(config):
+        return moves.assign(pages, ledger.load(config.folder / LEDGER))
+
+
+class Homes:
+    """The sites that files belong to: each is read once, for however many of its files."""
+
+    def __init__(self) -> None:
+        self._sites: dict[Path, tuple[Config, Mapping[Path, Chapter]] | None] = {}
+        self._names: dict[Path, dict[str, tuple[Anchor, ...] | SidelitError]] = {}
+
+    def owner(self, path: Path) -> tuple[Config, Chapter] | None:
+        """The site that prints a file, and the chapter it is there; `None` for the files of nobody."""
+        try:
+            found = configuration.find(path.resolve().parent)
+        except SidelitError:
+            return None  # Not part of a site: that is the usual case, and no mistake.
+        if found not in self._sites:
+            self._sites[found] = _site(found)
+        config, chapters = self._sites[found] or (None, {})
+        chapter = chapters.get(path.resolve())
+        return (config, chapter) if config and chapter else None
+
+    def anchors(self, path: Path, document: source.Document) -> tuple[Anchor, ...]:
+        """The anchors of the sections of a file: those that its site prints, or proposals for a file of none.
+
+        Raises `SidelitError` when another page of that site is broken, so that nobody knows what it prints.
+        """
+        home = self.owner(path)
+        if home is None:
+            return anchors.assign(document)
+        config, own = home
+        if config.path not in self._names:
+            self._names[config.path] = assign(config, [placed(config, each) for each in config.chapters])
+        found = self._names[config.path][own.name]
+        if isinstance(found, SidelitError):
+            raise found
+        return found
+
+
+def _site(path: Path) -> tuple[Config, Mapping[Path, Chapter]] | None:
+    try:
+        config = configuration.load(path)
+    except SidelitError:
+        return None
+    return config, {(config.project / each.source).resolve(): each for each in config.chapters}
+
+
+@contextmanager
+def _in_ledger(config: Config) -> Iterator[None]:
+    """Give a mistake in the ledger the path that messages print."""
+    path = config.folder / LEDGER
+    try:
+        yield
+    except SidelitError as error:
+        if error.path not in (None, str(path)):
+            raise
+        line = ledger.line_of(path, error.page) if isinstance(error, claims.Vanished) else error.line
+        raise SidelitError(error.what, path=config.shown(path), line=line, hint=error.hint) from None

@@ -1,0 +1,30 @@
+"""The numbers of chapters and sections: for speaking about a release, beside the names that last."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from press.project import sidelit
+
+
+def test_each_section_has_its_number_on_the_page_and_in_the_contents(sample: Path) -> None:
+    sidelit("build", cwd=sample)
+    for lang in ("", "ja/", "zh/"):
+        text = (sample / f"build/site/{lang}ring.html").read_text("utf-8")
+        # The opening has the number of its chapter, and the others count from 1 without a gap.
+        shown = re.findall(r'<section id="([^"]+)"|<span class="at">§ ([\d.]+)</span>', text)
+        ids, numbers = [one for one, _ in shown if one], [number for _, number in shown if number]
+        assert numbers == ["1", *(f"1.{n}" for n in range(1, len(ids)))]
+        listed = dict(re.findall(r'href="#([^"]+)"><span class="number">([\d.]+)</span>', text))
+        assert listed["Ring.put"] == dict(zip(ids, numbers, strict=True))["Ring.put"]
+    home = (sample / "build/site/index.html").read_text("utf-8")
+    assert re.findall(r'href="(ring|tools/window)\.html"><b><span class="number">(\d)<', home) == [
+        ("ring", "1"),
+        ("tools/window", "2"),
+    ]
+
+
+def test_pages_of_no_book_have_no_numbers(sample: Path) -> None:
+    sidelit("print", sample / "src", "--out", "out", cwd=sample)
+    assert 'class="at"' not in (sample / "out/ring.html").read_text("utf-8")
