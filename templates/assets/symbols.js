@@ -4,79 +4,63 @@
 
 {
   const rows = new Map();
-  for (const row of all(".notation tbody tr")) {
-    for (const mark of all("[data-sym]", row.cells[0])) if (!rows.has(mark.dataset.sym)) rows.set(mark.dataset.sym, row);
-  }
+  for (const mark of all(".notation td:first-child [data-sym]")) rows.set(mark.dataset.sym, mark.closest("tr"));
+  const list = [...new Set(rows.values())];
   const box = make("div", "gloss", [], { hidden: true, ariaLive: "polite" });
   document.body.append(box);
+  const sill = one(".top").offsetHeight;
 
   let now = null;
   let timer = 0;
-  const later = (what, wait) => {
+  const later = (wait, mark) => {
     clearTimeout(timer);
-    timer = setTimeout(what, wait);
-  };
-  const dark = () => {
-    clearTimeout(timer);
-    for (const mark of all(".lit")) mark.classList.remove("lit");
-    box.hidden = true;
-    now = null;
+    timer = setTimeout(light, wait, mark);
   };
   const light = (mark) => {
     if (mark === now) return;
-    dark();
-    const keys = mark.dataset.sym.split(" ");
-    for (const key of keys) for (const each of all(`[data-sym~="${key}"]`)) each.classList.add("lit");
+    for (const each of all(".lit")) each.classList.remove("lit");
     now = mark;
+    const keys = mark?.dataset.sym.split(" ") ?? [];
+    for (const key of keys) for (const each of all(`[data-sym~="${key}"]`)) each.classList.add("lit");
     // In the list the meaning stands beside it.
-    const told = mark.closest(".notation") ? [] : keys.map((key) => rows.get(key)).filter(Boolean);
-    box.replaceChildren(...told.map((row) => {
-      const cells = [...row.cells].map((cell) => make("span", "", [...cell.cloneNode(true).childNodes]));
-      return make("p", "", cells);
-    }));
-    box.hidden = !told.length;
+    const told = keys.map((key) => rows.get(key)).filter((row) => row && !row.contains(mark));
+    box.replaceChildren(...told.map((row) => make("p", "", row.cloneNode(true).cells)));
+    box.hidden = !told[0];
+    if (box.hidden) return;
     const { left, top, bottom } = mark.getBoundingClientRect();
-    const { offsetWidth, offsetHeight } = box;
-    const above = top - offsetHeight - 8;
-    box.style.left = `${scrollX + Math.max(8, Math.min(left, document.body.clientWidth - offsetWidth - 8))}px`;
-    box.style.top = `${scrollY + (above > one(".top").offsetHeight ? above : bottom + 8)}px`;
+    const above = top - box.offsetHeight - 8;
+    const right = document.body.clientWidth - box.offsetWidth - 8;
+    box.style.left = `${scrollX + Math.max(8, Math.min(left, right))}px`;
+    box.style.top = `${scrollY + (above > sill ? above : bottom + 8)}px`;
   };
 
+  const near = (target) => target.closest("main [data-sym]");
   addEventListener("pointerover", ({ target, pointerType }) => {
     if (pointerType === "touch") return;
-    const mark = target.closest("main [data-sym]");
-    if (mark) later(() => light(mark), 90);
-    else if (box.contains(target)) clearTimeout(timer);
-    else later(dark, 250);
+    if (box.contains(target)) clearTimeout(timer);
+    else later(near(target) ? 90 : 250, near(target));
   });
   addEventListener("click", ({ target }) => {
-    const mark = target.closest("main [data-sym]");
-    if (mark && !target.closest("a")) light(mark);
-    else if (!box.contains(target)) dark();
+    if (!box.contains(target) && !target.closest("a")) later(0, near(target));
   });
-
-  const list = [...new Set(rows.values())];
-  list.forEach((row, place) => { row.tabIndex = place ? -1 : 0; });
-  addEventListener("focusin", ({ target }) => {
-    if (list.includes(target)) light(one("[data-sym]", target));
-  });
+  for (const row of list) {
+    row.tabIndex = row === list[0] ? 0 : -1;
+    row.onfocus = () => light(one("[data-sym]", row));
+  }
   addEventListener("keydown", (event) => {
     const { key, target } = event;
-    if (key === "Escape") dark();
+    if (key === "Escape") light(null);
     const step = { ArrowDown: 1, ArrowUp: -1 }[key];
-    const next = list[list.indexOf(target) + step];
-    if (list.includes(target) && step) {
-      next?.focus();
+    if (step && list.includes(target)) {
       event.preventDefault();
+      list[list.indexOf(target) + step]?.focus();
     }
-    const turn = { s: 1, S: -1 }[key];
-    if (!turn || !keyed(event)) return;
+    if (!/^s$/i.test(key) || !keyed(event)) return;
     const marks = all("main [data-sym]").filter((mark) => {
       const { top, bottom } = mark.getBoundingClientRect();
-      return top > one(".top").offsetHeight && bottom < innerHeight && mark.checkVisibility();
+      return top > sill && bottom < innerHeight && mark.checkVisibility();
     });
-    const seen = marks.indexOf(now);
-    const mark = seen < 0 ? marks.at(turn > 0 ? 0 : -1) : marks[(seen + turn + marks.length) % marks.length];
-    if (mark) light(mark);
+    if (key === "S") marks.reverse();
+    light(marks[marks.indexOf(now) + 1] ?? marks[0] ?? null);
   });
 }

@@ -10,8 +10,8 @@ formula of the page says $N_d$ or its code says `world_size`, the reader may ask
 the words begin with is the symbol's name in the program; a symbol may have none. `Cost.state` stands for the
 attribute wherever its object is called something else than `Cost`.
 
-A letter below a symbol that is an index ($u$ in $P_u$) may change: $P_0$ is one of them, and so is $P_{u+1}$,
-and $P_v$ where the formula counts with $v$.
+A letter below a symbol that people count with ($u$ in $P_u$, but not $d$ in $N_d$) may change: $P_0$ is one
+of them, and so is $P_{u+1}$, and $P_v$ where the formula counts with $v$.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Meaning:
 
     @property
     def index(self) -> str:
-        """The letter below it, if that is a single one, and so may stand for any."""
-        return self.below if len(self.below) == 1 and self.below.islower() else ""
+        """The letter below it, if that is one that people count with, and so may stand for any."""
+        return self.below if len(self.below) == 1 and self.below in "ijklmnqrstuv" else ""
 
 
 @dataclass(frozen=True, slots=True)
