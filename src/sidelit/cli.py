@@ -18,6 +18,7 @@ from sidelit.errors import SidelitError, refused
 # The distribution installs this command for everybody, and the packages it needs only for those who ask.
 try:
     from sidelit import commands
+    from sidelit.cite import forms
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] == "sidelit":
         raise
@@ -84,7 +85,13 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--lang", help="one language only")
     add("lint", "check sources and translations", commands.lint)
     sub = add("cite", "print a citation of a section", commands.cite)
-    sub.add_argument("id", metavar="ID", help="Class.method, or PAGE#ID where several pages have it")
+    sub.add_argument(
+        "id",
+        metavar="ID",
+        help="Class.method, a number as 12.4, PAGE, or PAGE#ID where several pages have it",
+    )
+    sub.add_argument("--lang", help="the language of the page that is cited (default: the first one)")
+    sub.add_argument("--form", choices=forms.FORMS, help="one form only; without it all are printed")
     sub = add("publish", "fix the names of all sections, at a release", commands.publish)
     sub.add_argument(
         "--redirect",

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from sidelit import api, config, glossary, origin, serve
 from sidelit.catalog import catalog
+from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
 from sidelit.lint import symbols
-from sidelit.site import anchoring, citation, content, proved, site
+from sidelit.site import anchoring, citation, content, edition, proved, site
 from sidelit.source import source
 
 
@@ -173,7 +174,18 @@ def lint(given: argparse.Namespace) -> int:
 def cite(given: argparse.Namespace) -> int:
     """`sidelit cite`."""
     made = _config(given)
-    print(citation.cite(made, site.texts(made), origin.origin(made), given.id))
+    lang = given.lang or made.languages[0]
+    if lang not in made.languages:
+        raise SidelitError(f"{lang!r} is not a language of this site")
+    texts = site.texts(made)
+    text, piece = citation.find(texts, given.id)
+    book = None if lang == made.languages[0] else site.shelf(made, texts).catalog(text.item.name, lang)
+    project = citation.Project(made, origin.origin(made), authors.read(made))
+    said = citation.record(project, edition.page(text, book, lang), piece)
+    words = made.language(lang).words
+    wanted = [given.form] if given.form else list(forms.FORMS)
+    address = [said.url] if said.url and not given.form else []
+    print("\n\n".join((*address, *(forms.written(said, form, words) for form in wanted))))
     return 0
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from sidelit import languages, page_names, proofs, prose_pages, reading
+from sidelit import languages, page_names, proofs, prose_pages, public, reading
 from sidelit.errors import SidelitError
 from sidelit.languages import Language
 from sidelit.page_names import Former
@@ -84,6 +84,12 @@ class Config:
     home_figure: str = ""
     """A template whose picture stands beside the title on the home page, if there is one."""
     repository: str | None = None
+    url: str | None = None
+    """Where the site is published, with a slash at its end; without it nothing points anywhere."""
+    authors: tuple[str, ...] = ()
+    """Who wrote it, where no `CITATION.cff` says so."""
+    pinned: str = ""
+    """The folder below `url` in which a release keeps this text, with a slash at its end."""
     figures_torch: str | None = None
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
@@ -166,6 +172,8 @@ def load(path: Path) -> Config:
         licence_note=top.take("licence_note", str, ""),
         home_figure=top.take("home_figure", str, ""),
         repository=top.take("repository", str, "") or None,
+        url=public.url(top),
+        authors=public.authors(top),
         figures_torch=top.take("figures_torch", str, "") or None,
         macros=_macros(top),
     )

@@ -3,9 +3,10 @@
 "use strict";
 
 // Whether a key is meant for the page: not while one types, not with a modifier, and not if the reader has said no.
-const keyed = ({ target, ctrlKey, metaKey, altKey }) => !(
-  ctrlKey || metaKey || altKey || stored("sidelit-keys") || target.closest("[type=search], textarea, select, dialog")
-);
+const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
+  const typing = target.closest("[type=search], textarea, select, dialog");
+  return !(typing || ctrlKey || metaKey || altKey || stored("sidelit-keys"));
+};
 
 {
   const dialog = one(".shortcuts");

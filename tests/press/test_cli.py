@@ -128,13 +128,15 @@ def test_lint_passes_the_sample_and_stops_at_a_wrong_word(sample: Path) -> None:
 def test_cite_gives_a_sentence_and_bibtex(sample: Path) -> None:
     (sample / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n', encoding="utf-8")
     told = sidelit("cite", "Ring.put", cwd=sample).stdout
-    assert "“A ring”" in told
+    assert told.startswith("The Sample authors. (n.d.). A ring, § 1.4 Ring.put. In Sample (version 1.2.3).\n")
     assert "src/sample/ring.py, section Ring.put, version 1.2.3" in told
     assert "@misc{sample:sample/ring:Ring.put," in told
     # Every page has a section called module.
     several = sidelit("cite", "module", cwd=sample, code=1).stderr
     assert "sample/ring#module" in several
-    assert "“The window”" in sidelit("cite", "sample/tools/window#module", cwd=sample).stdout
+    for name in ("sample/tools/window#module", "tools/window", "window.py", "2"):
+        assert " The window. In Sample" in sidelit("cite", name, cwd=sample).stdout
+    assert sidelit("cite", "1.4", cwd=sample).stdout == told
     assert "'nothing'" in sidelit("cite", "nothing", cwd=sample, code=1).stderr
 
 

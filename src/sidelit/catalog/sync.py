@@ -9,7 +9,9 @@ have become false. For each sentence of the page as it is now, the first of thes
 2. It was deleted once: its old translation comes back.
 3. The same sentence is translated in another context or on another page: that text is carried over, to be
    rechecked, since a sentence may mean something else beside other code. A definition that went to another
-   page with its code as it was takes its translations along as they were judged.
+   page with its code as it was takes its translations along as they were judged. One word or two, as in the
+   cell of a table, may be a verb here and a noun there: they are carried over only from a context that the
+   page has no more.
 4. It resembles a sentence that has just gone: the old translation is kept at hand, fuzzy, and is never
    shown. Two widely used tools would have shown "do not free" for a sentence that had just lost its "not".
 5. It is new, and waits for a translator.
@@ -81,13 +83,16 @@ def merge(page: PageUnits, old: Sequence[Entry], memory: Memory) -> tuple[Entry,
     """
     wanted = digests_of(page)
     known = {entry.key: entry for entry in old}
+    gone = remember(entry for entry in old if entry.key not in wanted)
     memory = {**memory, **remember(old)}
     rewordings = Rewordings(wanted, old)
     live = []
     for (context, msgid), digests in wanted.items():
         entry = known.get((context, msgid))
         if entry is None or not entry.msgstr:
-            entry = _carried(context, msgid, digests, entry, memory) or entry
+            entry = _moved(context, msgid, digests, memory) or _carried(context, msgid, entry, gone) or entry
+        if entry is None or not entry.msgstr:
+            entry = _carried(context, msgid, entry, memory, short=False) or entry
         if entry is None:
             entry = rewordings.guess(context, msgid) or Entry(context, msgid)
         # A translator works beside the code of the day; only what is done remembers the code it was done for.
@@ -107,20 +112,37 @@ def digests_of(page: PageUnits) -> dict[Key, tuple[str, ...]]:
     return {key: () if beside == [NO_CODE] else tuple(beside) for key, beside in wanted.items()}
 
 
-def _carried(
-    context: str, msgid: str, digests: tuple[str, ...], empty: Entry | None, memory: Memory
-) -> Entry | None:
-    """A translation from elsewhere: as it was judged beside this very code, or else to be rechecked."""
+def _moved(context: str, msgid: str, digests: tuple[str, ...], memory: Memory) -> Entry | None:
+    """A translation that went to another page together with the code it was judged beside."""
     judged = [memory.get((context, msgid, code)) for code in digests]
     if judged and judged[0] and all(judged):
         return replace(judged[0], digests=digests, previous="", obsolete=False)
+    return None
+
+
+def _carried(
+    context: str, msgid: str, empty: Entry | None, memory: Memory, short: bool = True
+) -> Entry | None:
+    """A translation from elsewhere, to be rechecked; `short` ones are those of one word or two."""
     found = memory.get(msgid)
-    if found is None:
+    if found is None or not (short or found.same or not is_short(msgid)):
         return None
     # A remark may be about the place it stood in. What is allowed is allowed for the words.
     allowed = tuple(note for note in found.notes if note.startswith("allow: "))
     notes = (*(empty.notes if empty else ()), *allowed)
     return replace(found, context=context, digests=(MOVED,), notes=notes, previous="", obsolete=False)
+
+
+# Where words are not set apart by spaces, two characters are about one of them.
+_WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{1,2}|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]+"
+)
+_NO_WORDS = re.compile(r"`[^`]*`|\$[^$]*\$")
+
+
+def is_short(msgid: str) -> bool:
+    """Whether a text has two words at most, apart from code and formulas."""
+    return len(_WORD.findall(_NO_WORDS.sub(" ", msgid))) <= 2
 
 
 def _left_over(old: Sequence[Entry], wanted: Mapping[Key, object], live: Sequence[Entry]) -> list[Entry]:

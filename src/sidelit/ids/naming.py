@@ -47,7 +47,7 @@ def slug(text: str, words: int = WORDS) -> str:
     """
     for pattern, replacement in MARKUP:
         text = pattern.sub(replacement, text)
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    plain = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
     found: list[str] = []
     for sentence in SENTENCE.split(plain):
         found += _sayable(sentence)
@@ -90,7 +90,7 @@ def _first_line(section: Section) -> str:
 
 
 def _code_words(line: str) -> list[str]:
-    plain = unicodedata.normalize("NFKD", line).encode("ascii", "ignore").decode().lower()
+    plain = unicodedata.normalize("NFKD", line.casefold()).encode("ascii", "ignore").decode()
     return _sayable(plain)
 
 

@@ -49,7 +49,7 @@ def view(press: Press, shown: Page) -> views.View:
         root=desk.ways.root,
         site=frame.head(press, desk.edition, desk.ways),
         page=surroundings.info(desk, kind, sections, body, lesson),
-        foot=frame.foot(press, shown.text.item),
+        foot=frame.foot(press, shown),
         sections=sections,
         moved=tuple(surroundings.moved(desk)),
         body=Markup(body),

@@ -2,80 +2,140 @@
 
 > A section has a name that lasts, so a paper can refer to the very lines it means.
 
-A citation names the section's id, its page and the state of the project it was read in, as a sentence and
-as BibTeX.
+`sidelit cite` and the box on a page say the same, because both are written from the same record by the same
+forms. A page carries them twice: once for itself, and once with blanks, which a script fills in for the
+section whose "cite" was pressed. What stands in a blank is told by `BLANKS`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from urllib.parse import quote
 
-from sidelit.config import Config, Lesson
+from sidelit.cite import forms
+from sidelit.cite.authors import Credits
+from sidelit.cite.record import Place, Record
+from sidelit.config import Config, Prose
 from sidelit.errors import SidelitError
 from sidelit.origin import Origin, fill
+from sidelit.site import edition, views, ways
 from sidelit.site.content import Piece, Text
+from sidelit.site.links import fragment
 from sidelit.text import markup
 
+# Characters that no text has, for the id, the number, the label and the address of a section.
+BLANKS = Place("\ue000", "\ue001", "\ue002")
+ADDRESS = "\ue003"
 
-def cite(config: Config, texts: Sequence[Text], origin: Origin, wanted: str) -> str:
-    """Return the citation of the section `wanted`: an id, or `PAGE#ID` where several pages have that id.
 
-    What a section or its page was called before leads to it too. A lesson is cited as a whole, by its name.
+@dataclass(frozen=True, slots=True)
+class Project:
+    """What is cited: a site, the state of it, and who wrote it."""
+
+    config: Config
+    origin: Origin
+    credits: Credits
+
+
+def find(texts: Sequence[Text], wanted: str) -> tuple[Text, Piece | None]:
+    """The section `wanted`: an id or a number, or `PAGE#ID` where several pages have that id.
+
+    What a section or its page was called before leads to it too, and the name of a page to the whole of it.
 
     Raises `SidelitError` when no section or more than one has this name.
     """
-    found = [*_matches(texts, wanted), *_lessons(texts, wanted)]
+    found = list(_matches(texts, wanted)) or [(text, None) for text in texts if wanted in _names(text)]
     if not found:
-        raise SidelitError(
-            f"there is no section {wanted!r}", hint="`sidelit sections FILE` lists the ids of a file"
-        )
+        hint = "`sidelit sections FILE` lists the ids of a file"
+        raise SidelitError(f"there is no section {wanted!r}", hint=hint)
     if len(found) > 1:
-        choices = ", ".join(f"{text.item.name}#{piece.id}" for text, piece in found[:4])
+        choices = ", ".join(f"{text.item.name}{f'#{piece.id}' if piece else ''}" for text, piece in found[:4])
         raise SidelitError(f"several pages have a section {wanted!r}", hint=f"say which: {choices}")
-    text, piece = found[0]
-    title = markup.plain(opening) if (opening := markup.title_of(text.pieces[0].tokens)) else text.label
-    state = [
-        f"version {origin.version}" if origin.version else "",
-        f"commit {origin.label}" if origin.label else "",
-    ]
-    section = f"section {piece.id}" if piece.id else ""
-    note = ", ".join(filter(None, (text.item.source, section, *state)))
-    author = f"The {config.title} authors"
-    year = origin.date[:4] if origin.date else ""
-    url = fill(config.source_url, origin, text.item.source, piece.first_line, piece.id) or ""
-    sentence = f"{author}. “{title}”. In: {config.title}{f' ({year})' if year else ''}. {note}. {url}".strip()
-    fields = {
-        "author": f"{{{author}}}",
-        "title": title,
-        "howpublished": config.title,
-        "year": year,
-        "note": note,
-        "url": url,
-    }
-    lines = "".join(f"  {name} = {{{_tex(value)}}},\n" for name, value in fields.items() if value)
-    return f"{sentence}\n\n@misc{{{_key(config, text, piece)},\n{lines}}}"
+    return found[0]
 
 
-def _matches(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece]]:
-    page, _, name = wanted.rpartition("#")
+def record(project: Project, shown: edition.Page, piece: Piece | None = None) -> Record:
+    """What is said of a page, or of one of its sections; the section that opens a page is the page."""
+    item, origin, credits = shown.text.item, project.origin, project.credits
+    place = Place(number=str(shown.text.number or ""))
+    if piece is None or piece.kind == "module":
+        piece = None
+    else:
+        (words,) = (
+            words for each, words in zip(shown.text.pieces, shown.words, strict=True) if each is piece
+        )
+        place = Place(piece.id, piece.number, markup.plain(words.title))
+    return Record(
+        book=project.config.title,
+        page=shown.label,
+        name=item.name,
+        place=place,
+        source=item.source,
+        authors=credits.authors,
+        language=project.config.language(shown.lang).tag,
+        version=origin.version or credits.version,
+        commit=origin.label or "",
+        date=origin.date or credits.date,
+        url=_address(project, shown, piece),
+        doi=credits.doi,
+    )
+
+
+def of_page(project: Project | None, shown: edition.Page) -> views.Citation | None:
+    """What the box of a page says; without a project the page is nobody's to cite."""
+    item = shown.text.item
+    if project is None or (isinstance(item, Prose) and item.append == "forward"):
+        return None
+    words = project.config.language(shown.lang).words
+    whole = record(project, shown)
+    blank = replace(whole, place=BLANKS, url=ADDRESS if whole.url else "")
+    public = _public(project.config, shown)
+    return views.Citation(
+        url=whole.url,
+        base=f"{public}#" if public else "",
+        forms=tuple(_forms(whole, words)),
+        blank=tuple(_forms(blank, words)),
+    )
+
+
+def _forms(record: Record, words: Mapping[str, str]) -> Iterator[views.Form]:
+    for form, called in forms.FORMS.items():
+        yield views.Form(form, called, forms.written(record, form, words))
+
+
+def _address(project: Project, shown: edition.Page, piece: Piece | None) -> str:
+    """Where a reader finds what is cited: on the site if it is public, else in the repository."""
+    if public := _public(project.config, shown):
+        return f"{public}#{fragment(piece.id)}" if piece else public
+    line = 1 if piece is None else piece.lines[0][0] if piece.lines else piece.first_line
+    pattern, source = project.config.source_url, shown.text.item.source
+    return fill(pattern, project.origin, source, line, piece.id if piece else "") or ""
+
+
+def _public(config: Config, shown: edition.Page) -> str:
+    """The address at which this text stays: that of the release, if it is one."""
+    output = ways.address(config, shown.text.item.output, shown.lang)
+    return f"{config.url}{config.pinned}{quote(output)}" if config.url else ""
+
+
+def _matches(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece | None]]:
+    place, _, name = wanted.rpartition("#")
     for text in texts:
-        item = text.item
-        names = {item.name, item.source, item.output, PurePosixPath(item.source).name}
-        names |= {former.name for former in item.former if former.told}
-        here = not page or page in names
+        here = not place or place in _names(text)
         for piece in text.pieces if not text.prose else ():
-            if (here and name in (piece.id, *piece.aliases)) or _was_at(piece, page, name):
+            called = here and name in (piece.id, *piece.aliases)
+            if called or wanted == piece.number or _was_at(piece, place, name):
                 yield text, piece
 
 
-def _lessons(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece]]:
-    for text in texts:
-        item = text.item
-        path = PurePosixPath(item.source)
-        if isinstance(item, Lesson) and wanted in (item.name, item.source, item.output, path.name, path.stem):
-            yield text, text.pieces[0]
+def _names(text: Text) -> set[str]:
+    """What a page may be called."""
+    item = text.item
+    path, output = PurePosixPath(item.source), item.output
+    names = {item.name, item.source, output, output.removesuffix(".html"), path.name, path.stem}
+    return names | {former.name for former in item.former if former.told}
 
 
 def _was_at(piece: Piece, page: str, name: str) -> bool:
@@ -83,12 +143,3 @@ def _was_at(piece: Piece, page: str, name: str) -> bool:
     places = (place.rpartition("#") for place in piece.places)
     called = (page, f"{page}.html", f"{page.rpartition('/')[2]}.html")
     return any(old == name and address in called for address, _, old in places)
-
-
-def _key(config: Config, text: Text, piece: Piece) -> str:
-    name = f"{config.title.lower()}:{text.item.name}:{piece.id}".removesuffix(":")
-    return re.sub(r"[^A-Za-z0-9.:/-]+", "-", name)
-
-
-def _tex(value: str) -> str:
-    return re.sub(r"([%&#_$])", r"\\\1", value)

@@ -187,7 +187,6 @@ class Desk:
         self, piece: Piece, words: Words, fold: views.Fold | None, name: str = ""
     ) -> views.SectionView:
         """One section; `name` is its id on the page that shows it, if that is not its own."""
-        depth = piece.qualname.count(".")
         line = piece.lines[0][0] if piece.lines else piece.first_line
         doc = Markup(self.html(words.tokens, name or piece.id, _offset(piece)))
         lines = tuple(views.code_line(number, self._marker.code(html)) for number, html in piece.lines)
@@ -197,7 +196,7 @@ class Desk:
             kind=piece.kind,
             qualname=piece.qualname,
             name=piece.qualname.rpartition(".")[2] if piece.kind in ("class", "function") else "",
-            depth=depth,
+            depth=piece.qualname.count("."),
             title=self.inline(words.title, "title", name or piece.id),
             doc=doc,
             lines=lines,
@@ -207,6 +206,7 @@ class Desk:
             report=fill(self.config.report_url, self.press.origin, self.item.source, line, piece.id),
             fold=fold,
             number=piece.number,
+            plain_title=markup.plain(words.title),
             above=balance.words_above(doc, lines),
         )
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sidelit.config import Chapter, Prose
+from sidelit.config import Chapter
 from sidelit.origin import fill
-from sidelit.site import views
-from sidelit.site.edition import Edition
+from sidelit.site import citation, views
+from sidelit.site.edition import Edition, Page
 from sidelit.site.press import Press
 from sidelit.site.ways import Ways
 
@@ -31,9 +31,9 @@ def head(press: Press, edition: Edition, around: Ways) -> views.SiteInfo:
     )
 
 
-def foot(press: Press, item: Chapter | Prose) -> views.Foot:
-    """What a reader needs to trust a page, or to mend it."""
-    origin = press.origin
+def foot(press: Press, shown: Page) -> views.Foot:
+    """What a reader needs to trust a page, to mend it, or to cite it."""
+    origin, item = press.origin, shown.text.item
     return views.Foot(
         version=origin.version,
         commit=origin.label,
@@ -43,6 +43,7 @@ def foot(press: Press, item: Chapter | Prose) -> views.Foot:
         run=item.run if isinstance(item, Chapter) else None,
         report=fill(press.config.report_url, origin, item.source),
         proofs=tuple(_proofs(press, item)) if isinstance(item, Chapter) else (),
+        cite=citation.of_page(press.cited, shown),
     )
 
 

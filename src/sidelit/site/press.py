@@ -16,7 +16,7 @@ from sidelit.figures.gallery import Gallery
 from sidelit.glossary import Glossary
 from sidelit.origin import Origin
 from sidelit.proofs import Proof
-from sidelit.site import forwarding, views
+from sidelit.site import citation, forwarding, views
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition
 from sidelit.site.links import Index
@@ -49,6 +49,8 @@ class Press:
     notations: Mapping[str, Notation] = field(default_factory=dict)
     """What each page declares its symbols to mean, by its source."""
     figures: Gallery = field(default_factory=Gallery)
+    cited: citation.Project | None = None
+    """What a citation names; `None` for files that are printed without their project."""
     shelf: Shelf | None = None
     """The catalogues."""
     lenient: bool = False

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sidelit import assets, glossary, origin, reading
 from sidelit.catalog import catalog
+from sidelit.cite import authors
 from sidelit.config import Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
@@ -24,6 +25,7 @@ from sidelit.ids.claims import Placed
 from sidelit.site import (
     anchoring,
     assemble,
+    citation,
     content,
     edition,
     forwarding,
@@ -136,6 +138,7 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
     terms, works = _data(config)
     leads = forwarding.leads(written)
     gathered = Collector()
+    state = origin.origin(config)
     press = Press(
         config=config,
         editions=editions,
@@ -144,7 +147,8 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         texts={text.item.source: text for text in written},
         notations={text.item.source: notation.read(text.tokens) for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
-        origin=origin.origin(config),
+        origin=state,
+        cited=citation.Project(config, state, authors.read(config)),
         glossary=terms,
         uses=uses.uses(terms, written),
         figures=gallery.gallery(config, figure.read_all(config), books),

@@ -123,6 +123,8 @@ class SectionView:
     fold: Fold | None = None
     number: str = ""
     """Chapter and section, as `12.4`."""
+    plain_title: str = ""
+    """The heading without markup."""
     above: bool = False
     """Whether the words stand above the code and not beside it."""
 
@@ -252,6 +254,27 @@ class SiteInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """A citation in one form: which it is, what it is called, and its text."""
+
+    kind: str
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """How to cite a page; `blank` is for a script, which fills in one of its sections."""
+
+    url: str
+    """The permanent address, empty where nobody knows it."""
+    base: str
+    """What the address of a section begins with; empty if its source is what is cited."""
+    forms: tuple[Form, ...]
+    blank: tuple[Form, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Foot:
     """Where the page comes from, and where to say that it is wrong."""
 
@@ -264,6 +287,7 @@ class Foot:
     report: str | None
     proofs: tuple[Link, ...] = ()
     licence: str | None = None
+    cite: Citation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from press.project import edit, sidelit
-from sidelit.catalog import catalog, po_file
+from sidelit.catalog import catalog, po_file, sync
 from sidelit.errors import SidelitError
 from sidelit.source import source
 from sidelit.text import markup
@@ -231,6 +231,13 @@ CHANGES: dict[str, tuple[Callable[[str], str], list[tuple[str, str]], dict[tuple
         {WAIT: "recheck"},
     ),
     "copied to a new context": (copied, ALL, {("extra", KEEP[1]): "recheck"}),
+    "a word moved to a new context": (
+        lambda text: swap(
+            '"""Give the memory back."""', '"""Give the memory back.\n\n        - Layers\n        """'
+        )(text).replace("# Layers\n\n", ""),
+        without(TITLE),
+        {("Layer.free", "Layers"): "recheck"},
+    ),
     "moved to a new context": (
         renamed,
         without(GATHER, SHARD, WAIT, KEEP),
@@ -286,6 +293,34 @@ def test_a_change_taken_back_leaves_everything_current(
     project.write(BOOK)
     project.sync()
     assert project.states() == dict.fromkeys(ALL, "current")
+
+
+def test_a_word_is_not_filled_in_from_another_context(project: Project) -> None:
+    """In the cell of a table it may mean something else."""
+    cell = "Give the memory back.\n\n        - Layers\n        "
+    project.write(BOOK.replace(FREE[1], cell))
+    for _ in range(2):
+        assert project.states()[TITLE] == "current"
+        assert project.states()["Layer.free", "Layers"] == "missing"
+        project.sync()
+    assert 'msgctxt "Layer.free"\nmsgid "Layers"\nmsgstr ""' in project.po.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("step", True),
+        ("the step", True),
+        ("`free` step, $N$ times", True),
+        ("one full step", False),
+        ("**one** _step_", True),
+        ("参数", True),
+        ("释放内存", True),
+        ("保存之前释放内存", False),
+    ],
+)
+def test_one_word_or_two_are_short(text: str, short: bool) -> None:
+    assert sync.is_short(text) is short
 
 
 def test_a_deleted_section_leaves_its_translation_for_later(project: Project) -> None:

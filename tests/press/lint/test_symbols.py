@@ -47,8 +47,8 @@ def test_the_command_says_where_and_what_to_do(tmp_path: Path) -> None:
     sample = Path(shutil.copytree(SAMPLE, tmp_path / "sample"))
     edit(
         sample / "site/pages/index.md",
-        "# Sample\n",
-        "# Sample\n\nLet $x$ and $y$ be.\n\n:notation $x$: one\n",
+        "# The sample\n",
+        "# The sample\n\nLet $x$ and $y$ be.\n\n:notation $x$: one\n",
     )
     done = sidelit("lint", cwd=sample, code=1)
     place = "site/pages/index.md:3: unbound-symbol: no `:notation` of this page says what $y$ means"

@@ -29,7 +29,11 @@ UI = {
 SRC = Path(prose.__file__).parents[1]
 PRESS = "".join(file.read_text(encoding="utf-8") for file in SRC.rglob("*.py"))
 # Words that the press asks for from its own code, where no template names them.
-ASKED_BY_THE_PRESS = {*prose.LABELS, *re.findall(r"\bword\([\w.]+, \"(\w+)\"", PRESS)}
+ASKED_BY_THE_PRESS = {
+    *prose.LABELS,
+    *re.findall(r"\.word\(\"(\w+)\"", PRESS),
+    *re.findall(r"\bwords\[\"(cite_\w+)\"\]", PRESS),
+}
 # Keys put together in a template from a prefix and a value.
 PUT_TOGETHER = {"state_": ("recheck", "stale", "missing")}
 
