@@ -57,7 +57,8 @@ const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
     const copy = button("copy", [], async () => {
       const text = block.cloneNode(true);
       for (const other of all(".num, .gp, .go, button", text)) other.remove();
-      await navigator.clipboard.writeText(text.textContent.trimEnd());
+      const left = text.textContent.trimEnd();
+      await navigator.clipboard.writeText(one(".gp", block) ? left.replace(/\n+/g, "\n") : left);
       told(copy, words.copied);
       copy.classList.add("done");
     });
@@ -76,7 +77,7 @@ const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
       fold.textContent = shut ? words.unfold : words.fold;
       fold.ariaExpanded = !shut;
     };
-    const fold = button("", [], () => turnTo(fold.ariaExpanded === "true"));
+    const fold = button("folding", [], () => turnTo(fold.ariaExpanded === "true"));
     for (const part of parts) part.onbeforematch = () => turnTo(false);
     turnTo(false);
     one(".acts", section).append(fold);
