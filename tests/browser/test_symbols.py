@@ -135,7 +135,7 @@ def test_a_lesson_lists_its_symbols_and_those_it_has_taken(page: Page, home: str
         "the number of tokens",
     ]
     page.hover("article pre [data-sym=N_d]")
-    assert "the number of ranks here" in page.locator(".gloss").inner_text()
+    expect(page.locator(".gloss")).to_contain_text("the number of ranks here")
     assert page.locator("main :is(h2, h3, p) ~ table.notation").count() == 0
 
 
