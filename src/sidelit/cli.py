@@ -92,6 +92,9 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--lang", help="the language of the page that is cited (default: the first one)")
     sub.add_argument("--form", choices=forms.FORMS, help="one form only; without it all are printed")
+    sub = add("search", "search the site as its readers do", commands.search)
+    sub.add_argument("words", nargs="+", metavar="WORD", help="a name, a part of it, or words")
+    sub.add_argument("--lang", help="default: the language that the site is written in")
     sub = add("publish", "fix the names of all sections, at a release", commands.publish)
     sub.add_argument(
         "--redirect",

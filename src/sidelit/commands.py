@@ -19,6 +19,7 @@ from sidelit.ids import anchors
 from sidelit.lint import lint as lints
 from sidelit.lint import symbols
 from sidelit.site import anchoring, citation, content, edition, proved, site
+from sidelit.site.search import ask
 from sidelit.source import source
 
 
@@ -187,6 +188,21 @@ def cite(given: argparse.Namespace) -> int:
     address = [said.url] if said.url and not given.form else []
     print("\n\n".join((*address, *(forms.written(said, form, words) for form in wanted))))
     return 0
+
+
+def search(given: argparse.Namespace) -> int:
+    """`sidelit search`: what the search of the site answers."""
+    made = _config(given)
+    lang = given.lang or made.languages[0]
+    if lang not in made.languages:
+        raise SidelitError(
+            f"{lang!r} is not a language of this site", hint=f"it has {', '.join(made.languages)}"
+        )
+    answers = ask.Index(site.searchable(made, lang), lang).ask(" ".join(given.words))
+    for each in answers:
+        said = "".join(f"[{part}]" if marked else part for part, marked in each.excerpt)
+        print(f"{each.address}  {each.name}" + (f"\n    {said}" if said else ""))
+    return 0 if answers else 1
 
 
 def publish(given: argparse.Namespace) -> int:

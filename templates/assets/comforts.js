@@ -14,7 +14,6 @@ const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
   const told = (control, word) => { control.ariaLabel = control.title = word; };
 
   // ---- Keys. A list of them opens by `?` and from the foot, where a reader can also switch them off.
-  if (!one("[data-search]")) one(".search", dialog).remove();
   const turn = button("turn", [], () => {
     stored("sidelit-keys", stored("sidelit-keys") ? "" : "off");
     name();

@@ -12,6 +12,7 @@ from sidelit.origin import fill
 from sidelit.site import citation, views
 from sidelit.site.edition import Edition, Page
 from sidelit.site.press import Press
+from sidelit.site.search import index
 from sidelit.site.ways import Ways
 
 
@@ -28,7 +29,16 @@ def head(press: Press, edition: Edition, around: Ways) -> views.SiteInfo:
         nav=tuple(around.nav()),
         home=around.to(press.config.home),
         course=bool(press.config.course.lessons),
+        search=_search(edition, around),
     )
+
+
+def _search(edition: Edition, around: Ways) -> views.Search | None:
+    """One page needs no search: the browser has one."""
+    if len(edition.pages) < 2:
+        return None
+    language = around.to("index.html").removesuffix("index.html")
+    return views.Search(around.root + index.folder(edition.lang), language)
 
 
 def foot(press: Press, shown: Page) -> views.Foot:

@@ -23,6 +23,7 @@ from sidelit.ids import anchors
 from sidelit.languages import Language
 from sidelit.site import anchoring, assemble, content, edition, links, page, site
 from sidelit.site.press import Press
+from sidelit.site.search import index as search
 from sidelit.source import source
 from sidelit.symbols import notation
 from sidelit.text import foreign
@@ -146,6 +147,7 @@ def _pages(
     done = {f"assets/{name}": assets.content(path) for name, path in assets.asset_files()}
     for output, shown in press.editions[job.lang].pages.items():
         done[output] = page.render(assemble.view(press, shown)).encode()
+    done |= search.files(search.Material(made, press.editions))
     if job.strict:
         gathered.check()
     odd = tuple({str(error): error for error in gathered.errors}.values())

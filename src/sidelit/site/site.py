@@ -40,6 +40,7 @@ from sidelit.site import (
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
+from sidelit.site.search import index as search
 from sidelit.site.views import Work
 from sidelit.symbols import notation
 from sidelit.text.math import Typesetter
@@ -169,7 +170,22 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         for output, shown in pages.items():
             made[ways.address(config, output, lang)] = page.render(assemble.view(press, shown)).encode()
     gathered.check()
+    material = search.Material(config, editions, terms, works, press.uses)
+    for name, part in search.files(material).items():
+        if name in made:
+            what = f"two files would be written to {name}, and one of them is the index of the search"
+            raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
+        made[name] = part
     return dict(sorted(made.items()))
+
+
+def searchable(config: Config, lang: str) -> dict[str, bytes]:
+    """The index of the search in one language, without a page of the site."""
+    written = texts(config)
+    shown = edition.edition(config, written, shelf(config, written), lang)
+    terms, works = _data(config)
+    found = uses.uses(terms, written)
+    return search.files(search.Material(config, {lang: shown}, terms, works, found))
 
 
 def mistakes(config: Config, written: Sequence[content.Text]) -> Iterator[SidelitError]:

@@ -237,6 +237,14 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """What a page's search needs: the folders of its language's index, and of its language's pages."""
+
+    index: str
+    pages: str
+
+
+@dataclass(frozen=True, slots=True)
 class SiteInfo:
     """What is the same on every page of one language."""
 
@@ -251,6 +259,7 @@ class SiteInfo:
     home: str
     course: bool = False
     """Whether it has lessons, so that pages may mark those that are finished."""
+    search: Search | None = None
 
 
 @dataclass(frozen=True, slots=True)

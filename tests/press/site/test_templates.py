@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sidelit import assets
 from sidelit.text import prose
 
 if sys.version_info >= (3, 11):
@@ -41,6 +42,9 @@ PUT_TOGETHER = {"state_": ("recheck", "stale", "missing")}
 def named_in_templates() -> set[str]:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     keys = set(re.findall(r"\bui\.(\w+)", text))
+    # The dialog of the search has its words from the index.
+    dialog = (assets.templates_folder() / "assets" / "search-dialog.js").read_text(encoding="utf-8")
+    keys.update(f"search_{name}" for name in re.findall(r"\bui\.(\w+)", dialog))
     for prefix, values in PUT_TOGETHER.items():
         assert f'ui["{prefix}" ~' in text
         keys.update(prefix + value for value in values)

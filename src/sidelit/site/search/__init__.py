@@ -1,0 +1,1 @@
+"""Search: an index that the press makes, and a script that reads it."""

@@ -1,0 +1,130 @@
+"""# The places that a search can find
+
+> Each section of a chapter, each heading of a page of prose, each row of the glossary is one.
+
+A place has a name (a definition its qualified name, a heading its words), the text below it, and its code.
+All of it is taken from the page's words in one language; what a translation lacks is in the original there,
+as it is on the page.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markdown_it.token import Token
+
+from sidelit.glossary import Glossary
+from sidelit.site import listing
+from sidelit.site.content import Piece
+from sidelit.site.edition import Page, Words
+from sidelit.site.views import Work
+from sidelit.text import markup
+
+# What a place is: its name is compared with a query accordingly.
+WORDS, SYMBOL, TERM = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One answer that a search may give: `id` on its page, empty for the page itself."""
+
+    id: str
+    title: str
+    """Empty where its id says what it is."""
+    kind: int
+    words: str
+    code: str = ""
+    foreign: bool = False
+    """Whether its words are in the language that the site is written in, and not in the page's."""
+
+
+def places(shown: Page, glossary: Glossary, works: Sequence[Work]) -> tuple[Place, ...]:
+    """The places of a page, in its order."""
+    if not shown.text.prose:
+        return tuple(_sections(shown))
+    kind = getattr(shown.text.item, "append", "")
+    rows = _terms(glossary, shown.lang) if kind == "glossary" else ()
+    return (*_headings(shown), *rows, *(_works(works) if kind == "bibliography" else ()))
+
+
+def _sections(shown: Page) -> Iterator[Place]:
+    opening = _said(shown.lede)
+    fold = None
+    for number, (piece, words) in enumerate(zip(shown.text.pieces, shown.words, strict=True)):
+        head = opening if number == 0 else ""
+        if piece.fold is not None and piece.fold is not fold:
+            head = f"{head} {_said(words.fold)}".strip()
+        fold = piece.fold
+        yield _section(shown, piece, words, head)
+
+
+def _section(shown: Page, piece: Piece, words: Words, head: str) -> Place:
+    module = piece.kind == "module"
+    title = shown.label if module else _said(words.title)
+    code = _code(piece)
+    said = " ".join(filter(None, (head, _said(words.tokens))))
+    named = module or (piece.kind in ("class", "function") and "/" not in piece.id)
+    foreign = words.state in ("stale", "missing")
+    return Place(piece.id, title, SYMBOL if named else WORDS, said, code, foreign)
+
+
+def _code(piece: Piece) -> str:
+    """The code without its colours, its indentation and its empty lines: one of them is shown in a result."""
+    plain = html.unescape(re.sub(r"<[^>]*>", "", "\n".join(coloured for _, coloured in piece.lines)))
+    return "\n".join(filter(None, map(str.strip, plain.split("\n"))))
+
+
+def _headings(shown: Page) -> Iterator[Place]:
+    """A page of prose: what stands above its first heading belongs to the page."""
+    place, title = "", shown.label
+    held: list[Token] = [*shown.lede]
+    states = [shown.lede_state]
+    for words in shown.words:
+        for index, token in enumerate(words.tokens):
+            if token.type == "heading_open" and token.meta.get("slug"):
+                yield _heading(place, title, held, states)
+                place, title = str(token.meta["slug"]), _said([words.tokens[index + 1]])
+                held, states = [], [words.state]
+            else:
+                held.append(token)
+    yield _heading(place, title, held, states)
+
+
+def _heading(place: str, title: str, held: Sequence[Token], states: Sequence[str | None]) -> Place:
+    foreign = any(state in ("stale", "missing") for state in states)
+    return Place(place, title, WORDS, _said(held).removeprefix(title).strip(), foreign=foreign)
+
+
+def _terms(glossary: Glossary, lang: str) -> Iterator[Place]:
+    for term in glossary.terms:
+        names = dict.fromkeys((term.text.get(lang, term.name), term.name, *term.text.values()))
+        meaning = (term.meaning or {}).get(lang, "") or (term.note or {}).get(lang, "")
+        yield Place(listing.term_id(term), " · ".join(names), TERM, meaning.replace("`", ""))
+
+
+def _works(works: Sequence[Work]) -> Iterator[Place]:
+    for work in works:
+        said = f"{work.authors} {work.year} {work.where} {work.note}"
+        yield Place(work.id, work.title, WORDS, " ".join(said.split()))
+
+
+def _said(tokens: Sequence[Token]) -> str:
+    """Words, samples of code and the names of parameters; formulas only as far as they read as words."""
+    return " ".join(filter(None, map(_plain, tokens)))
+
+
+def _plain(token: Token) -> str:
+    if token.type == "inline":
+        kept = [child for child in token.children or () if not _is_sign(child)]
+        return markup.plain(kept)
+    if token.type in ("fence", "code_block"):
+        return " ".join(token.content.split())
+    # `:param size:` is shown as the row of `size`.
+    return token.content.split()[-1] if token.type == "field_name" and " " in token.content else ""
+
+
+def _is_sign(token: Token) -> bool:
+    return token.type.startswith("html") or (token.type.startswith("math") and "\\" in token.content)

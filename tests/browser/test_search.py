@@ -1,0 +1,149 @@
+"""The search in a browser: from a server and from a disk, by keyboard, in the languages of a site."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from browser.looks import ALL, violations
+from browser.serving import serve
+from built import FRAMES
+from press.project import SAMPLE, sidelit, translate
+
+DEQUE = "A bounded deque drops items at its other end, which is all a ring has to do."
+RESULTS = "dialog.search li a"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample, one sentence of it translated."""
+    sample = Path(shutil.copytree(SAMPLE, tmp_path_factory.mktemp("search") / "sample"))
+    sidelit("sync", cwd=sample)
+    translate(sample / "site/locale/ja/sample/ring.po", {DEQUE: "上限つきの両端キューは、勾配を捨てます。"})
+    translate(sample / "site/locale/zh/sample/ring.po", {DEQUE: "优化器的参数。"})
+    sidelit("build", cwd=sample)
+    return sample / "build/site"
+
+
+@pytest.fixture(params=["served", "disk"])
+def home(folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The same site at an address, and as files."""
+    if request.param == "disk":
+        yield f"{folder.as_uri()}/"
+        return
+    with serve(folder) as address:
+        yield address
+
+
+def ask(page: Page, query: str) -> None:
+    """Type a query and wait for what it finds."""
+    page.locator("dialog.search input").fill(query)
+    page.locator(RESULTS).first.wait_for()
+
+
+def test_a_query_leads_to_its_section_by_keyboard_alone(page: Page, home: str) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{home}notes/reading.html")
+    assert not [url for url in asked if "search-" in url or "core.js" in url]
+    opener = page.locator("[data-search]")
+    opener.press("Enter")
+    field = page.locator("dialog.search input")
+    field.wait_for()
+    assert field.evaluate("field => field === document.activeElement")
+    page.keyboard.type("bounded deque")
+    page.locator("dialog.search mark").first.wait_for()
+    assert page.locator("dialog.search mark").first.inner_text() == "bounded deque"
+    assert page.locator("dialog.search [role=status]").inner_text() == "Results: 1"
+    # Down to the link, up to the field, and typing goes on there.
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.href").endswith(
+        "ring.html#Ring.__init__/a-bounded-deque-drops-items"
+    )
+    page.keyboard.press("ArrowUp")
+    assert field.evaluate("field => field === document.activeElement")
+    page.keyboard.press("Escape")
+    assert not page.locator("dialog.search").is_visible()
+    assert opener.evaluate("opener => opener === document.activeElement")
+    # What was typed is there again, and Enter goes to the best result, even before it is shown.
+    opener.press("Enter")
+    page.keyboard.type("Ring.put")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/ring.html#Ring.put")
+    # On the same page the dialog makes room for what it found.
+    page.locator("[data-search]").click()
+    field.wait_for()
+    page.keyboard.type("keeps the last items")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/ring.html#Ring")
+    assert not page.locator("dialog.search").is_visible()
+
+
+def test_translations_are_searched_in_their_own_words(page: Page, folder: Path) -> None:
+    for lang, query, said in [("ja", "勾配", "検索結果：1件"), ("zh", "优化器", "共 1 条结果")]:
+        page.goto((folder / lang / "tools/window.html").as_uri())
+        page.locator("[data-search]").click()
+        ask(page, query)
+        assert page.locator("dialog.search [role=status]").inner_text() == said
+        assert page.locator("dialog.search mark").inner_text() == query
+        page.locator(RESULTS).click()
+        page.wait_for_url(f"**/{lang}/ring.html#Ring.__init__/a-bounded-deque-drops-items")
+        # English stays where the translation lacks, and says that it is English.
+        page.locator("[data-search]").click()
+        ask(page, "add an item")
+        found = page.locator("dialog.search .found").first
+        found.locator("mark").first.wait_for()
+        assert found.get_attribute("lang") == "en"
+
+
+def test_a_hand_on_a_narrow_screen_finds_it_too(page: Page, folder: Path) -> None:
+    page.set_viewport_size({"width": 390, "height": 700})
+    page.goto((folder / "ring.html").as_uri())
+    page.locator("[data-search]").click()
+    ask(page, "ring")
+    page.locator("dialog.search mark").first.wait_for()
+    page.evaluate(FRAMES)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    box = page.locator("dialog.search").bounding_box()
+    assert box
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    assert box["height"] <= 700
+    page.get_by_role("button", name="Close").click()
+    assert not page.locator("dialog.search").is_visible()
+    page.locator("[data-search]").click()
+    page.locator("dialog.search input").fill("qqqqq")
+    page.get_by_text("Nothing found").wait_for()
+    # Beside the dialog.
+    page.mouse.click(5, 690)
+    assert not page.locator("dialog.search").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_the_dialog(page: Page, folder: Path, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.goto((folder / "ring.html").as_uri())
+    page.locator("[data-search]").click()
+    ask(page, "ring")
+    page.locator("dialog.search mark").first.wait_for()
+    assert violations(page, ALL) == []
+
+
+def test_an_index_that_is_not_there_is_told(browser: Browser, folder: Path) -> None:
+    page = browser.new_page()
+    page.route("**/core.js", lambda route: route.abort())
+    page.goto((folder / "ring.html").as_uri())
+    page.locator("[data-search]").click()
+    assert page.get_by_role("alert").inner_text() == "The search could not be loaded"
+    page.close()
+
+
+def test_without_scripts_there_is_no_button(browser: Browser, folder: Path) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto((folder / "ring.html").as_uri())
+    assert page.locator("[data-search], button").count() == 0
+    page.close()
