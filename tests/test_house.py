@@ -35,6 +35,7 @@ ORDER = {
             "glossary",
             "origin",
             "template_errors",
+            "look",
         ),
         *("source", "ids", "text", "symbols", "catalog", "lint", "figures", "interactive", "cite", "site"),
         *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),

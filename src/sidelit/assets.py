@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from sidelit import reading
 from sidelit.errors import SidelitError
 from sidelit.scripts import compact
 
@@ -45,4 +46,4 @@ def asset_files() -> tuple[tuple[str, Path], ...]:
 def content(path: Path) -> bytes:
     """What is served of a file of the assets: the press's own scripts without their comments."""
     own = path.suffix == ".js" and path.parent == templates_folder() / "assets"
-    return compact(path.read_text(encoding="utf-8")).encode() if own else path.read_bytes()
+    return compact(path.read_text(encoding="utf-8")).encode() if own else reading.data(path)

@@ -94,6 +94,8 @@ class Config:
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
     home: str = "index.html"
+    override_assets: tuple[str, ...] = ()
+    """The files of `assets/` that take the place of the press's own."""
     spoken: Mapping[str, Language] = field(default_factory=dict)
     """The languages by their codes, those that were read already."""
 
@@ -176,6 +178,7 @@ def load(path: Path) -> Config:
         authors=public.authors(top),
         figures_torch=top.take("figures_torch", str, "") or None,
         macros=_macros(top),
+        override_assets=top.strings("override_assets"),
     )
     top.finish()
     _check(config, top)
@@ -192,7 +195,9 @@ def _languages(top: Table) -> tuple[str, ...]:
 def _spoken(config: Config, top: Table) -> Config:
     """The configuration with its languages read; one that nobody has words for is a mistake of its line."""
     try:
-        return replace(config, spoken={code: config.language(code) for code in config.languages})
+        spoken = {code: config.language(code) for code in config.languages}
+        languages.check_own(spoken, config.shown(config.folder / languages.FOLDER))
+        return replace(config, spoken=spoken)
     except SidelitError as error:
         raise error if error.path else top.error(error.what, "languages", hint=error.hint) from None
 

@@ -16,6 +16,8 @@ own `site/ui/CODE.toml`:
 Every word is needed, so that no page turns out half in one language and half in another by accident. A file
 that is not finished says so: with `fallback = "en"` under `[language]` the words that it lacks are those of
 that language.
+
+What the project's own templates say stands under `[own]`, in every language; there it is `own.KEY`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
 from types import MappingProxyType
@@ -55,6 +57,8 @@ class Language:
     """What pages say in `lang`: browsers choose letters and voices by it."""
     direction: str = "ltr"
     """`ltr` or `rtl`, the way its lines run."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """The words of the project's own templates."""
     cjk: bool = False
     """Whether it is set in ideographs, which take none of the Latin text faces."""
 
@@ -89,6 +93,15 @@ def load(code: str, folder: Path | None = None, shown: str = FOLDER) -> Language
     return _read(code, press, None) if press else _absent(code, f"{shown}/{code}.toml")
 
 
+def check_own(spoken: Mapping[str, Language], shown: str) -> None:
+    """The words of a project's own templates stand in each of its languages."""
+    asked = dict.fromkeys(key for language in spoken.values() for key in language.own)
+    for code, language in spoken.items():
+        if missing := [key for key in asked if key not in language.own]:
+            what = f"words of the project's own templates are missing: {', '.join(missing)}"
+            raise SidelitError(what, path=f"{shown}/{code}.toml", line=1, hint="write them under [own]")
+
+
 def _folder() -> Path:
     return assets.templates_folder() / FOLDER
 
@@ -96,9 +109,13 @@ def _folder() -> Path:
 def _absent(code: str, place: str) -> Language:
     hint = (
         f"write {place}: a copy of {_folder() / 'en.toml'} with its words in that language; its keys are "
-        + ", ".join(_words(_open((_folder() / "en.toml", "templates/ui/en.toml"))))
+        + ", ".join(_english())
     )
     raise SidelitError(f"the press has no words for the language {code!r} ({', '.join(known())})", hint=hint)
+
+
+def _english() -> dict[str, str]:
+    return _words(_open((_folder() / "en.toml", "templates/ui/en.toml")), "ui")
 
 
 def _open(file: tuple[Path, str]) -> Table:
@@ -110,12 +127,14 @@ def _read(code: str, ours: tuple[Path, str] | None, own: tuple[Path, str] | None
     tables = [_open(file) for file in (ours, own) if file is not None]
     said: dict[str, Any] = {}
     words: dict[str, str] = {}
+    more: dict[str, str] = {}
     for table in tables:
         said.update(_about(table))
-        words.update(_words(table))
+        words.update(_words(table, "ui"))
+        more.update(_words(table, "own"))
         table.finish()
     last = tables[-1]
-    english = _words(_open((_folder() / "en.toml", "templates/ui/en.toml")))
+    english = _english()
     if own is not None:
         _check_words(last, words, english)
     if "fallback" in said:
@@ -126,6 +145,7 @@ def _read(code: str, ours: tuple[Path, str] | None, own: tuple[Path, str] | None
         name=str(said["name"]),
         short=str(said["short"]),
         words=MappingProxyType(words),
+        own=MappingProxyType(more),
         tag=str(said.get("tag", code)),
         direction=str(said.get("direction", "ltr")),
         cjk=bool(said.get("cjk", False)),
@@ -151,11 +171,11 @@ def _about(table: Table) -> dict[str, Any]:
     return said
 
 
-def _words(table: Table) -> dict[str, str]:
-    words = table.take("ui", dict, {})
-    for key, value in words.items():
+def _words(table: Table, key: str) -> dict[str, str]:
+    words = table.take(key, dict, {})
+    for name, value in words.items():
         if not isinstance(value, str) or not value.strip():
-            raise table.error(f"the word `{key}` must be a string", key)
+            raise table.error(f"the word `{name}` must be a string", name)
     return dict(words)
 
 

@@ -89,6 +89,13 @@ class Table:
             raise self.error(f"`{key}` must be a list of tables", key)
         return tuple(Table(cast("dict[str, Any]", entry), self.shown, self.text) for entry in entries)
 
+    def strings(self, key: str) -> tuple[str, ...]:
+        """A list of strings; nothing where there is none."""
+        entries = self.take(key, list, [])
+        if not all(isinstance(entry, str) for entry in entries):
+            raise self.error(f"`{key}` must be a list of strings", key)
+        return tuple(entries)
+
     def finish(self) -> None:
         for key in self.data:
             raise self.error(f"unknown key `{key}`", key, hint="remove it or mend its spelling")

@@ -27,6 +27,17 @@ def refused(error: Exception, folder: Path, shown: str) -> SidelitError:
     return SidelitError(f"the template fails: {error}", path=name, line=line)
 
 
+def stands_in(error: BaseException, folder: Path) -> bool:
+    """Whether the deepest template of a traceback is one of this folder."""
+    trace, inside = error.__traceback__, False
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if file.suffix in (".html", ".svg"):
+            inside = file.is_relative_to(folder)
+        trace = trace.tb_next
+    return inside
+
+
 def _place(error: BaseException, folder: Path, shown: str) -> tuple[str | None, int | None]:
     """The deepest template line in a traceback: Jinja2 rewrites frames to point at its templates."""
     name: str | None = None

@@ -12,11 +12,11 @@ from playwright.sync_api import Page
 
 from built import ROOT
 from press.figures import studio
-from sidelit.site.page import interface
+from sidelit import languages
 
 SCRIPT = ROOT / "templates" / "assets" / "figures.js"
 PAGE = "notes/reading.html"
-WORDS = {lang: interface(lang) for lang in ("en", "ja", "zh")}
+WORDS = {lang: languages.load(lang).words for lang in ("en", "ja", "zh")}
 
 
 def furnish(sample: Path) -> None:

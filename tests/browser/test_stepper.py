@@ -12,10 +12,10 @@ from browser.looks import ALL, in_print, sideways, violations
 from browser.looks import look as looked
 from built import ROOT, show
 from press.interactive import studio
-from sidelit.site.page import interface
+from sidelit import languages
 
 PAGE = "steps.html"
-WORDS = {lang: interface(lang) for lang in ("en", "ja", "zh")}
+WORDS = {lang: languages.load(lang).words for lang in ("en", "ja", "zh")}
 PRESENT = ".event.on"
 WINDOW = {"has_touch": True}
 furnish = studio.furnish

@@ -52,8 +52,7 @@ class Desk:
         self._marker = self.symbols.of(shown)
         self.ways = ways.Ways(self.config, self.edition, host or shown)
         self.language = press.config.language(shown.lang)
-        words = self.language.words
-        self.labels = {key: words[key] for key in prose.LABELS if key in words}
+        self.labels = {key: self.language.words[key] for key in prose.LABELS}
         self._taken: Counter[str] = Counter()
         self.figures_shown: Counter[str] = Counter()
         self.needed: dict[str, None] = {}
@@ -132,8 +131,8 @@ class Desk:
         """A figure by its name; `path` and `line` say where the page asks for it."""
         drawing = self.press.figures.draw(name, self.shown.lang, path, line)
         self.figures_shown[name] += 1
-        source, number = self.config.language(self.config.source_language).tag, self.figures_shown[name]
-        return drawn.html(drawing, self.language, source, number, self._of_a_figure)
+        words = drawn.Words(self.language, self.shown.source_lang, self.press.look)
+        return drawn.html(drawing, words, self.figures_shown[name], self._of_a_figure)
 
     def said(self, script: Script, context: str, values: Mapping[str, object]) -> Markup:
         """A sentence of what a reader can move, in the language of this page, its blanks filled."""
@@ -289,7 +288,7 @@ class _Place:
         self.desk.needed[name] = None
 
     def fragment(self, template: str, **values: object) -> Markup:
-        return page.fragment(f"directives/{template}", self.desk.language, values)
+        return page.fragment(f"directives/{template}", self.desk.language, self.desk.press.look, values)
 
 
 def _offset(piece: Piece) -> int:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from markdown_it.token import Token
 from markupsafe import Markup, escape
@@ -13,22 +14,23 @@ from markupsafe import Markup, escape
 from sidelit.figures.drawing import Drawing
 from sidelit.figures.words import Said
 from sidelit.languages import Language
+from sidelit.look import Look
 from sidelit.site import page
 
 ID = "figure-{}"
 
 
-def html(
-    drawing: Drawing,
-    language: Language,
-    source_lang: str,
-    number: int,
-    inline: Callable[[Sequence[Token]], Markup],
-) -> Markup:
-    """The figure as HTML, the page's `number`th of that name.
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The page's language, the tag of that of the data, and the look of the page."""
 
-    `source_lang` is the tag of the language of its data; `inline` sets its title and its caption.
-    """
+    language: Language
+    source_lang: str
+    look: Look
+
+
+def html(drawing: Drawing, words: Words, number: int, inline: Callable[[Sequence[Token]], Markup]) -> Markup:
+    """The figure as HTML, the page's `number`th of that name; `inline` sets its title and its caption."""
     own = ID.format(drawing.name) + (f"-{number}" if number > 1 else "")
     values = {
         "id": own,
@@ -42,9 +44,9 @@ def html(
         "rows": [[_cell(cell) for cell in row] for row in drawing.rows],
         "recordings": drawing.recordings,
         "state": drawing.state,
-        "source_lang": source_lang,
+        "source_lang": words.source_lang,
     }
-    return page.fragment("figure.html", language, values)
+    return page.fragment("figure.html", words.language, words.look, values)
 
 
 def _described(drawing: Drawing, svg: Markup, own: str, kind: str) -> Markup:

@@ -14,6 +14,7 @@ from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.figures.gallery import Gallery
 from sidelit.glossary import Glossary
+from sidelit.look import Look
 from sidelit.origin import Origin
 from sidelit.proofs import Proof
 from sidelit.site import citation, forwarding, views
@@ -53,6 +54,8 @@ class Press:
     """What a citation names; `None` for files that are printed without their project."""
     shelf: Shelf | None = None
     """The catalogues."""
+    look: Look = field(default_factory=Look)
+    """The templates and the assets."""
     lenient: bool = False
     """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
     report: Callable[[SidelitError], None] = lambda error: None

@@ -144,9 +144,9 @@ def _pages(
         lenient=not job.strict,
         report=gathered.add,
     )
-    done = {f"assets/{name}": assets.content(path) for name, path in assets.asset_files()}
+    done = {f"assets/{name}": assets.content(path) for name, path in press.look.assets.items()}
     for output, shown in press.editions[job.lang].pages.items():
-        done[output] = page.render(assemble.view(press, shown)).encode()
+        done[output] = page.render(assemble.view(press, shown), press.look).encode()
     done |= search.files(search.Material(made, press.editions))
     if job.strict:
         gathered.check()

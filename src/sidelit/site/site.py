@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidelit import assets, glossary, origin, reading
+from sidelit import look as looks
 from sidelit.catalog import catalog
 from sidelit.cite import authors
 from sidelit.config import Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
 from sidelit.ids.claims import Placed
+from sidelit.look import Look
 from sidelit.site import (
     anchoring,
     assemble,
@@ -132,7 +134,7 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
 
     Raises `SidelitError` (one, or `Failures`) when anything else in it is wrong.
     """
-    page.forget()
+    looks.forget()
     written = texts(config, notes)
     books = shelf(config, written)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
@@ -156,19 +158,22 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         shelf=books,
         works=works,
         proved=proved.lines(config, gathered.add),
+        look=looks.look(config),
         lenient=notes is not None,
         report=(notes or gathered).add,
     )
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    made = _static(config)
+    made = _static(config, press.look)
     for lang, each in editions.items():
         pages = dict(each.pages)
         for address in forwarding.forwards(leads, written):
             pages[address] = forwarding.page(address, each.pages[leads[address][""].output])
         for output, shown in pages.items():
-            made[ways.address(config, output, lang)] = page.render(assemble.view(press, shown)).encode()
+            made[ways.address(config, output, lang)] = page.render(
+                assemble.view(press, shown), press.look
+            ).encode()
     gathered.check()
     material = search.Material(config, editions, terms, works, press.uses)
     for name, part in search.files(material).items():
@@ -215,9 +220,9 @@ def watched(path: Path) -> tuple[Path, ...]:
     return (path.parent, assets.templates_folder(), *sources)
 
 
-def _static(config: Config) -> dict[str, bytes]:
+def _static(config: Config, look: Look) -> dict[str, bytes]:
     """The files of the press, and those that lie beside the pages of prose."""
-    found = {f"assets/{name}": assets.content(path) for name, path in assets.asset_files()}
+    found = {f"assets/{name}": assets.content(path) for name, path in look.assets.items()}
     for name in index.pictures(config):
         path = config.folder / "pages" / name
         shown = f"{links.pages_folder(config)}/{name}"

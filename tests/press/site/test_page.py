@@ -11,7 +11,7 @@ import pytest
 
 from press import project
 from press.project import edit, sidelit
-from sidelit import assets, config
+from sidelit import assets, config, look
 from sidelit.errors import SidelitError
 from sidelit.site import page, site
 
@@ -23,9 +23,9 @@ def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """A copy of the templates that the press uses in place of its own."""
     folder = Path(shutil.copytree(assets.templates_folder(), tmp_path / "templates"))
     monkeypatch.setattr(assets, "templates_folder", lambda: folder)
-    page.forget()
+    look.forget()
     yield folder
-    page.forget()
+    look.forget()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+"""A project's own templates, assets and words over those of the press."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from press.project import edit, sidelit
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def html(sample: Path, name: str) -> str:
+    sidelit("build", cwd=sample)
+    return (sample / "build/site" / name).read_text(encoding="utf-8")
+
+
+def test_a_template_of_the_project_shadows_ours_and_reaches_it(sample: Path) -> None:
+    write(
+        sample / "site/templates/base.html",
+        '{% extends "press/base.html" %}\n{% block head %}'
+        '<link rel="stylesheet" href="{{ asset("ours.css") }}">'
+        "{% endblock %}\n",
+    )
+    write(sample / "site/assets/ours.css", "body { color: red }\n")
+    write(sample / "site/templates/foot.html", "<footer>{{ own.made }}</footer>\n")
+    for code, made in (("en", "Made by us"), ("ja", "自作"), ("zh", "自制")):
+        write(sample / f"site/ui/{code}.toml", f'[own]\nmade = "{made}"\n')
+    page = html(sample, "ja/ring.html")
+    assert '<link rel="stylesheet" href="../assets/ours.css">' in page
+    # A chapter of the press extends what the project has put in the place of the frame.
+    assert '<body class="chapter"' in page
+    assert "<footer>自作</footer>" in page
+    assert (sample / "build/site/assets/ours.css").read_text("utf-8") == "body { color: red }\n"
+
+
+def test_an_asset_of_ours_is_exchanged_only_on_purpose(sample: Path) -> None:
+    write(sample / "site/assets/print.css", "ours\n")
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told.startswith("site/assets/print.css: two files would be written to assets/print.css")
+    assert 'write `override_assets = ["print.css"]`' in told
+    edit(
+        sample / "site/sidelit.toml", 'title = "Sample"', 'title = "Sample"\noverride_assets = ["print.css"]'
+    )
+    html(sample, "ring.html")
+    assert (sample / "build/site/assets/print.css").read_bytes() == b"ours\n"
+    edit(sample / "site/sidelit.toml", '"print.css"', '"prind.css"')
+    assert "names 'prind.css', and the press has no such" in sidelit("build", cwd=sample, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{{ ui.nothing }}", "site/templates/foot.html:1: the template fails"),
+        ("\n{{ own.nothing }}", "site/templates/foot.html:2: the template fails"),
+        ("\n\n{% if %}", "site/templates/foot.html:3: not a valid template"),
+        ("{{ 1 // 0 }}", "site/templates/foot.html:1: the template fails"),
+    ],
+)
+def test_a_mistake_in_a_template_of_the_project_has_its_line(sample: Path, text: str, said: str) -> None:
+    write(sample / "site/templates/foot.html", text)
+    assert sidelit("build", cwd=sample, code=1).stderr.startswith(said)
+
+
+def test_own_words_stand_in_every_language(sample: Path) -> None:
+    write(sample / "site/ui/ja.toml", '[own]\nmade = "自作"\n')
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told.startswith("site/ui/en.toml:1: words of the project's own templates are missing: made; ")
+
+
+def test_files_that_have_no_place_among_assets(sample: Path, tmp_path: Path) -> None:
+    page = write(sample / "site/assets/page.html", "<script>")
+    assert "an HTML file among the assets" in sidelit("build", cwd=sample, code=1).stderr
+    page.unlink()
+    secret = write(tmp_path / "secret", "s")
+    (sample / "site/assets/ours.txt").symlink_to(secret)
+    assert "leads out of the project's folder" in sidelit("build", cwd=sample, code=1).stderr
