@@ -26,6 +26,7 @@ ORDER = {
             "tables",
             "scripts",
             "assets",
+            "dialects",
             "languages",
             "page_names",
             "proofs",

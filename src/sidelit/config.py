@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from sidelit import languages, page_names, proofs, prose_pages, public, reading
+from sidelit import dialects, languages, page_names, proofs, prose_pages, public, reading
 from sidelit.errors import SidelitError
 from sidelit.languages import Language
 from sidelit.page_names import Former
@@ -49,6 +49,8 @@ class Chapter:
     """What it was called before."""
     line: int = 1
     """Where the configuration names it."""
+    dialect: str = "markdown"
+    """What its docstrings are written in, one of `sidelit.dialects.DIALECTS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ def load(path: Path) -> Config:
     shown = path.relative_to(project).as_posix()
     top = read_table(path, shown)
     root = top.take("source_root", str, "src").strip("/")
+    dialect = dialects.read(top, "markdown")
     config = Config(
         path=path,
         project=project,
@@ -164,7 +167,7 @@ def load(path: Path) -> Config:
         tagline=top.take("tagline", str, ""),
         languages=_languages(top),
         front=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("front")),
-        parts=tuple(_part(table, root) for table in top.tables("parts")),
+        parts=tuple(_part(table, root, dialect) for table in top.tables("parts")),
         back=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("back")),
         course=prose_pages.course(top.table("course"), path.parent.name),
         source_root=root,
@@ -214,14 +217,16 @@ def _macros(top: Table) -> dict[str, str]:
     return macros
 
 
-def _part(table: Table, root: str) -> Part:
+def _part(table: Table, root: str, usual: str) -> Part:
     number, label, question = (
         table.take("number", str, ""),
         table.take("label", str),
         table.take("question", str, ""),
     )
     folder, output = table.take("folder", str, root).strip("/"), table.take("output", str, "").strip("/")
-    chapters = tuple(_chapter(entry, folder, output, root) for entry in table.tables("chapters"))
+    dialect = dialects.read(table, usual)
+    entries = table.tables("chapters")
+    chapters = tuple(replace(_chapter(entry, folder, output, root), dialect=dialect) for entry in entries)
     table.finish()
     return Part(number, label, chapters, question)
 

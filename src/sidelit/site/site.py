@@ -116,7 +116,8 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
         elif isinstance(anchors := names[item.name], SidelitError):
             gathered.add(anchors)
         else:
-            found.append(content.chapter(item, placed[item.source].document, anchors, numbers[item.name]))
+            document, report = placed[item.source].document, (notes or gathered).add
+            found.append(content.chapter(item, document, anchors, numbers[item.name], report))
     gathered.check()
     return tuple(found)
 
