@@ -26,7 +26,6 @@ from sidelit.site.press import Press
 from sidelit.site.search import index as search
 from sidelit.source import source
 from sidelit.symbols import notation
-from sidelit.text import foreign
 from sidelit.text.math import Typesetter
 
 
