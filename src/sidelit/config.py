@@ -21,6 +21,7 @@ from sidelit.languages import Language
 from sidelit.page_names import Former
 from sidelit.proofs import Proof
 from sidelit.prose_pages import NO_COURSE, Course, Lesson, Prose
+from sidelit.public import NOWHERE, Public
 from sidelit.tables import Table, read_table
 
 __all__ = ["SITE", "Chapter", "Config", "Course", "Lesson", "Part", "Prose", "find", "load", "module_name"]
@@ -79,19 +80,12 @@ class Config:
     back: tuple[Prose, ...]
     course: Course = NO_COURSE
     source_root: str = "src"
-    source_url: str | None = None
-    report_url: str | None = None
-    commit_url: str | None = None
+    public: Public = NOWHERE
     licence_note: str = ""
     home_figure: str = ""
     """A template whose picture stands beside the title on the home page, if there is one."""
-    repository: str | None = None
-    url: str | None = None
-    """Where the site is published, with a slash at its end; without it nothing points anywhere."""
     authors: tuple[str, ...] = ()
     """Who wrote it, where no `CITATION.cff` says so."""
-    pinned: str = ""
-    """The folder below `url` in which a release keeps this text, with a slash at its end."""
     figures_torch: str | None = None
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
@@ -171,13 +165,9 @@ def load(path: Path) -> Config:
         back=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("back")),
         course=prose_pages.course(top.table("course"), path.parent.name),
         source_root=root,
-        source_url=top.take("source_url", str, "") or None,
-        report_url=top.take("report_url", str, "") or None,
-        commit_url=top.take("commit_url", str, "") or None,
+        public=public.read(top),
         licence_note=top.take("licence_note", str, ""),
         home_figure=top.take("home_figure", str, ""),
-        repository=top.take("repository", str, "") or None,
-        url=public.url(top),
         authors=public.authors(top),
         figures_torch=top.take("figures_torch", str, "") or None,
         macros=_macros(top),
