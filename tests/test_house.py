@@ -39,7 +39,7 @@ ORDER = {
             "look",
         ),
         *("source", "ids", "text", "symbols", "catalog", "lint", "figures", "interactive", "cite", "site"),
-        *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
+        *("output", "pack", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],
 }
 
