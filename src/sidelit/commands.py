@@ -25,7 +25,7 @@ from sidelit.source import source
 
 def build_site(given: argparse.Namespace) -> int:
     """`sidelit build`."""
-    return _told(api.build(given.config, given.out, keep_going=given.keep_going))
+    return _told(api.build(given.config, given.out, keep_going=given.keep_going, jobs=given.jobs))
 
 
 def pack_site(given: argparse.Namespace) -> int:
@@ -59,6 +59,7 @@ def print_files(given: argparse.Namespace) -> int:
         strict=given.strict,
         source=given.source,
         dialect=given.dialect,
+        jobs=given.jobs,
     )
     return _told(done)
 
