@@ -47,6 +47,7 @@ from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
 from sidelit.site.views import Work
+from sidelit.symbols import notation
 from sidelit.text.math import Typesetter
 
 CACHE = ".cache/sidelit"
@@ -162,6 +163,7 @@ def write(
         index=index.index(config, written, leads, terms, works),
         leads=leads,
         texts={text.item.source: text for text in written},
+        notations={text.item.source: notation.read(text.tokens) for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
         origin=project.origin,
         cited=project,

@@ -49,6 +49,7 @@ class RenderContext:
     :param picture_size: the width and height of a picture by its target, or nothing.
     :param name: the address of a definition by its dotted name, or nothing.
     :param math: sets formulas; without one they are shown as they were typed.
+    :param symbols: the keys of the symbols whose name in the program a piece of code is.
     :param section: the id of the section, which makes the ids of footnotes unique on the page.
     :param place: where in the section a text stands that is not part of its body: its title, the lede.
     :param heading_offset: what to add to the level of every heading.
@@ -64,6 +65,7 @@ class RenderContext:
     picture_size: Callable[[str], tuple[int, int] | None] = lambda target: None
     name: Callable[[str], str | None] = lambda name: None
     math: Typesets | None = None
+    symbols: Callable[[str], str] = lambda code: ""
     section: str = ""
     place: str = ""
     heading_offset: int = 0
@@ -97,7 +99,8 @@ class InlineWriter:
                 return escape(child.content, quote=False)
             case "code_inline":
                 gaps = _gaps(children, index, child.content[:1], child.content[-1:])
-                return f"{tag('code', {'class': gaps})}{escape(child.content, quote=False)}</code>"
+                attributes = {"class": gaps, "data-sym": self.context.symbols(child.content)}
+                return f"{tag('code', attributes)}{escape(child.content, quote=False)}</code>"
             case "math_inline":
                 return self.formula(owner, child, gaps=_gaps(children, index))
             case "math_inline_double":
