@@ -41,7 +41,7 @@ ORDER = {
             "template_errors",
             "look",
         ),
-        *("source", "ids", "text", "catalog", "lint", "figures", "interactive", "cite", "site"),
+        *("source", "ids", "text", "symbols", "catalog", "lint", "figures", "interactive", "cite", "site"),
         *("output", "pack", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],
 }
