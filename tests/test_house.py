@@ -28,6 +28,7 @@ ORDER = {
             "assets",
             "languages",
             "page_names",
+            "patterns",
             "proofs",
             "prose_pages",
             "public",
@@ -38,7 +39,7 @@ ORDER = {
             "look",
         ),
         *("source", "ids", "text", "catalog", "lint", "figures", "interactive", "cite", "site"),
-        *("output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
+        *("adopt", "output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
     ],
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from sidelit import config, output
 from sidelit.errors import SidelitError
 from sidelit.site import partial, printing, site
+from sidelit.site.printing import Made
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +33,30 @@ def build(
     `file` is its `site/sidelit.toml`, by default the nearest one in the current folder or above it. `out` is
     the folder to write, by default `build/site` of that project.
 
-    With `keep_going` a source that is no Python is left out, and a formula or link that is wrong is printed
-    as it was typed; `skipped` and `warnings` tell of them.
+    With `keep_going`, here or in the configuration, a source that is no Python is left out, and a formula or
+    link that is wrong is printed as it was typed; `skipped` and `warnings` tell of them.
 
     Raises `SidelitError` with all mistakes, each with its file and line; then `out` is as it was.
     """
     made = config.load(Path(file) if file is not None else config.find(Path.cwd()))
     folder = Path(out) if out is not None else made.project / "build" / "site"
-    if not keep_going:
-        return _written(site.files(made), folder)
+    pages = site_files(made, keep_going=keep_going)
+    return replace(_written(pages.files, folder), warnings=pages.odd, skipped=pages.skipped)
+
+
+def site_files(made: config.Config, *, keep_going: bool = False) -> Made:
+    """Make the files of a whole site; `keep_going` is as in `build`.
+
+    Raises `SidelitError` as `build` does.
+    """
+    if not (keep_going or made.keep_going):
+        return Made(site.files(made), (), ())
     made, skipped = partial.readable(made)
     notes = site.Collector()
-    done = _written(site.files(made, notes), folder)
+    files = site.files(made, notes)
     # The same slip shows in every language.
-    told = {str(error): error for error in notes.errors}
-    return replace(done, warnings=tuple(told.values()), skipped=skipped)
+    odd = tuple({str(error): error for error in notes.errors}.values())
+    return Made(files, odd, skipped)
 
 
 def print_files(

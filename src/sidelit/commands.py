@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidelit import api, config, glossary, origin, serve
+from sidelit import adopt, api, config, glossary, origin, serve
 from sidelit.catalog import catalog
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
@@ -32,11 +32,27 @@ def serve_site(given: argparse.Namespace) -> int:
     path = _path(given)
     serve.serve(
         # The configuration is read anew each time: it may be what was saved.
-        lambda: site.files(config.load(path)),
+        lambda: api.site_files(config.load(path)).files,
         lambda: site.watched(path),
         given.port,
         lambda line: print(line, flush=True) if line else None,
     )
+    return 0
+
+
+def init(given: argparse.Namespace) -> int:
+    """`sidelit init`."""
+    found, written = adopt.init(given.folder, codes=given.lang, mkdocs=given.mkdocs)
+    for path in written:
+        print(path.as_posix())
+    print(f"{found.files} files in {len(found.parts)} parts. Next:")
+    there = (
+        ""
+        if given.folder.resolve() == Path.cwd()
+        else f" --config {(given.folder / adopt.CONFIGURATION).as_posix()}"
+    )
+    print(f"  sidelit serve{there}    shows the site on this machine and builds it again on every save")
+    print(f"  sidelit build{there}    writes it into {(given.folder / 'build/site').as_posix()}/")
     return 0
 
 
