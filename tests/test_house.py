@@ -26,6 +26,7 @@ ORDER = {
             "tables",
             "scripts",
             "assets",
+            "dialects",
             "languages",
             "page_names",
             "patterns",
@@ -39,7 +40,8 @@ ORDER = {
             "look",
         ),
         *("source", "ids", "text", "catalog", "lint", "figures", "interactive", "cite", "site"),
-        *("adopt", "output", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
+        *("adopt", "output", "api", "pack", "__init__", "serve", "commands", "cli", "mkdocs_plugin"),
+        "__main__",
     ],
 }
 

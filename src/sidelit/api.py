@@ -67,11 +67,13 @@ def print_files(
     locale: str | Path | None = None,
     strict: bool = False,
     source: str = "en",
+    dialect: str = "",
 ) -> Printed:
     """Print Python files, or folders of them, as pages in the folder `out`.
 
     `lang` is the language of the pages, and `locale` a folder of translations into it, `LANG/PAGE.po`,
-    from the language `source`.
+    from the language `source`. `dialect` is what the docstrings are written in, one of
+    `sidelit.dialects.DIALECTS`; without it each is guessed.
 
     One of several files that cannot be read as Python is left out, and `skipped` says why.
 
@@ -84,7 +86,7 @@ def print_files(
         raise SidelitError("there is no such folder of translations", path=shelf, hint="name another")
     # Before the work, not after it.
     output.check_target(folder)
-    made = printing.files(printing.Job(paths, lang, shelf, strict, source))
+    made = printing.files(printing.Job(paths, lang, shelf, strict, source, dialect))
     return replace(_written(made.files, folder), warnings=made.odd, skipped=made.skipped)
 
 

@@ -17,7 +17,7 @@ from sidelit.errors import SidelitError, refused
 
 # The distribution installs this command for everybody, and the packages it needs only for those who ask.
 try:
-    from sidelit import commands
+    from sidelit import commands, dialects
     from sidelit.cite import forms
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] == "sidelit":
@@ -67,6 +67,10 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="leave out what is no Python, print formulas and links that are wrong as they were typed",
     )
+    sub = add(
+        "pack", "build the site as one folder and one archive that open from a disk", commands.pack_site
+    )
+    sub.add_argument("--out", type=Path, metavar="DIR", help="where to (default: build/pack)")
     sub = add("serve", "show the site on this machine and build it again on every save", commands.serve_site)
     sub.add_argument("--port", type=int, default=8000, help="default: %(default)s; 0 takes any free one")
     sub = add("init", "look at a repository and write a first configuration for it", commands.init)
@@ -126,6 +130,12 @@ def _print(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--locale", type=Path, metavar="DIR", help="translations: DIR/LANG/PAGE.po")
     sub.add_argument(
         "--source", metavar="LANG", default="en", help="what the files are written in (default: en)"
+    )
+    sub.add_argument(
+        "--dialect",
+        choices=dialects.DIALECTS,
+        default="",
+        help="of docstrings (default: each is guessed)",
     )
     sub.add_argument("--strict", action="store_true", help="a formula or link that is wrong is an error")
 

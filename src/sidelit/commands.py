@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidelit import adopt, api, config, glossary, origin, serve
+from sidelit import adopt, api, config, glossary, origin, pack, serve
 from sidelit.catalog import catalog
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
@@ -25,6 +25,14 @@ from sidelit.source import source
 def build_site(given: argparse.Namespace) -> int:
     """`sidelit build`."""
     return _told(api.build(given.config, given.out, keep_going=given.keep_going))
+
+
+def pack_site(given: argparse.Namespace) -> int:
+    """`sidelit pack`."""
+    made = _config(given)
+    folder, archive = pack.pack(made, given.out or made.project / "build" / "pack")
+    print(f"{folder}\n{archive}: {archive.stat().st_size / 1e6:.1f} MB")
+    return 0
 
 
 def serve_site(given: argparse.Namespace) -> int:
@@ -65,6 +73,7 @@ def print_files(given: argparse.Namespace) -> int:
         locale=given.locale,
         strict=given.strict,
         source=given.source,
+        dialect=given.dialect,
     )
     return _told(done)
 

@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from sidelit import languages, page_names, patterns, proofs, prose_pages, public, reading
+from sidelit import dialects, languages, page_names, patterns, proofs, prose_pages, public, reading
 from sidelit.errors import SidelitError
 from sidelit.languages import Language
 from sidelit.page_names import Former
 from sidelit.proofs import Proof
 from sidelit.prose_pages import NO_COURSE, Course, Lesson, Prose
+from sidelit.public import NOWHERE, Public
 from sidelit.tables import Table, read_table
 
 __all__ = ["SITE", "Chapter", "Config", "Course", "Lesson", "Part", "Prose", "find", "load", "module_name"]
@@ -49,6 +50,8 @@ class Chapter:
     """What it was called before."""
     line: int = 1
     """Where the configuration names it."""
+    dialect: str = "markdown"
+    """What its docstrings are written in, one of `sidelit.dialects.DIALECTS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +80,12 @@ class Config:
     back: tuple[Prose, ...]
     course: Course = NO_COURSE
     source_root: str = "src"
-    source_url: str | None = None
-    report_url: str | None = None
-    commit_url: str | None = None
+    public: Public = NOWHERE
     licence_note: str = ""
     home_figure: str = ""
     """A template whose picture stands beside the title on the home page, if there is one."""
-    repository: str | None = None
-    url: str | None = None
-    """Where the site is published, with a slash at its end; without it nothing points anywhere."""
     authors: tuple[str, ...] = ()
     """Who wrote it, where no `CITATION.cff` says so."""
-    pinned: str = ""
-    """The folder below `url` in which a release keeps this text, with a slash at its end."""
     figures_torch: str | None = None
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
@@ -159,7 +155,7 @@ def load(path: Path) -> Config:
     shown = path.relative_to(project).as_posix()
     top = read_table(path, shown)
     root = top.take("source_root", str, "src").strip("/")
-    tree = patterns.tree(project, root, top)
+    tree, dialect = patterns.tree(project, root, top), dialects.read(top, "markdown")
     config = Config(
         path=path,
         project=project,
@@ -167,17 +163,13 @@ def load(path: Path) -> Config:
         tagline=top.take("tagline", str, ""),
         languages=languages.codes(top),
         front=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("front")),
-        parts=tuple(_part(table, tree) for table in top.tables("parts")),
+        parts=tuple(_part(table, tree, dialect) for table in top.tables("parts")),
         back=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("back")),
         course=prose_pages.course(top.table("course"), path.parent.name),
         source_root=root,
-        source_url=top.take("source_url", str, "") or None,
-        report_url=top.take("report_url", str, "") or None,
-        commit_url=top.take("commit_url", str, "") or None,
+        public=public.read(top),
         licence_note=top.take("licence_note", str, ""),
         home_figure=top.take("home_figure", str, ""),
-        repository=top.take("repository", str, "") or None,
-        url=public.url(top),
         authors=public.authors(top),
         figures_torch=top.take("figures_torch", str, "") or None,
         macros=_macros(top),
@@ -203,15 +195,16 @@ def _macros(top: Table) -> dict[str, str]:
     return macros
 
 
-def _part(table: Table, tree: patterns.Tree) -> Part:
+def _part(table: Table, tree: patterns.Tree, usual: str) -> Part:
     number, label, question = (
         table.take("number", str, ""),
         table.take("label", str),
         table.take("question", str, ""),
     )
     folder, output = table.take("folder", str, tree.root).strip("/"), table.take("output", str, "").strip("/")
-    entries = patterns.chapters(table, folder, tree)
-    chapters = tuple(_chapter(entry, folder, output, tree.root, line) for entry, line in entries)
+    dialect, entries = dialects.read(table, usual), patterns.chapters(table, folder, tree)
+    found = (_chapter(entry, folder, output, tree.root, line) for entry, line in entries)
+    chapters = tuple(replace(each, dialect=dialect) for each in found)
     table.finish()
     return Part(number, label, chapters, question)
 

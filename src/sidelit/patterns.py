@@ -9,8 +9,8 @@
 
 A pattern stands for the files that it matches in the folder of its part: `__init__.py` first, the others by
 their names, and those of subfolders behind them. What is listed already, here or in another part, it leaves
-out, and so it does with what a pattern behind an exclamation mark matches. The page of such a file has its path
-below the source root, so that many folders may each have their `utils.py`.
+out, and so it does with what a pattern behind an exclamation mark matches. The page of such a file has its
+path below the source root, so that many folders may each have their `utils.py`.
 """
 
 from __future__ import annotations

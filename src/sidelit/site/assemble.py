@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from sidelit.config import Chapter, Lesson
 from sidelit.errors import SidelitError
-from sidelit.site import frame, lesson_head, listing, surroundings, views
+from sidelit.site import frame, lesson_head, listing, meta, surroundings, views
 from sidelit.site.desk import Desk
 from sidelit.site.edition import Page
 from sidelit.site.press import Press
@@ -46,6 +46,7 @@ def view(press: Press, shown: Page) -> views.View:
         site=frame.head(press, desk.edition, desk.ways),
         page=surroundings.info(desk, kind, sections, body, lesson),
         foot=frame.foot(press, shown),
+        meta=meta.of_page(press.cited, shown),
         sections=sections,
         moved=tuple(surroundings.moved(desk)),
         body=Markup(body),

@@ -171,7 +171,7 @@ class Desk:
             state=words.state,
             langs=tuple(other for other in self.ways.alternates(name or piece.id) if not other.current),
             source_url=self.source_url(line),
-            report=fill(self.config.report_url, self.press.origin, self.item.source, line, piece.id),
+            report=fill(self.config.public.report_url, self.press.origin, self.item.source, line, piece.id),
             fold=fold,
             number=piece.number,
             plain_title=markup.plain(words.title),
@@ -180,7 +180,7 @@ class Desk:
 
     def source_url(self, line: int) -> str | None:
         """The address of a line of the page's source, if the project is published."""
-        return fill(self.config.source_url, self.press.origin, self.item.source, line)
+        return fill(self.config.public.source_url, self.press.origin, self.item.source, line)
 
     def _context(
         self, section: str, *, place: str = "", heading_offset: int = 0, heading_ids: bool = False

@@ -25,7 +25,6 @@ from sidelit.site import anchoring, assemble, content, edition, links, page, sit
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
 from sidelit.source import source
-from sidelit.text import foreign
 from sidelit.text.math import Typesetter
 
 
@@ -36,6 +35,7 @@ class Job:
     :param lang: the language of the pages.
     :param locale: the folder of translations into it, if there is one.
     :param source: the language that the files are written in, unless a project that they are part of says so.
+    :param dialect: what their docstrings are written in, if that is not to be guessed.
     """
 
     paths: tuple[Path, ...]
@@ -43,6 +43,7 @@ class Job:
     locale: Path | None = None
     strict: bool = False
     source: str = "en"
+    dialect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,10 @@ def files(job: Job) -> Made:
     unread = site.Collector()
     for path, chapter in zip(paths, made.chapters, strict=True):
         try:
-            document = _document(path, chapter.source, homes)
-            text = content.chapter(chapter, document, _anchors(path, document, homes, faults))
+            document = source.read(path, shown=chapter.source)
+            spoken = replace(chapter, dialect=_dialect(path, job, homes))
+            names_of = _anchors(path, document, homes, faults)
+            text = content.chapter(spoken, document, names_of, report=faults.append)
             written.append(replace(text, label=_import_name(path, text.label)))
             faults += document.faults
         except SidelitError as error:
@@ -107,13 +110,10 @@ def _anchors(
         return anchors.assign(document)
 
 
-def _document(path: Path, shown: str, homes: anchoring.Homes) -> source.Document:
-    """Read a file; what belongs to a site is Markdown already, the rest is put into it."""
-    document = source.read(path, shown=shown)
-    if homes.owner(path) is not None:
-        return document
-    sections = (replace(each, commentary=foreign.markdown(each.commentary)) for each in document.sections)
-    return replace(document, sections=tuple(sections))
+def _dialect(path: Path, job: Job, homes: anchoring.Homes) -> str:
+    """What the docstrings of a file are written in: what was asked for, or what its own site says."""
+    home = homes.owner(path)
+    return job.dialect or (home[1].dialect if home else "auto")
 
 
 def _pages(

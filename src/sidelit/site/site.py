@@ -30,12 +30,14 @@ from sidelit.site import (
     citation,
     content,
     edition,
+    feed,
     forwarding,
     index,
     links,
     listing,
     page,
     proved,
+    public_files,
     uses,
     ways,
 )
@@ -115,7 +117,8 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
         elif isinstance(anchors := names[item.name], SidelitError):
             gathered.add(anchors)
         else:
-            found.append(content.chapter(item, placed[item.source].document, anchors, numbers[item.name]))
+            document, report = placed[item.source].document, (notes or gathered).add
+            found.append(content.chapter(item, document, anchors, numbers[item.name], report))
     gathered.check()
     return tuple(found)
 
@@ -140,7 +143,7 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
     terms, works = _data(config)
     leads = forwarding.leads(written)
     gathered = Collector()
-    state = origin.origin(config)
+    project = citation.Project(config, origin.origin(config), authors.read(config), feed.releases(config))
     press = Press(
         config=config,
         editions=editions,
@@ -148,8 +151,8 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         leads=leads,
         texts={text.item.source: text for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
-        origin=state,
-        cited=citation.Project(config, state, authors.read(config)),
+        origin=project.origin,
+        cited=project,
         glossary=terms,
         uses=uses.uses(terms, written),
         figures=gallery.gallery(config, figure.read_all(config), books),
@@ -163,7 +166,7 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    made = _static(config, press.look)
+    made = {**_static(config, press.look), **public_files.files(press, project)}
     for lang, each in editions.items():
         pages = dict(each.pages)
         for address in forwarding.forwards(leads, written):

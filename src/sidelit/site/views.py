@@ -300,6 +300,18 @@ class Foot:
 
 
 @dataclass(frozen=True, slots=True)
+class Meta:
+    """What the head of a page tells to programs; every address is absolute."""
+
+    canonical: str
+    alternates: tuple[tuple[str, str], ...]
+    feed: str
+    properties: tuple[tuple[str, str], ...]
+    names: tuple[tuple[str, str], ...]
+    data: Markup
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """A whole page, ready for `render`."""
 
@@ -317,3 +329,4 @@ class View:
     body: Markup | str = ""
     glossary: tuple[Term, ...] = ()
     entries: tuple[Work, ...] = ()
+    meta: Meta | None = None

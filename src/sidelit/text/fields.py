@@ -20,6 +20,11 @@ _KINDS = {
     "yields": ("yield", "yields"),
     "raises": ("raise", "raises", "except", "exception"),
     "notation": ("notation",),
+    "other": ("other",),
+    "receives": ("receives",),
+    "warns": ("warns",),
+    "method": ("method",),
+    "see_also": ("see_also",),
 }
 _KIND = {word: kind for kind, words in _KINDS.items() for word in words}
 
@@ -39,6 +44,11 @@ class Field:
     argument: str
     type: str
     body: tuple[Token, ...]
+
+
+def kind_of(word: str) -> str:
+    """The kind of a field by the word that begins its name; `field` for one that is not known."""
+    return _KIND.get(word, "field")
 
 
 def tables(tokens: Sequence[Token]) -> dict[str, list[Field]]:
@@ -93,12 +103,12 @@ def _fields(tokens: Sequence[Token]) -> Iterator[Field]:
 
 
 def _field(name: Token, body: tuple[Token, ...]) -> Field:
-    kind = _KIND.get(name.meta["kind"], "field")
+    kind = kind_of(name.meta["kind"])
     argument = str(name.meta["argument"])
-    type_ = ""
+    type_ = str(name.meta.get("type", ""))
     if kind == "field":
         argument = name.content.strip()
-    elif kind == "parameter":
+    elif kind == "parameter" and "type" not in name.meta:
         # `:param int x:` names the type first; the name is the last word.
         type_, _, argument = argument.rpartition(" ")
     return Field(kind, name, argument, type_.strip(), body)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import quote, unquote
 
@@ -23,33 +22,11 @@ from sidelit.errors import SidelitError
 from sidelit.text import markup
 from sidelit.text.dialect import is_cjk
 from sidelit.text.directives import Directive
+from sidelit.text.labels import LABELS
 from sidelit.text.sanitizer import Slots, tag
 
-# The words that the press adds to a text. A page passes those of its language; these stand in for the rest.
-LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "note": "Note",
-        "tip": "Tip",
-        "important": "Important",
-        "warning": "Warning",
-        "parameter": "Parameter",
-        "attribute": "Attribute",
-        "returns": "Returns",
-        "yields": "Yields",
-        "raises": "Raises",
-        "field": "Field",
-        "symbol": "Symbol",
-        "meaning": "Meaning",
-        "condition": "When",
-        "notation": "Notation",
-        "footnote": "Footnote {number}",
-        "footnote_back": "Back to the text",
-        "table": "Table, scrollable",
-        "formula": "Formula, scrollable",
-        "sample": "Code, scrollable",
-    }
-)
-
+# A link to a name of the code, `py:package.module.Class`, which is shown without one where nobody knows it.
+NAME = "py:"
 # Addresses that leave the site. Every other scheme is the resolver's to know (`bib:`, `src:`) or to refuse.
 _OUTSIDE = re.compile(r"(?:https?|mailto):", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
@@ -70,6 +47,7 @@ class RenderContext:
         is nothing. Targets with `http:`, `https:` and `mailto:` do not pass through it; `bib:` and `src:` do.
     :param image: the same for the files of pictures; `resolve` when it is not given.
     :param picture_size: the width and height of a picture by its target, or nothing.
+    :param name: the address of a definition by its dotted name, or nothing.
     :param math: sets formulas; without one they are shown as they were typed.
     :param section: the id of the section, which makes the ids of footnotes unique on the page.
     :param place: where in the section a text stands that is not part of its body: its title, the lede.
@@ -84,6 +62,7 @@ class RenderContext:
     resolve: Callable[[str, int], str]
     image: Callable[[str, int], str] | None = None
     picture_size: Callable[[str], tuple[int, int] | None] = lambda target: None
+    name: Callable[[str], str | None] = lambda name: None
     math: Typesets | None = None
     section: str = ""
     place: str = ""
@@ -127,6 +106,8 @@ class InlineWriter:
                 return "" if _between_wide(children, index) else "\n"
             case "hardbreak":
                 return "<br>\n"
+            case "link_open" | "link_close" if self._names_nothing(children, index):
+                return ""
             case "link_open":
                 return self._open_link(owner, child)
             case "image":
@@ -167,7 +148,16 @@ class InlineWriter:
         typed = f"<code>{escape(token.markup + token.content + token.markup, quote=False)}</code>"
         return f"<p>{typed}</p>\n" if block else typed
 
+    def _names_nothing(self, children: Sequence[Token], index: int) -> bool:
+        """Whether a link that opens or closes here is that of a name without a definition on the site."""
+        opening = next(each for each in reversed(children[: index + 1]) if each.type == "link_open")
+        target = str(opening.attrs["href"])
+        return target.startswith(NAME) and self.context.name(target.removeprefix(NAME)) is None
+
     def _open_link(self, owner: Token, token: Token) -> str:
+        if (target := str(token.attrs["href"])).startswith(NAME):
+            known = self.context.name(target.removeprefix(NAME)) or ""
+            return self.slots.anchor(tag("a", {"href": known}))
         address = self._address(owner, token, str(token.attrs["href"]), self.context.resolve)
         if address is None:
             return self.slots.anchor("<a>")

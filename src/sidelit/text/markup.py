@@ -58,7 +58,7 @@ def parse(text: str, *, path: str = "", first_line: int = 1, directives: bool = 
             token.type = "admonition_label"
         if token.type == "inline":
             token.meta.update(shared)
-    _slug_headings(tokens)
+    slug_headings(tokens)
     # A name stands on a line of its own before a title, and the text still begins with its title.
     return tuple(sorted(tokens, key=lambda token: token.type == "anchor"))
 
@@ -110,7 +110,7 @@ def _made_up_title(title_open: Token) -> str:
 _PAGES_OWN = re.compile(r"main-text|note-\d+|(?:title-|lede-)?ref-\d+-\d+")
 
 
-def _slug_headings(tokens: Sequence[Token]) -> None:
+def slug_headings(tokens: Sequence[Token]) -> None:
     """Give each heading the id it may have on a page, from the English, so that every language shares it."""
     taken: set[str] = set()
     for before, token in itertools.pairwise(tokens):
