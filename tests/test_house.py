@@ -22,6 +22,8 @@ ORDER = {
             "errors",
             "interrupts",
             "leftovers",
+            "workers",
+            "kept",
             "reading",
             "tables",
             "scripts",

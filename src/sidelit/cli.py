@@ -67,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="leave out what is no Python, print formulas and links that are wrong as they were typed",
     )
+    _jobs(sub)
     sub = add(
         "pack", "build the site as one folder and one archive that open from a disk", commands.pack_site
     )
@@ -138,6 +139,12 @@ def _print(sub: argparse.ArgumentParser) -> None:
         help="of docstrings (default: each is guessed)",
     )
     sub.add_argument("--strict", action="store_true", help="a formula or link that is wrong is an error")
+    _jobs(sub)
+
+
+def _jobs(sub: argparse.ArgumentParser) -> None:
+    help = "how many processes share the work (default: one for each core)"
+    sub.add_argument("--jobs", type=int, metavar="N", help=help)
 
 
 if __name__ == "__main__":

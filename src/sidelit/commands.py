@@ -17,14 +17,14 @@ from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
-from sidelit.site import anchoring, citation, content, edition, proved, site
+from sidelit.site import anchoring, citation, content, edition, partial, proved, site
 from sidelit.site.search import ask
 from sidelit.source import source
 
 
 def build_site(given: argparse.Namespace) -> int:
     """`sidelit build`."""
-    return _told(api.build(given.config, given.out, keep_going=given.keep_going))
+    return _told(api.build(given.config, given.out, keep_going=given.keep_going, jobs=given.jobs))
 
 
 def pack_site(given: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def serve_site(given: argparse.Namespace) -> int:
     path = _path(given)
     serve.serve(
         # The configuration is read anew each time: it may be what was saved.
-        lambda: api.site_files(config.load(path)).files,
+        lambda: partial.files(config.load(path))[0],
         lambda: site.watched(path),
         given.port,
         lambda line: print(line, flush=True) if line else None,
@@ -74,6 +74,7 @@ def print_files(given: argparse.Namespace) -> int:
         strict=given.strict,
         source=given.source,
         dialect=given.dialect,
+        jobs=given.jobs,
     )
     return _told(done)
 

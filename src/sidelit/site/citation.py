@@ -20,10 +20,11 @@ from sidelit.cite.record import Place, Record
 from sidelit.config import Config, Prose
 from sidelit.errors import SidelitError
 from sidelit.origin import Origin, fill
-from sidelit.site import edition, views, ways
+from sidelit.site import edition, ways
 from sidelit.site.content import Piece, Text
 from sidelit.site.feed import Release
 from sidelit.site.links import fragment
+from sidelit.site.statements import Citation, Form
 from sidelit.text import markup
 
 # Characters that no text has, for the id, the number, the label and the address of a section.
@@ -85,7 +86,7 @@ def record(project: Project, shown: edition.Page, piece: Piece | None = None) ->
     )
 
 
-def of_page(project: Project | None, shown: edition.Page) -> views.Citation | None:
+def of_page(project: Project | None, shown: edition.Page) -> Citation | None:
     """What the box of a page says; without a project the page is nobody's to cite."""
     if project is None or forwards(shown):
         return None
@@ -93,7 +94,7 @@ def of_page(project: Project | None, shown: edition.Page) -> views.Citation | No
     whole = record(project, shown)
     blank = replace(whole, place=BLANKS, url=ADDRESS if whole.url else "")
     public = _public(project.config, shown)
-    return views.Citation(
+    return Citation(
         url=whole.url,
         base=f"{public}#" if public else "",
         forms=tuple(_forms(whole, words)),
@@ -107,9 +108,9 @@ def forwards(shown: edition.Page) -> bool:
     return isinstance(item, Prose) and item.append == "forward"
 
 
-def _forms(record: Record, words: Mapping[str, str]) -> Iterator[views.Form]:
+def _forms(record: Record, words: Mapping[str, str]) -> Iterator[Form]:
     for form, called in forms.FORMS.items():
-        yield views.Form(form, called, forms.written(record, form, words))
+        yield Form(form, called, forms.written(record, form, words))
 
 
 def _address(project: Project, shown: edition.Page, piece: Piece | None) -> str:

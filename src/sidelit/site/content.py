@@ -69,7 +69,7 @@ class Text:
     item: Chapter | Prose
     label: str
     """What the page is called when it says no title itself."""
-    pieces: tuple[Piece, ...]
+    pieces: Sequence[Piece]
     ids: frozenset[str]
     """Everything a link to this page may end in."""
     number: int = 0

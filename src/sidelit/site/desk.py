@@ -81,7 +81,7 @@ class Desk:
     def taken(self, text: Text, piece: Piece) -> views.SectionView:
         """A section of another page; its id here says where it is from, as no heading's does."""
         there = self.edition.pages[text.item.output]
-        (words,) = (said for each, said in zip(text.pieces, there.words, strict=True) if each is piece)
+        (words,) = (said for each, said in zip(text.pieces, there.words, strict=True) if each.id == piece.id)
         name = f"{text.item.output.removesuffix('.html')}/{piece.id}"
         self._taken[name] += 1
         again = f":{self._taken[name]}" if self._taken[name] > 1 else ""
@@ -92,7 +92,9 @@ class Desk:
         for language in self.ways.alternates():
             there = self.press.editions[language.code].pages[text.item.output]
             desk = Desk(self.press, there, self.shown)
-            (words,) = (said for each, said in zip(text.pieces, there.words, strict=True) if each is piece)
+            (words,) = (
+                said for each, said in zip(text.pieces, there.words, strict=True) if each.id == piece.id
+            )
             name = f"{text.item.output.removesuffix('.html')}/{piece.id}:{language.code}"
             yield views.Edition(language, desk.section(piece, words, None, name))
 

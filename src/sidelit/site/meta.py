@@ -16,20 +16,21 @@ from markupsafe import Markup
 
 from sidelit.cite.authors import Author
 from sidelit.config import Config, Lesson
-from sidelit.site import citation, feed, views, ways
+from sidelit.site import citation, feed, ways
 from sidelit.site.edition import Page
+from sidelit.site.statements import Meta
 
 CARDS = "cards"
 # What networks cut a picture to: all cards have this size, in pixels.
 CARD_SIZE = (1200, 630)
 
 
-def of_page(project: citation.Project | None, shown: Page) -> views.Meta | None:
+def of_page(project: citation.Project | None, shown: Page) -> Meta | None:
     """The head of a page for programs; `None` where the site has no public address."""
     if project is None or not project.config.public.url or citation.forwards(shown):
         return None
     here = address(project.config, shown, shown.lang)
-    return views.Meta(
+    return Meta(
         canonical=here,
         alternates=tuple(alternates(project.config, shown)),
         feed=f"{project.config.public.url}{feed.NAME}" if project.releases else "",

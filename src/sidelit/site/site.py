@@ -3,19 +3,21 @@
 > Read everything, check everything, and only then hand out the files.
 
 This is the pipeline in one place: sources and prose are read, sections get their names, catalogues their
-matches, and each page is assembled in each language. The result is a set of files in memory. Who writes
-them, the command line, mkdocs or a server, is of no concern here, and a site that has a mistake anywhere is
-never handed out.
+matches, and each page is assembled in each language. The result is a folder of files that nobody reads yet.
+Who wants it, the command line, mkdocs or a server, is of no concern here, and a site that has a mistake
+anywhere is never handed out.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sidelit import assets, glossary, origin, reading
+from sidelit import assets, glossary, interrupts, origin, reading
 from sidelit import look as looks
 from sidelit.catalog import catalog
 from sidelit.cite import authors
@@ -26,7 +28,6 @@ from sidelit.ids.claims import Placed
 from sidelit.look import Look
 from sidelit.site import (
     anchoring,
-    assemble,
     citation,
     content,
     edition,
@@ -35,7 +36,7 @@ from sidelit.site import (
     index,
     links,
     listing,
-    page,
+    making,
     proved,
     public_files,
     uses,
@@ -130,11 +131,22 @@ def shelf(config: Config, written: Sequence[content.Text]) -> catalog.Shelf:
 
 
 def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
-    """Make the whole site: every file by its path, in a fixed order.
+    """Make the whole site in memory: every file by its path, as `write` does."""
+    with tempfile.TemporaryDirectory() as name, interrupts.tidied(lambda: shutil.rmtree(name, True)):
+        folder = Path(name)
+        return {name: (folder / name).read_bytes() for name in write(config, folder, notes)}
 
-    With `notes` a formula or a link that is wrong is printed as it was typed, and noted there.
 
-    Raises `SidelitError` (one, or `Failures`) when anything else in it is wrong.
+def write(
+    config: Config, folder: Path, notes: Collector | None = None, jobs: int | None = None
+) -> tuple[str, ...]:
+    """Make the whole site in an empty folder; returns its files in a fixed order.
+
+    With `notes` a formula or a link that is wrong is printed as it was typed, and noted there. `jobs` is the
+    number of processes that make pages, by default one for each core.
+
+    Raises `SidelitError` (one, or `Failures`) when anything else in it is wrong. Then the folder holds no
+    site, and whoever made it removes it.
     """
     looks.forget()
     written = texts(config, notes)
@@ -167,14 +179,8 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
     for error in mistakes(config, written):
         gathered.add(error)
     made = {**_static(config, press.look), **public_files.files(press, project)}
-    for lang, each in editions.items():
-        pages = dict(each.pages)
-        for address in forwarding.forwards(leads, written):
-            pages[address] = forwarding.page(address, each.pages[leads[address][""].output])
-        for output, shown in pages.items():
-            made[ways.address(config, output, lang)] = page.render(
-                assemble.view(press, shown), press.look
-            ).encode()
+    orders = _orders(press, written)
+    making.write(press, orders, folder, jobs)
     gathered.check()
     material = search.Material(config, editions, terms, works, press.uses)
     for name, part in search.files(material).items():
@@ -182,7 +188,23 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
             what = f"two files would be written to {name}, and one of them is the index of the search"
             raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
         made[name] = part
-    return dict(sorted(made.items()))
+    for name, data in made.items():
+        making.put(folder, name, data)
+    return tuple(sorted([*made, *(order.name for group in orders for order in group)]))
+
+
+def _orders(press: Press, written: Sequence[content.Text]) -> list[list[making.Order]]:
+    """Every page in every language, and what forwards at old addresses."""
+    found: dict[str, list[making.Order]] = {}
+    forwards = forwarding.forwards(press.leads, written)
+    for lang, each in press.editions.items():
+        pages = dict(each.pages)
+        for address in forwards:
+            pages[address] = forwarding.page(address, each.pages[press.leads[address][""].output])
+        for output, shown in pages.items():
+            name = ways.address(press.config, output, lang)
+            found.setdefault(output, []).append(making.Order(name, shown))
+    return list(found.values())
 
 
 def searchable(config: Config, lang: str) -> dict[str, bytes]:
