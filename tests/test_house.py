@@ -41,8 +41,8 @@ ORDER = {
             "template_errors",
             "look",
         ),
-        *("source", "ids", "text", "catalog", "lint", "figures", "interactive", "cite", "site"),
-        *("adopt", "output", "api", "pack", "__init__", "serve", "commands", "cli", "mkdocs_plugin"),
+        *("source", "ids", "text", "symbols", "catalog", "lint", "figures", "interactive", "cite", "site"),
+        *("adopt", "output", "pack", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin"),
         "__main__",
     ],
 }

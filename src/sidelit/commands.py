@@ -17,6 +17,7 @@ from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
+from sidelit.lint import symbols
 from sidelit.site import anchoring, citation, content, edition, partial, proved, site
 from sidelit.site.search import ask
 from sidelit.source import source
@@ -186,6 +187,9 @@ def lint(given: argparse.Namespace) -> int:
     for book in books.catalogs.values():
         findings += lints.lint_catalog(book, terms)
     findings += (lints.refused(error, "directive") for error in site.mistakes(made, written))
+    program = symbols.program(html for page in written for piece in page.pieces for _, html in piece.lines)
+    for page in written:
+        findings += (lints.refused(error, rule) for rule, error in symbols.lint(page.tokens, program))
     proved.lines(made, lambda error: findings.append(lints.refused(error, "proves")))
     for finding in findings:
         print(finding, file=sys.stderr if finding.severity == "error" else sys.stdout)

@@ -22,19 +22,23 @@ from sidelit.site import frame, lesson_head, listing, meta, surroundings, views
 from sidelit.site.desk import Desk
 from sidelit.site.edition import Page
 from sidelit.site.press import Press
+from sidelit.symbols import notation
+from sidelit.text import fields
 
 
 def view(press: Press, shown: Page) -> views.View:
     """Assemble one page in one language. Mistakes go to `press.report`; what they spoil is left out."""
     own = kind(shown)
     desk = Desk(press, shown)
-    body, lesson = "", None
+    body, rows, lesson = "", Markup(""), None
     sections: tuple[views.SectionView, ...] = ()
     if shown.text.prose:
         tokens: Sequence[Token] = [token for words in shown.words for token in words.tokens]
         if isinstance(shown.text.item, Lesson):
             lesson, tokens = _lesson(desk, shown.text.item, tokens)
+        tokens, _ = fields.parted(tokens, notation.KIND)
         body = desk.html(tokens, heading_ids=True)
+        rows = Markup("").join(desk.symbol_rows())
     else:
         sections = tuple(desk.sections())
     return views.View(
@@ -50,6 +54,7 @@ def view(press: Press, shown: Page) -> views.View:
         sections=sections,
         moved=tuple(surroundings.moved(desk)),
         body=Markup(body),
+        symbol_rows=rows,
         glossary=tuple(_glossary(desk)) if own == "glossary" else (),
         entries=listing.cited(press.works, desk.edition, desk.ways.to) if own == "bibliography" else (),
     )

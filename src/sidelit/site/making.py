@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
-from sidelit import workers
+from sidelit import reading, workers
 from sidelit.errors import SidelitError
 from sidelit.site import assemble, page
 from sidelit.site.edition import Page
@@ -55,7 +55,9 @@ def _made(press: Press, order: Order, folder: Path) -> list[SidelitError]:
 
 
 def put(folder: Path, name: str, content: bytes) -> None:
-    """Write a file of the site."""
+    """Write a file of the site; nothing outside its folder, whoever gave the name."""
+    if not reading.stays_inside(name):
+        raise SidelitError(f"{name!r} would be written outside the site", path=folder)
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

@@ -26,6 +26,7 @@ from sidelit.site import anchoring, content, edition, links, loose_files, making
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
 from sidelit.source import source
+from sidelit.symbols import notation
 from sidelit.text import code
 from sidelit.text.math import Typesetter
 
@@ -173,6 +174,7 @@ def _pages(
             "",
         ),
         math=Typesetter(cache=None),
+        notations={text.item.source: notation.read(text.tokens) for text in written},
         origin=origin.Origin(),
         lenient=not job.strict,
         report=gathered.add,

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sidelit import assets, glossary, interrupts, origin, reading
+from sidelit import assets, glossary, interrupts, origin
 from sidelit import look as looks
 from sidelit.catalog import catalog
 from sidelit.cite import authors
@@ -25,7 +25,6 @@ from sidelit.config import Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
 from sidelit.ids.claims import Placed
-from sidelit.look import Look
 from sidelit.site import (
     anchoring,
     citation,
@@ -39,6 +38,7 @@ from sidelit.site import (
     making,
     proved,
     public_files,
+    static,
     uses,
     ways,
 )
@@ -47,6 +47,7 @@ from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
 from sidelit.site.views import Work
+from sidelit.symbols import notation
 from sidelit.text.math import Typesetter
 
 CACHE = ".cache/sidelit"
@@ -162,6 +163,7 @@ def write(
         index=index.index(config, written, leads, terms, works),
         leads=leads,
         texts={text.item.source: text for text in written},
+        notations={text.item.source: notation.read(text.tokens) for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
         origin=project.origin,
         cited=project,
@@ -178,7 +180,7 @@ def write(
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    made = {**_static(config, press.look), **public_files.files(press, project)}
+    made = static.files(config, press.look, public_files.files(press, project))
     orders = _orders(press, written)
     making.write(press, orders, folder, jobs)
     gathered.check()
@@ -241,23 +243,6 @@ def watched(path: Path) -> tuple[Path, ...]:
     except SidelitError:
         sources = ()
     return (path.parent, assets.templates_folder(), *sources)
-
-
-def _static(config: Config, look: Look) -> dict[str, bytes]:
-    """The files of the press, and those that lie beside the pages of prose."""
-    found = {f"assets/{name}": assets.content(path) for name, path in look.assets.items()}
-    for name in index.pictures(config):
-        path = config.folder / "pages" / name
-        shown = f"{links.pages_folder(config)}/{name}"
-        reading.refuse_outside(path, config.project, shown)
-        if name.endswith((".html", ".htm")):
-            what = "an HTML file beside the pages would have none of their policy, languages and checks"
-            raise SidelitError(what, path=shown, hint="write it as Markdown")
-        if name in found:
-            what = f"two files would be written to {name}, and one of them is the press's own"
-            raise SidelitError(what, path=shown, hint="give it another name")
-        found[name] = reading.data(path)
-    return found
 
 
 def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:

@@ -70,7 +70,7 @@ def info(
         ),
         has_depth=any(each.fold for each in sections),
         has_figures=bool(desk.figures_shown),
-        needs=tuple(desk.needed),
+        needs=(*desk.needed, *(("symbols",) if desk.symbols.used else ())),
         figure=figure,
         arranged=kind == "home" and 'class="opening"' in body,
         forward=forward(desk) if kind == "forward" else None,
