@@ -32,6 +32,7 @@ ORDER = {
             "dialects",
             "languages",
             "page_names",
+            "patterns",
             "proofs",
             "prose_pages",
             "public",
@@ -42,7 +43,8 @@ ORDER = {
             "look",
         ),
         *("source", "ids", "text", "symbols", "catalog", "lint", "figures", "interactive", "cite", "site"),
-        *("output", "pack", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin", "__main__"),
+        *("adopt", "output", "pack", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin"),
+        "__main__",
     ],
 }
 

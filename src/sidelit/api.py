@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sidelit import config, output
 from sidelit.errors import SidelitError
-from sidelit.site import partial, printing, site
+from sidelit.site import partial, printing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,17 @@ def build(
     `file` is its `site/sidelit.toml`, by default the nearest one in the current folder or above it. `out` is
     the folder to write, by default `build/site` of that project.
 
-    With `keep_going` a source that is no Python is left out, and a formula or link that is wrong is printed
-    as it was typed; `skipped` and `warnings` tell of them. `jobs` is the number of processes that share the
-    work, by default one for each core.
+    With `keep_going`, here or in the configuration, a source that is no Python is left out, and a formula or
+    link that is wrong is printed as it was typed; `skipped` and `warnings` tell of them. `jobs` is the number
+    of processes that share the work, by default one for each core.
 
     Raises `SidelitError` with all mistakes, each with its file and line; then `out` is as it was.
     """
     made = config.load(Path(file) if file is not None else config.find(Path.cwd()))
     folder = Path(out) if out is not None else made.project / "build" / "site"
-    made, skipped = partial.readable(made) if keep_going else (made, ())
-    notes = site.Collector() if keep_going else None
     with output.written(folder) as fresh:
-        names = site.write(made, fresh, notes, jobs)
-    # The same slip shows in every language.
-    told = {str(error): error for error in notes.errors} if notes else {}
-    return Printed(folder, _pages(names, folder), tuple(told.values()), skipped)
+        done = partial.write(made, fresh, keep_going=keep_going, jobs=jobs)
+    return Printed(folder, _pages(done.files, folder), done.odd, done.skipped)
 
 
 def print_files(

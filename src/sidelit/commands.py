@@ -11,14 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidelit import api, config, glossary, origin, pack, serve
+from sidelit import adopt, api, config, glossary, origin, pack, serve
 from sidelit.catalog import catalog
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
 from sidelit.lint import symbols
-from sidelit.site import anchoring, citation, content, edition, proved, site
+from sidelit.site import anchoring, citation, content, edition, partial, proved, site
 from sidelit.site.search import ask
 from sidelit.source import source
 
@@ -41,11 +41,27 @@ def serve_site(given: argparse.Namespace) -> int:
     path = _path(given)
     serve.serve(
         # The configuration is read anew each time: it may be what was saved.
-        lambda: site.files(config.load(path)),
+        lambda: partial.files(config.load(path))[0],
         lambda: site.watched(path),
         given.port,
         lambda line: print(line, flush=True) if line else None,
     )
+    return 0
+
+
+def init(given: argparse.Namespace) -> int:
+    """`sidelit init`."""
+    found, written = adopt.init(given.folder, codes=given.lang, mkdocs=given.mkdocs)
+    for path in written:
+        print(path.as_posix())
+    print(f"{found.files} files in {len(found.parts)} parts. Next:")
+    there = (
+        ""
+        if given.folder.resolve() == Path.cwd()
+        else f" --config {(given.folder / adopt.CONFIGURATION).as_posix()}"
+    )
+    print(f"  sidelit serve{there}    shows the site on this machine and builds it again on every save")
+    print(f"  sidelit build{there}    writes it into {(given.folder / 'build/site').as_posix()}/")
     return 0
 
 
