@@ -17,7 +17,7 @@ SLOWEST := --durations 30
 PINS := pyproject.toml constraints.txt tools/environment.py
 
 .DEFAULT_GOAL := help
-.PHONY: help site serve test test-all mutants soak lint bench bench-press record clean
+.PHONY: help site pack serve test test-all mutants soak lint bench bench-press record clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,9 @@ site: $(SITE)/.ready ## build the site into build/site/, every warning an error
 	@$(SITE)/bin/python tools/without_torch.py
 	@$(SITE)/bin/mkdocs build --strict
 	@echo "The site is in build/site/: open build/site/index.html, or run \`make serve\`."
+
+pack: $(SITE)/.ready ## the site as one folder and one archive in build/pack/ that open from a disk
+	@$(SITE)/bin/sidelit pack
 
 serve: $(SITE)/.ready ## show the site on this machine and rebuild it on every save
 	@$(SITE)/bin/sidelit serve

@@ -1,24 +1,104 @@
 """# A site in public
 
 > One address, and every link that leads to the site from elsewhere begins with it.
+
+`url` says where the site is, `repository` where its sources are. For a known forge the links to a line, to a
+commit and to a new issue follow from the repository, and for pages that the forge itself serves the
+repository follows from `url`. What the configuration says itself is taken as it is.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from sidelit.tables import Table
 
 
-def url(top: Table) -> str | None:
-    """The public address of a configuration, with a slash at its end.
+@dataclass(frozen=True, slots=True)
+class Public:
+    """Where a site and its sources are published.
+
+    Patterns have the blanks {commit}, {path}, {line} and {id}.
+    """
+
+    url: str | None = None
+    """Where the site is, with a slash at its end; without it nothing points anywhere."""
+    repository: str | None = None
+    source_url: str | None = None
+    commit_url: str | None = None
+    report_url: str | None = None
+    colab_url: str | None = None
+    """Where a notebook of the repository opens to be run."""
+    base: str = ""
+    """The folder below `url` in which this build stands, with a slash at its end: that of its version."""
+    pinned: str = ""
+    """The folder below `url` in which this text stays, if it is a release."""
+
+    @property
+    def here(self) -> str:
+        """The address of the root of this build, empty where nothing is public."""
+        return f"{self.url}{self.base}" if self.url else ""
+
+    @property
+    def lasting(self) -> str:
+        """The address of the root at which this text stays; the same where no release keeps it."""
+        return f"{self.url}{self.pinned or self.base}" if self.url else ""
+
+
+# What is printed for its author alone.
+NOWHERE = Public()
+
+# What follows the repository: a line, a commit, a new issue. Without such a form it shows an empty issue.
+_ABOUT = "{path}%20%23{id}%20at%20{commit}"
+_FORGES = {
+    "github.com": (
+        "/blob/{commit}/{path}#L{line}",
+        "/commit/{commit}",
+        f"/issues/new?template=error.yml&title={_ABOUT}",
+    ),
+    "gitlab.com": (
+        "/-/blob/{commit}/{path}#L{line}",
+        "/-/commit/{commit}",
+        f"/-/issues/new?issue[title]={_ABOUT}",
+    ),
+    "codeberg.org": (
+        "/src/commit/{commit}/{path}#L{line}",
+        "/commit/{commit}",
+        f"/issues/new?title={_ABOUT}",
+    ),
+}
+# Pages that a forge serves say in their address whose they are.
+_SERVED = {"github.io": "github.com", "gitlab.io": "gitlab.com", "codeberg.page": "codeberg.org"}
+
+
+def read(top: Table) -> Public:
+    """Take the addresses out of a configuration, and add those that follow from them.
 
     Raises `SidelitError` for what is no address on the web.
     """
-    given = top.take("url", str, "")
-    if given and not re.fullmatch(r"https?://[^\s/?#]+(?:/[^\s?#]*)?", given):
-        raise top.error(f"{given!r} is no public address", "url", 'write it as "https://example.org/book/"')
-    return f"{given.rstrip('/')}/" if given else None
+    url = _address(top, "url")
+    repository = _address(top, "repository") or _repository(url)
+    source, commit, report, colab = _patterns(repository) if repository else (None,) * 4
+    return Public(
+        url=f"{url}/" if url else None,
+        repository=repository,
+        source_url=address(top, "source_url") or source,
+        commit_url=address(top, "commit_url") or commit,
+        report_url=address(top, "report_url") or report,
+        colab_url=colab,
+    )
+
+
+def address(top: Table, key: str) -> str | None:
+    """A web address, perhaps with blanks: a link that is a program would run on every page.
+
+    Raises `SidelitError` for anything else.
+    """
+    address = top.take(key, str, "")
+    if address and not re.fullmatch(r"https?://[^\s\"<>]+", address):
+        raise top.error(f"`{key}` must be a web address", key, hint="begin it with https://")
+    return address or None
 
 
 def authors(top: Table) -> tuple[str, ...]:
@@ -30,3 +110,28 @@ def authors(top: Table) -> tuple[str, ...]:
     if not all(isinstance(name, str) and name.strip() for name in given):
         raise top.error("`authors` must be a list of names", "authors")
     return tuple(name.strip() for name in given)
+
+
+def _address(top: Table, key: str) -> str | None:
+    given = top.take(key, str, "")
+    if given and not re.fullmatch(r"https?://[^\s/?#{}]+(?:/[^\s?#{}]*)?", given):
+        hint = f'write it like {key} = "https://example.org/book/"'
+        raise top.error(f"{given!r} is no public address", key, hint)
+    return given.rstrip("/") or None
+
+
+def _repository(url: str | None) -> str | None:
+    """The repository whose pages a forge serves at an address."""
+    found = re.fullmatch(r"https://([\w-]+)\.([\w.]+)(?:/([\w.-]+))?", url or "")
+    if not found or found[2] not in _SERVED:
+        return None
+    return f"https://{_SERVED[found[2]]}/{found[1]}/{found[3] or f'{found[1]}.{found[2]}'}"
+
+
+def _patterns(repository: str) -> tuple[str | None, ...]:
+    host, _, name = repository.partition("://")[2].partition("/")
+    if host not in _FORGES:
+        return (None,) * 4
+    notebooks = "https://colab.research.google.com/github/"
+    colab = f"{notebooks}{name}/blob/{{commit}}/{{path}}" if host == "github.com" else None
+    return (*(repository + rest for rest in _FORGES[host]), colab)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from playwright.sync_api import Browser, Page
@@ -25,8 +26,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sidelit("sync", cwd=sample)
     translate(sample / "site/locale/ja/sample/ring.po", {DEQUE: "上限つきの両端キューは、勾配を捨てます。"})
     translate(sample / "site/locale/zh/sample/ring.po", {DEQUE: "优化器的参数。"})
-    sidelit("build", cwd=sample)
-    return sample / "build/site"
+    sidelit("pack", cwd=sample)
+    # As somebody unpacks it.
+    place = tmp_path_factory.mktemp("take") / "Ordner 100 % 本 #1"
+    with ZipFile(sample / "build/pack/sample.zip") as archive:
+        archive.extractall(place)
+    return place / "sample"
 
 
 @pytest.fixture(params=["served", "disk"])

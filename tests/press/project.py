@@ -57,6 +57,13 @@ def sidelit(*arguments: str | Path, cwd: Path, code: int = 0) -> Done:
     return Done(["sidelit", *map(str, arguments)], done, told.getvalue(), errors.getvalue())
 
 
+def git(folder: Path, *arguments: str) -> str:
+    """Run git in a folder, as an author whom the settings of this machine do not know."""
+    who = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "init.defaultBranch=main")
+    done = subprocess.run(["git", *who, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file below a folder, by its path."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())

@@ -20,9 +20,11 @@ from sidelit.cite.record import Place, Record
 from sidelit.config import Config, Prose
 from sidelit.errors import SidelitError
 from sidelit.origin import Origin, fill
-from sidelit.site import edition, views, ways
+from sidelit.site import edition, ways
 from sidelit.site.content import Piece, Text
+from sidelit.site.feed import Release
 from sidelit.site.links import fragment
+from sidelit.site.statements import Citation, Form
 from sidelit.text import markup
 
 # Characters that no text has, for the id, the number, the label and the address of a section.
@@ -37,6 +39,7 @@ class Project:
     config: Config
     origin: Origin
     credits: Credits
+    releases: tuple[Release, ...] = ()
 
 
 def find(texts: Sequence[Text], wanted: str) -> tuple[Text, Piece | None]:
@@ -83,16 +86,15 @@ def record(project: Project, shown: edition.Page, piece: Piece | None = None) ->
     )
 
 
-def of_page(project: Project | None, shown: edition.Page) -> views.Citation | None:
+def of_page(project: Project | None, shown: edition.Page) -> Citation | None:
     """What the box of a page says; without a project the page is nobody's to cite."""
-    item = shown.text.item
-    if project is None or (isinstance(item, Prose) and item.append == "forward"):
+    if project is None or forwards(shown):
         return None
     words = project.config.language(shown.lang).words
     whole = record(project, shown)
     blank = replace(whole, place=BLANKS, url=ADDRESS if whole.url else "")
     public = _public(project.config, shown)
-    return views.Citation(
+    return Citation(
         url=whole.url,
         base=f"{public}#" if public else "",
         forms=tuple(_forms(whole, words)),
@@ -100,9 +102,15 @@ def of_page(project: Project | None, shown: edition.Page) -> views.Citation | No
     )
 
 
-def _forms(record: Record, words: Mapping[str, str]) -> Iterator[views.Form]:
+def forwards(shown: edition.Page) -> bool:
+    """Whether a page only leads on, from an address that another one had."""
+    item = shown.text.item
+    return isinstance(item, Prose) and item.append == "forward"
+
+
+def _forms(record: Record, words: Mapping[str, str]) -> Iterator[Form]:
     for form, called in forms.FORMS.items():
-        yield views.Form(form, called, forms.written(record, form, words))
+        yield Form(form, called, forms.written(record, form, words))
 
 
 def _address(project: Project, shown: edition.Page, piece: Piece | None) -> str:
@@ -110,14 +118,14 @@ def _address(project: Project, shown: edition.Page, piece: Piece | None) -> str:
     if public := _public(project.config, shown):
         return f"{public}#{fragment(piece.id)}" if piece else public
     line = 1 if piece is None else piece.lines[0][0] if piece.lines else piece.first_line
-    pattern, source = project.config.source_url, shown.text.item.source
+    pattern, source = project.config.public.source_url, shown.text.item.source
     return fill(pattern, project.origin, source, line, piece.id if piece else "") or ""
 
 
 def _public(config: Config, shown: edition.Page) -> str:
     """The address at which this text stays: that of the release, if it is one."""
     output = ways.address(config, shown.text.item.output, shown.lang)
-    return f"{config.url}{config.pinned}{quote(output)}" if config.url else ""
+    return f"{config.public.lasting}{quote(output)}" if config.public.url else ""
 
 
 def _matches(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece | None]]:

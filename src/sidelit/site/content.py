@@ -10,7 +10,7 @@ it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,7 @@ from sidelit.site import lesson_head
 from sidelit.source import source
 from sidelit.source.marks import Depth
 from sidelit.text import code, fields, markup
+from sidelit.text.docstrings import reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Text:
     item: Chapter | Prose
     label: str
     """What the page is called when it says no title itself."""
-    pieces: tuple[Piece, ...]
+    pieces: Sequence[Piece]
     ids: frozenset[str]
     """Everything a link to this page may end in."""
     number: int = 0
@@ -95,15 +96,18 @@ def chapter(
     document: source.Document,
     names: Sequence[Anchor],
     number: int = 0,
+    report: Callable[[SidelitError], None] = lambda error: None,
     marks: Mapping[int, Sequence[code.Mark]] = code.NO_MARKS,
 ) -> Text:
     """Make the text of a source; `names` are the anchors of its sections, `number` is its place in the book.
 
-    `marks` are the links in its lines.
+    What is wrong with a docstring in its dialect goes to `report`. `marks` are the links in its lines.
 
     Sections that are hidden from readers are left out here, once for all languages.
     """
     lines = code.highlight(document.text)
+    texts = (section.commentary for section in document.sections)
+    docstrings = reader.reader(item.dialect, texts, item.source, report)
     folds = {depth: _fold(item, depth) for each in document.sections if (depth := each.depth)}
     pieces = tuple(
         Piece(
@@ -113,9 +117,7 @@ def chapter(
             context=section.qualname or "module",
             kind=section.kind,
             qualname=section.qualname,
-            tokens=markup.parse(
-                section.commentary, path=item.source, first_line=section.commentary_line or 1
-            ),
+            tokens=docstrings.read(section.commentary, section.commentary_line or 1),
             lines=tuple(code.numbered(lines, section.code, marks)),
             code_digest=catalog.code_digest(line for _, line in section.code),
             first_line=section.first_line,

@@ -25,7 +25,7 @@ def head(press: Press, edition: Edition, around: Ways) -> views.SiteInfo:
         licence_note=edition.licence_note,
         home_figure=press.config.home_figure,
         version=press.origin.version,
-        repository=press.config.repository,
+        repository=press.config.public.repository,
         nav=tuple(around.nav()),
         home=around.to(press.config.home),
         course=bool(press.config.course.lessons),
@@ -47,11 +47,11 @@ def foot(press: Press, shown: Page) -> views.Foot:
     return views.Foot(
         version=origin.version,
         commit=origin.label,
-        commit_url=fill(press.config.commit_url, origin, item.source),
+        commit_url=fill(press.config.public.commit_url, origin, item.source),
         date=origin.date,
         torch=press.config.figures_torch,
         run=item.run if isinstance(item, Chapter) else None,
-        report=fill(press.config.report_url, origin, item.source),
+        report=fill(press.config.public.report_url, origin, item.source),
         proofs=tuple(_proofs(press, item)) if isinstance(item, Chapter) else (),
         cite=citation.of_page(press.cited, shown),
     )
@@ -61,4 +61,4 @@ def _proofs(press: Press, item: Chapter) -> Iterator[views.Link]:
     """To the tests that prove a chapter."""
     for proof in item.proves:
         line = press.proved.get(proof, 1)
-        yield views.Link(str(proof), fill(press.config.source_url, press.origin, proof.path, line))
+        yield views.Link(str(proof), fill(press.config.public.source_url, press.origin, proof.path, line))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from sidelit.languages import Language
+from sidelit.site.statements import Citation, Meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,27 +264,6 @@ class SiteInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """A citation in one form: which it is, what it is called, and its text."""
-
-    kind: str
-    label: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Citation:
-    """How to cite a page; `blank` is for a script, which fills in one of its sections."""
-
-    url: str
-    """The permanent address, empty where nobody knows it."""
-    base: str
-    """What the address of a section begins with; empty if its source is what is cited."""
-    forms: tuple[Form, ...]
-    blank: tuple[Form, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Foot:
     """Where the page comes from, and where to say that it is wrong."""
 
@@ -315,5 +295,8 @@ class View:
     sections: tuple[SectionView, ...] = ()
     moved: tuple[Moved, ...] = ()
     body: Markup | str = ""
+    symbol_rows: Markup | str = ""
+    """The rows of the notation at the end of a page that does not show it where it is declared."""
     glossary: tuple[Term, ...] = ()
     entries: tuple[Work, ...] = ()
+    meta: Meta | None = None

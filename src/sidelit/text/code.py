@@ -70,6 +70,11 @@ def highlight(text: str) -> tuple[Line, ...]:
     return tuple(Line(plain, html) for plain, html in lines)
 
 
+def prepare() -> None:
+    """Make the lexer before the work is shared, so that it is made once."""
+    _lexer()
+
+
 @functools.cache
 def _lexer() -> type[RegexLexer]:
     return lexing.joined(PythonLexer)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import quote, unquote
 
@@ -23,35 +22,14 @@ from sidelit.errors import SidelitError
 from sidelit.text import markup
 from sidelit.text.dialect import is_cjk
 from sidelit.text.directives import Directive
+from sidelit.text.labels import LABELS
 from sidelit.text.sanitizer import Slots, tag
 
-# The words that the press adds to a text. A page passes those of its language; these stand in for the rest.
-LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "note": "Note",
-        "tip": "Tip",
-        "important": "Important",
-        "warning": "Warning",
-        "parameter": "Parameter",
-        "attribute": "Attribute",
-        "returns": "Returns",
-        "yields": "Yields",
-        "raises": "Raises",
-        "field": "Field",
-        "symbol": "Symbol",
-        "meaning": "Meaning",
-        "condition": "When",
-        "notation": "Notation",
-        "footnote": "Footnote {number}",
-        "footnote_back": "Back to the text",
-        "table": "Table, scrollable",
-        "formula": "Formula, scrollable",
-        "sample": "Code, scrollable",
-    }
-)
-
+# A link to a name of the code, `py:package.module.Class`, which is shown without one where nobody knows it.
+NAME = "py:"
 # Addresses that leave the site. Every other scheme is the resolver's to know (`bib:`, `src:`) or to refuse.
-_OUTSIDE = re.compile(r"(?:https?|mailto):", re.IGNORECASE)
+_OUTSIDE = re.compile(r"https?://|mailto:", re.IGNORECASE)
+_FAR = re.compile(r"https?://", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 
 
@@ -67,10 +45,12 @@ class RenderContext:
     """What a text needs to know about the page it is printed on.
 
     :param resolve: turns the target of a link and its line into an address; raises `SidelitError` when there
-        is nothing. Targets with `http:`, `https:` and `mailto:` do not pass through it; `bib:` and `src:` do.
+        is nothing. Targets with `https://`, `http://` and `mailto:` do not pass through it; `bib:` does.
     :param image: the same for the files of pictures; `resolve` when it is not given.
     :param picture_size: the width and height of a picture by its target, or nothing.
+    :param name: the address of a definition by its dotted name, or nothing.
     :param math: sets formulas; without one they are shown as they were typed.
+    :param symbols: the keys of the symbols whose name in the program a piece of code is.
     :param section: the id of the section, which makes the ids of footnotes unique on the page.
     :param place: where in the section a text stands that is not part of its body: its title, the lede.
     :param heading_offset: what to add to the level of every heading.
@@ -84,7 +64,9 @@ class RenderContext:
     resolve: Callable[[str, int], str]
     image: Callable[[str, int], str] | None = None
     picture_size: Callable[[str], tuple[int, int] | None] = lambda target: None
+    name: Callable[[str], str | None] = lambda name: None
     math: Typesets | None = None
+    symbols: Callable[[str], str] = lambda code: ""
     section: str = ""
     place: str = ""
     heading_offset: int = 0
@@ -118,7 +100,8 @@ class InlineWriter:
                 return escape(child.content, quote=False)
             case "code_inline":
                 gaps = _gaps(children, index, child.content[:1], child.content[-1:])
-                return f"{tag('code', {'class': gaps})}{escape(child.content, quote=False)}</code>"
+                attributes = {"class": gaps, "data-sym": self.context.symbols(child.content)}
+                return f"{tag('code', attributes)}{escape(child.content, quote=False)}</code>"
             case "math_inline":
                 return self.formula(owner, child, gaps=_gaps(children, index))
             case "math_inline_double":
@@ -127,10 +110,12 @@ class InlineWriter:
                 return "" if _between_wide(children, index) else "\n"
             case "hardbreak":
                 return "<br>\n"
+            case "link_open" | "link_close" if self._names_nothing(children, index):
+                return ""
             case "link_open":
                 return self._open_link(owner, child)
             case "image":
-                return self._image(owner, child)
+                return self._image(owner, children, index)
             case "footnote_ref":
                 return self._note(child)
             case "anchor":
@@ -167,7 +152,16 @@ class InlineWriter:
         typed = f"<code>{escape(token.markup + token.content + token.markup, quote=False)}</code>"
         return f"<p>{typed}</p>\n" if block else typed
 
+    def _names_nothing(self, children: Sequence[Token], index: int) -> bool:
+        """Whether a link that opens or closes here is that of a name without a definition on the site."""
+        opening = next(each for each in reversed(children[: index + 1]) if each.type == "link_open")
+        target = str(opening.attrs["href"])
+        return target.startswith(NAME) and self.context.name(target.removeprefix(NAME)) is None
+
     def _open_link(self, owner: Token, token: Token) -> str:
+        if (target := str(token.attrs["href"])).startswith(NAME):
+            known = self.context.name(target.removeprefix(NAME)) or ""
+            return self.slots.anchor(tag("a", {"href": known}))
         address = self._address(owner, token, str(token.attrs["href"]), self.context.resolve)
         if address is None:
             return self.slots.anchor("<a>")
@@ -176,8 +170,15 @@ class InlineWriter:
             tag("a", {"href": address, "rel": rel, "title": token.attrs.get("title", "")})
         )
 
-    def _image(self, owner: Token, token: Token) -> str:
+    def _image(self, owner: Token, children: Sequence[Token], index: int) -> str:
+        token = children[index]
         source, alt = str(token.attrs["src"]), markup.plain(token.children or ())
+        if _FAR.match(source):
+            # No page asks another machine for anything. What it would show is one click away.
+            inside = sum(each.nesting for each in children[:index] if each.type.startswith("link_"))
+            words = escape(alt or source, quote=False)
+            link = self.slots.anchor(tag("a", {"href": source, "rel": "noopener"}))
+            return words if inside else f"{link}{words}</a>"
         resolve = self.context.image or self.context.resolve
         address = self._address(owner, token, source, resolve, picture=True)
         if address is None:

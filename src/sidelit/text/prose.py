@@ -9,20 +9,16 @@ and formulas, links, pictures and code are put in afterwards.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from html import escape
 
 from markdown_it.token import Token
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexer import Lexer
-from pygments.lexers import get_lexer_by_name
-from pygments.util import ClassNotFound
 
 from sidelit.errors import SidelitError
 from sidelit.text import directives, fields, grids, markup
-from sidelit.text.inlines import LABELS, InlineWriter, RenderContext, fragment
+from sidelit.text.inlines import InlineWriter, RenderContext, fragment
+from sidelit.text.labels import LABELS
+from sidelit.text.samples import coloured
 from sidelit.text.sanitizer import tag
 
 __all__ = ["LABELS", "RenderContext", "plain", "render", "render_inline"]
@@ -86,7 +82,7 @@ class _Writer(InlineWriter):
             case "inline":
                 return self._sentence(tokens, index)
             case "admonition_label":
-                return escape(self.context.label(_kind(token.content.lower())), quote=False)
+                return escape(self._label(token), quote=False)
             case "fence" | "code_block":
                 return self._sample(token)
             case "math_block":
@@ -157,6 +153,8 @@ class _Writer(InlineWriter):
 
     def _open_admonition(self, token: Token) -> str:
         kind = str(token.meta["tag"])
+        if kind == "version":
+            return tag("aside", {"class": "admonition version", "role": "note"}) + "\n"
         if kind not in ADMONITIONS and self.context.strict:
             raise SidelitError(
                 f"there is no kind of admonition called {kind!r}",
@@ -166,6 +164,12 @@ class _Writer(InlineWriter):
             )
         # As a note it is no landmark: a page may hold a dozen, and each would be a stop on the way.
         return tag("aside", {"class": f"admonition {_kind(kind)}", "role": "note"}) + "\n"
+
+    def _label(self, token: Token) -> str:
+        """A word of the press; `deprecated` and its kin are said with the version since when."""
+        name = token.content.lower()
+        label = self.context.label(name if name in LABELS else _kind(name))
+        return label.format(version=token.meta["version"]) if "version" in token.meta else label
 
     def _scroll(self) -> str:
         # What is wider than the column scrolls in a box of its own, which a keyboard must be able to reach.
@@ -198,22 +202,27 @@ class _Writer(InlineWriter):
     def _table(self, kind: str, rows: Sequence[fields.Field]) -> str:
         label = self.context.label
         heads = [label({"notation": "symbol"}.get(kind, kind))]
-        if kind not in fields.NAMELESS:
+        named = kind not in fields.NAMELESS or any(row.argument or row.type for row in rows)
+        if named:
             heads.append(label("condition" if kind == "raises" else "meaning"))
         caption = f"<caption>{escape(label('notation'))}</caption>" if kind == "notation" else ""
         head = "".join(f'<th scope="col">{escape(text, quote=False)}</th>' for text in heads)
-        body = "".join(f"<tr>{self._row_head(row)}<td>{self._row_body(row)}</td></tr>\n" for row in rows)
+        body = "".join(
+            f"<tr>{self._row_head(row) if named else ''}<td>{self._row_body(row)}</td></tr>\n" for row in rows
+        )
         return (
             f'<table class="fields {kind}">{caption}<thead><tr>{head}</tr></thead>\n'
             f"<tbody>\n{body}</tbody></table>\n"
         )
 
     def _row_head(self, row: fields.Field) -> str:
-        if row.kind in fields.NAMELESS:
-            return ""
         if row.kind == "notation":
             # Not a heading of the row: to axe a cell that holds only MathML is an empty heading.
             return f'<td class="symbol">{self.inline(row.name)}</td>'
+        if not row.argument and not row.type:
+            return "<td></td>"
+        if not row.argument:
+            return f'<th scope="row"><code>{escape(row.type, quote=False)}</code></th>'
         type_ = f' <span class="type">{escape(row.type, quote=False)}</span>' if row.type else ""
         return f'<th scope="row"><code>{escape(row.argument, quote=False)}</code>{type_}</th>'
 
@@ -225,22 +234,6 @@ class _Writer(InlineWriter):
         attributes = {**opening.attrs, **words.attrs}
         html = self.inline(words)
         return f"{tag('span', attributes)}{html}</span>" if attributes else html
-
-
-def coloured(code: str, language: str) -> str:
-    """Code as HTML with Pygments' short classes; a language it does not know stays plain."""
-    lexer = _lexer(language)
-    if lexer is None:
-        return escape(code, quote=False)
-    return str(highlight(code, lexer, HtmlFormatter(nowrap=True)))
-
-
-@functools.cache
-def _lexer(language: str) -> Lexer | None:
-    try:
-        return get_lexer_by_name(language, stripnl=False) if language else None
-    except ClassNotFound:
-        return None
 
 
 def _kind(name: str) -> str:

@@ -24,17 +24,18 @@ _ATTRIBUTES = {
     "*": {"lang", "data-state"},
     "a": {"data-slot"},
     "aside": {"role"},
+    "code": {"data-sym"},
     "div": {"data-slot", "tabindex", "role", "aria-label"},
     "li": {"id"},
     "ol": {"start"},
     "span": {"data-slot"},
-    "td": {"data-label"},
-    "th": {"scope"},
+    "td": {"data-label", "colspan", "rowspan"},
+    "th": {"scope", "colspan", "rowspan"},
     **{heading: {"id"} for heading in _HEADINGS},
 }
 
 _CLASSES = {
-    "aside": {"admonition", "note", "tip", "important", "warning"},
+    "aside": {"admonition", "note", "tip", "important", "warning", "version"},
     "code": {"gap-before", "gap-after"},
     "div": {"scroll"},
     "ol": {"footnotes"},
@@ -48,6 +49,11 @@ _CLASSES = {
         "returns",
         "yields",
         "raises",
+        "other",
+        "receives",
+        "warns",
+        "method",
+        "see_also",
         "field",
         "notation",
         "stack",
@@ -57,7 +63,7 @@ _CLASSES = {
     **{heading: {"untranslated"} for heading in _HEADINGS},
 }
 
-_PLAIN = {"blockquote", "br", "caption", "em", "hr", "strong", "tbody", "thead", "tr", "ul"}
+_PLAIN = {"blockquote", "br", "caption", "dd", "dl", "dt", "em", "hr", "strong", "tbody", "thead", "tr", "ul"}
 
 _SIEVE = nh3.Cleaner(
     tags=_PLAIN | set(_ATTRIBUTES) - {"*"} | set(_CLASSES),

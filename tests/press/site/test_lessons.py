@@ -465,7 +465,7 @@ def test_a_save_of_a_lesson_or_of_what_it_shows_is_seen(course: Path) -> None:
 def test_a_lesson_is_cited_by_its_name(course: Path) -> None:
     for name in ("row", "lessons/row", "row.html"):
         told = sidelit("cite", name, cwd=course).stdout
-        assert "“Items in a row”" in told
+        assert " Items in a row. In Sample." in told
         assert "site/lessons/row.md" in told
         assert "@misc{sample:lessons/row," in told
     # A section is cited where it stands, and not where it is shown.

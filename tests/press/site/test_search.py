@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import unicodedata
 from pathlib import Path
@@ -177,7 +178,8 @@ def test_a_file_in_the_place_of_the_index_is_refused(sample: Path) -> None:
 @pytest.mark.parametrize("lang", CONFIG.languages)
 def test_the_book_answers(lang: str) -> None:
     """The questions that the book was asked first, by the ids of the sections that answer them."""
-    found = Index(site.searchable(CONFIG, lang), lang)
+    files = site.searchable(CONFIG, lang)
+    found = Index(files, lang)
     every = {"Unit.gather": "unit.html#Unit.gather", "reduce_scatter": "collectives.html#reduce_scatter_mean"}
     own = {
         "en": {"master weights": "masters.html#module", "optimizer state": "optimizer_state.html#module"},
@@ -186,3 +188,6 @@ def test_the_book_answers(lang: str) -> None:
     }
     for query, address in {**every, **own.get(lang, {})}.items():
         assert found.ask(query)[0].address == address, query
+        # The names and the words of a first question, as a host sends them; the excerpts come one by one.
+        parts = ("core.js", *found.parts(query))
+        assert sum(len(gzip.compress(files[folder(lang) + name])) for name in parts) < 120_000

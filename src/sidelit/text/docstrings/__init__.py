@@ -1,0 +1,1 @@
+"""Docstrings of every dialect: Markdown, reST, Google's and NumPy's sections."""
