@@ -32,7 +32,8 @@ from mypy.options import Options
 
 from sidelit import config
 from sidelit.names import outside
-from sidelit.names.links import Definition, Names, Written
+from sidelit.names.links import Definition, Names
+from sidelit.names.shelf import Written
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -104,24 +105,23 @@ class Oracle:
 
 def compare(written: Sequence[Written], documented: Mapping[str, str]) -> Tally:
     """Compare all links of these files."""
-    names, tally = Names(tuple(written)), Tally()
+    names, tally = Names(written, sys.maxsize), Tally()
     oracle = Oracle([Path(each.path) for each in written])
     for each in written:
-        links = names.links(each.path)
-        file = names.files.get(each.path)
+        links, file = names.links(each.path), names.file(each.path)
         if file is None:
             continue
         tally.names += sum(
             1 for node, _ in file.survey.uses if getattr(node, "id", "") not in ("self", "cls")
         )
         for line, row in links.items():
-            text = names.lines[each.path][line - 1]
+            text = file.lines[line - 1]
             for link in row:
                 if isinstance(link.to, str) and not outside.address(documented, link.to):
                     continue
                 tally.links += 1
-                known = oracle.ask(each.path, line, len(text[: link.end].encode()))
-                where = f"{each.path}:{line}:{link.start + 1} {text[link.start : link.end]}"
+                known = oracle.ask(each.path, line, len(text[: link.start + len(link.text)].encode()))
+                where = f"{each.path}:{line}:{link.start + 1} {link.text}"
                 _judge(tally, names, link.to, known, where)
     return tally
 
@@ -161,8 +161,9 @@ def _agrees(names: Names, to: Definition | str, said: Answer) -> bool:
 def _bindings(names: Names, to: Definition) -> set[int]:
     """The lines that bind the variable of a definition."""
     found = {to.line}
-    survey = names.files[to.path].survey
-    for scope in (survey.top, *survey.inner.values()):
+    file = names.file(to.path)
+    top = [file.survey.top] if file else []
+    for scope in (*top, *(inner for each in top for inner in each.inner.values())):
         bound = scope.bindings.get(to.qualname.rpartition(".")[2], [])
         if any((each.line, each.qualname) == (to.line, to.qualname) for each in bound):
             found.update(each.line for each in bound)

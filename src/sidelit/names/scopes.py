@@ -86,6 +86,8 @@ class Scope:
     """What the methods of a class assign to `self`."""
     receiver: str = ""
     """What a method calls its object, or its class if it is a class method."""
+    inner: dict[ast.AST, Scope] = field(default_factory=dict)
+    """Of a module: the scope that each definition and comprehension in it opens."""
 
     @property
     def qualname(self) -> str:

@@ -20,7 +20,7 @@ from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
 from sidelit.interactive.words import Script, filled
 from sidelit.origin import fill
-from sidelit.site import balance, drawn, identifiers, page, views, ways
+from sidelit.site import balance, drawn, page, views, ways
 from sidelit.site.content import Piece, Text
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
@@ -212,10 +212,8 @@ class Desk:
         )
 
     def _lines(self, piece: Piece) -> Iterator[tuple[int, str]]:
-        if self.host is None:
-            return iter(piece.lines)
-        home, host = self.item.output, self.host.text.item.output
-        return ((number, identifiers.moved(html, home, host)) for number, html in piece.lines)
+        page = (self.host or self.shown).text.item.output
+        return self.press.names.lines(self.item.source, piece.lines, page)
 
     def source_url(self, line: int) -> str | None:
         """The address of a line of the page's source, if the project is published."""
