@@ -27,8 +27,8 @@ class Library:
 
     def __init__(self, shelf: Shelf) -> None:
         self.files = shelf
-        self.packages = {name[:end] for name in shelf.written for end in _ends(name)}
-        self.tops = {name.partition(".")[0] for name in shelf.written}
+        self.packages = {name[:end] for name in shelf.modules for end in _ends(name)}
+        self.tops = {name.partition(".")[0] for name in shelf.modules}
         self._asked: set[tuple[str, str]] = set()
         self._members: dict[tuple[str, str], Meaning | None] = {}
 

@@ -50,8 +50,8 @@ class Link:
 Links = Mapping[int, tuple[Link, ...]]
 
 
-# How much text is read before what was read is put away, in characters.
-MOST = 1_500_000
+# How much text stays outlined before all of it is put away, in characters.
+MOST = 12_000_000
 
 
 class Names:
@@ -59,33 +59,31 @@ class Names:
 
     A file that Python cannot read has none.
 
-    :param most: the length of the texts that may be at hand before the next file is asked for
+    :param most: the length of the texts that may be outlined before the next file is asked for
     """
 
     def __init__(self, written: Iterable[Written], most: int = MOST) -> None:
         self._written = tuple(written)
         self._most = most
-        self._modules = {each.path: each.module for each in self._written}
         self._begin()
+        self.paths = {each.module: each.path for each in self.shelf.written.values()}
+        self._modules = {path: module for module, path in self.paths.items()}
 
     def _begin(self) -> None:
         self.shelf = Shelf(self._written)
         self.library = Library(self.shelf)
         self.values = Values(self.library)
 
-    def file(self, path: str) -> File | None:
-        """A file of the project, if Python can read it."""
-        found = self.shelf.get(self._modules.get(path, ""))
-        return found if found and found.path == path else None
-
     def links(self, path: str) -> Links:
         """The links of a file, by line."""
         if self.shelf.size > self._most:
             self._begin()
+        if path not in self._modules:
+            return {}
         found: dict[int, dict[int, Link]] = {}
-        file = self.file(path)
-        for line, link in self._all(file) if file else ():
-            found.setdefault(line, {})[link.start] = link
+        with self.shelf.whole(self._modules[path]) as file:
+            for line, link in self._all(file) if file else ():
+                found.setdefault(line, {})[link.start] = link
         return {line: tuple(links[start] for start in sorted(links)) for line, links in sorted(found.items())}
 
     def _all(self, file: File) -> Iterator[tuple[int, Link]]:
@@ -146,11 +144,11 @@ class Names:
     def _target(self, meaning: Meaning | None) -> Definition | str | None:
         if isinstance(meaning, str):
             if meaning in self.shelf:
-                return Definition(self.shelf[meaning].path, 0, "module", "")
+                return Definition(self.paths[meaning], 0, "module", "")
             return None if self.library.inside(meaning) else meaning
         if meaning is None or meaning.kind == "import" or _is_receiver(meaning):
             return None
-        path = self.shelf[meaning.scope.module].path
+        path = self.paths[meaning.scope.module]
         return Definition(path, meaning.line, meaning.kind, meaning.qualname)
 
 

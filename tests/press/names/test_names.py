@@ -33,8 +33,7 @@ def written(path: str, source: str) -> Written:
 def said(names: Names, to: Definition | str, path: str) -> str:
     if isinstance(to, str):
         return to
-    file = names.file(to.path)
-    module = file.module if file else ""
+    module = {path: name for name, path in names.paths.items()}[to.path]
     place = f":{to.line}" if to.line else ""
     return f".{to.line}" if to.path == path and to.line else f"{module}{place}"
 
@@ -43,10 +42,10 @@ def said(names: Names, to: Definition | str, path: str) -> str:
 def test_a_link_leads_where_the_comment_says(case: Path) -> None:
     names = read(case.read_text("utf-8"))
     wrong, asked = [], 0
-    for file in names.shelf.values():
-        path, links = file.path, names.links(file.path)
-        for number, line in enumerate(file.lines, 1):
-            code, _, wanted = line.partition("#>")
+    for each in names.shelf.written.values():
+        path, links = each.path, names.links(each.path)
+        for number, line in enumerate(str(each.text).split("\n"), 1):
+            wanted = line.partition("#>")[2]
             found = {}
             for link in links.get(number, ()):
                 found.setdefault(link.text, said(names, link.to, path))
