@@ -25,6 +25,7 @@ ORDER = {
             "workers",
             "kept",
             "reading",
+            "drawings",
             "tables",
             "scripts",
             "assets",
