@@ -12,9 +12,10 @@ import codecs
 import html
 import re
 
+# What XML has between quotes only is no handler without them: a label may well say `one = 1`.
 _PROGRAM = re.compile(
     r"<\s*(?:[\w.-]+:)?(?:script|foreignObject|handler|listener|iframe|embed|object)\b"
-    r"|[\s\"'/](?:[\w.-]+:)?on\w+\s*="
+    r"|[\s\"'/](?:[\w.-]+:)?on\w+\s*=\s*[\"']"
     r"|(?:java|vb)\s*script\s*:|\bdata:\s*text/html"
     r"|<!\s*(?:ENTITY|ATTLIST)|<\?\s*xml-stylesheet",
     re.IGNORECASE,

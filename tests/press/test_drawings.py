@@ -53,7 +53,7 @@ def test_declarations_that_add_a_program_are_found(before: str) -> None:
 @pytest.mark.parametrize(
     "inside",
     [
-        "<text>on = 1, a description: the script ends</text>",
+        "<text>on = 1, one = 2, a description: the script ends</text>",
         "<a href='https://example.org/javascript'><path d='M0 0'/></a>",
         "<style>.one { fill: none }</style><g class='on' data-once='x'/>",
         "<image href='data:image/png;base64,AAAA'/>",
