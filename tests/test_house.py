@@ -38,6 +38,7 @@ ORDER = {
             "prose_pages",
             "inventories",
             "public",
+            "strictness",
             "config",
             "glossary",
             "origin",
