@@ -34,6 +34,7 @@ ORDER = {
             "page_names",
             "patterns",
             "proofs",
+            "chapters",
             "prose_pages",
             "inventories",
             "public",
