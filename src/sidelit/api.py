@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sidelit import config, output
 from sidelit.errors import SidelitError
-from sidelit.site import partial, printing, site
+from sidelit.site import partial, printing
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +25,28 @@ class Printed:
 
 
 def build(
-    file: str | Path | None = None, out: str | Path | None = None, *, keep_going: bool = False
+    file: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    keep_going: bool = False,
+    jobs: int | None = None,
 ) -> Printed:
     """Build a whole site, in all its languages.
 
     `file` is its `site/sidelit.toml`, by default the nearest one in the current folder or above it. `out` is
     the folder to write, by default `build/site` of that project.
 
-    With `keep_going` a source that is no Python is left out, and a formula or link that is wrong is printed
-    as it was typed; `skipped` and `warnings` tell of them.
+    With `keep_going`, here or in the configuration, a source that is no Python is left out, and a formula or
+    link that is wrong is printed as it was typed; `skipped` and `warnings` tell of them. `jobs` is the number
+    of processes that share the work, by default one for each core.
 
     Raises `SidelitError` with all mistakes, each with its file and line; then `out` is as it was.
     """
     made = config.load(Path(file) if file is not None else config.find(Path.cwd()))
     folder = Path(out) if out is not None else made.project / "build" / "site"
-    if not keep_going:
-        return _written(site.files(made), folder)
-    made, skipped = partial.readable(made)
-    notes = site.Collector()
-    done = _written(site.files(made, notes), folder)
-    # The same slip shows in every language.
-    told = {str(error): error for error in notes.errors}
-    return replace(done, warnings=tuple(told.values()), skipped=skipped)
+    with output.written(folder) as fresh:
+        done = partial.write(made, fresh, keep_going=keep_going, jobs=jobs)
+    return Printed(folder, _pages(done.files, folder), done.odd, done.skipped)
 
 
 def print_files(
@@ -58,12 +58,14 @@ def print_files(
     strict: bool = False,
     source: str = "en",
     dialect: str = "",
+    jobs: int | None = None,
 ) -> Printed:
     """Print Python files, or folders of them, as pages in the folder `out`.
 
     `lang` is the language of the pages, and `locale` a folder of translations into it, `LANG/PAGE.po`,
     from the language `source`. `dialect` is what the docstrings are written in, one of
-    `sidelit.dialects.DIALECTS`; without it each is guessed.
+    `sidelit.dialects.DIALECTS`; without it each is guessed. `jobs` is the number of processes that share the
+    work, by default one for each core.
 
     One of several files that cannot be read as Python is left out, and `skipped` says why.
 
@@ -74,13 +76,10 @@ def print_files(
     shelf = Path(locale) if locale is not None else None
     if shelf is not None and not shelf.is_dir():
         raise SidelitError("there is no such folder of translations", path=shelf, hint="name another")
-    # Before the work, not after it.
-    output.check_target(folder)
-    made = printing.files(printing.Job(paths, lang, shelf, strict, source, dialect))
-    return replace(_written(made.files, folder), warnings=made.odd, skipped=made.skipped)
+    with output.written(folder) as fresh:
+        made = printing.write(printing.Job(paths, lang, shelf, strict, source, dialect), fresh, jobs)
+    return Printed(folder, _pages(made.files, folder), made.odd, made.skipped)
 
 
-def _written(files: dict[str, bytes], folder: Path) -> Printed:
-    output.write(files, folder)
-    pages = tuple(folder / name for name in files if name.endswith(".html"))
-    return Printed(folder, pages)
+def _pages(names: Iterable[str], folder: Path) -> tuple[Path, ...]:
+    return tuple(folder / name for name in names if name.endswith(".html"))

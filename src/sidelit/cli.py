@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     def add(name: str, about: str, command: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         sub = subs.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
         sub.set_defaults(command=command)
-        if name not in ("print", "sections"):
+        if name not in ("init", "print", "sections"):
             sub.add_argument(
                 "--config", type=Path, metavar="FILE", help="default: the nearest site/sidelit.toml"
             )
@@ -67,12 +67,25 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="leave out what is no Python, print formulas and links that are wrong as they were typed",
     )
+    _jobs(sub)
     sub = add(
         "pack", "build the site as one folder and one archive that open from a disk", commands.pack_site
     )
     sub.add_argument("--out", type=Path, metavar="DIR", help="where to (default: build/pack)")
     sub = add("serve", "show the site on this machine and build it again on every save", commands.serve_site)
     sub.add_argument("--port", type=int, default=8000, help="default: %(default)s; 0 takes any free one")
+    sub = add("init", "look at a repository and write a first configuration for it", commands.init)
+    sub.add_argument(
+        "folder", type=Path, nargs="?", default=Path(), metavar="FOLDER", help="default: this one"
+    )
+    sub.add_argument(
+        "--lang",
+        action="append",
+        default=[],
+        metavar="CODE",
+        help="a language of the site; the first one is that of the sources; may be repeated",
+    )
+    sub.add_argument("--mkdocs", action="store_true", help="write mkdocs.yml as well")
     _print(add("print", "print any literate Python as pages, without a configuration", commands.print_files))
     sub = add("sections", "show how a file is cut into sections, as JSON", commands.sections)
     sub.add_argument("file", type=Path)
@@ -128,6 +141,12 @@ def _print(sub: argparse.ArgumentParser) -> None:
         help="of docstrings (default: each is guessed)",
     )
     sub.add_argument("--strict", action="store_true", help="a formula or link that is wrong is an error")
+    _jobs(sub)
+
+
+def _jobs(sub: argparse.ArgumentParser) -> None:
+    help = "how many processes share the work (default: one for each core)"
+    sub.add_argument("--jobs", type=int, metavar="N", help=help)
 
 
 if __name__ == "__main__":

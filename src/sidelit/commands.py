@@ -11,20 +11,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidelit import api, cards, config, glossary, origin, pack, serve
+from sidelit import adopt, api, cards, config, glossary, origin, pack, serve
 from sidelit.catalog import catalog
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
-from sidelit.site import anchoring, citation, content, edition, meta, proved, site
+from sidelit.lint import symbols
+from sidelit.site import anchoring, citation, content, edition, meta, partial, proved, site
 from sidelit.site.search import ask
 from sidelit.source import source
 
 
 def build_site(given: argparse.Namespace) -> int:
     """`sidelit build`."""
-    return _told(api.build(given.config, given.out, keep_going=given.keep_going))
+    return _told(api.build(given.config, given.out, keep_going=given.keep_going, jobs=given.jobs))
 
 
 def pack_site(given: argparse.Namespace) -> int:
@@ -40,11 +41,27 @@ def serve_site(given: argparse.Namespace) -> int:
     path = _path(given)
     serve.serve(
         # The configuration is read anew each time: it may be what was saved.
-        lambda: site.files(config.load(path)),
+        lambda: partial.files(config.load(path))[0],
         lambda: site.watched(path),
         given.port,
         lambda line: print(line, flush=True) if line else None,
     )
+    return 0
+
+
+def init(given: argparse.Namespace) -> int:
+    """`sidelit init`."""
+    found, written = adopt.init(given.folder, codes=given.lang, mkdocs=given.mkdocs)
+    for path in written:
+        print(path.as_posix())
+    print(f"{found.files} files in {len(found.parts)} parts. Next:")
+    there = (
+        ""
+        if given.folder.resolve() == Path.cwd()
+        else f" --config {(given.folder / adopt.CONFIGURATION).as_posix()}"
+    )
+    print(f"  sidelit serve{there}    shows the site on this machine and builds it again on every save")
+    print(f"  sidelit build{there}    writes it into {(given.folder / 'build/site').as_posix()}/")
     return 0
 
 
@@ -58,6 +75,7 @@ def print_files(given: argparse.Namespace) -> int:
         strict=given.strict,
         source=given.source,
         dialect=given.dialect,
+        jobs=given.jobs,
     )
     return _told(done)
 
@@ -169,6 +187,9 @@ def lint(given: argparse.Namespace) -> int:
     for book in books.catalogs.values():
         findings += lints.lint_catalog(book, terms)
     findings += (lints.refused(error, "directive") for error in site.mistakes(made, written))
+    program = symbols.program(html for page in written for piece in page.pieces for _, html in piece.lines)
+    for page in written:
+        findings += (lints.refused(error, rule) for rule, error in symbols.lint(page.tokens, program))
     proved.lines(made, lambda error: findings.append(lints.refused(error, "proves")))
     for finding in findings:
         print(finding, file=sys.stderr if finding.severity == "error" else sys.stdout)

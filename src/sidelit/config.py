@@ -15,8 +15,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from sidelit import dialects, languages, page_names, proofs, prose_pages, public, reading
+from sidelit import (
+    dialects,
+    inventories,
+    languages,
+    page_names,
+    patterns,
+    proofs,
+    prose_pages,
+    public,
+    reading,
+)
 from sidelit.errors import SidelitError
+from sidelit.inventories import Inventory
 from sidelit.languages import Language
 from sidelit.page_names import Former
 from sidelit.proofs import Proof
@@ -90,6 +101,10 @@ class Config:
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
     home: str = "index.html"
+    inventories: tuple[Inventory, ...] = ()
+    """The lists of names that are documented elsewhere."""
+    keep_going: bool = False
+    """Whether a build goes on over a formula, a link or a source that is wrong."""
     override_assets: tuple[str, ...] = ()
     """The files of `assets/` that take the place of the press's own."""
     spoken: Mapping[str, Language] = field(default_factory=dict)
@@ -153,15 +168,15 @@ def load(path: Path) -> Config:
     shown = path.relative_to(project).as_posix()
     top = read_table(path, shown)
     root = top.take("source_root", str, "src").strip("/")
-    dialect = dialects.read(top, "markdown")
+    tree, dialect = patterns.tree(project, root, top), dialects.read(top, "markdown")
     config = Config(
         path=path,
         project=project,
         title=top.take("title", str),
         tagline=top.take("tagline", str, ""),
-        languages=_languages(top),
+        languages=languages.codes(top),
         front=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("front")),
-        parts=tuple(_part(table, root, dialect) for table in top.tables("parts")),
+        parts=tuple(_part(table, tree, dialect) for table in top.tables("parts")),
         back=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("back")),
         course=prose_pages.course(top.table("course"), path.parent.name),
         source_root=root,
@@ -171,28 +186,15 @@ def load(path: Path) -> Config:
         authors=public.authors(top),
         figures_torch=top.take("figures_torch", str, "") or None,
         macros=_macros(top),
+        inventories=inventories.read(top),
         override_assets=top.strings("override_assets"),
+        keep_going=top.take("keep_going", bool, False),
     )
     top.finish()
     _check(config, top)
-    return _spoken(config, top)
-
-
-def _languages(top: Table) -> tuple[str, ...]:
-    codes = tuple(str(code) for code in top.take("languages", list, ["en"]))
-    if not codes or len(set(codes)) != len(codes):
-        raise top.error("`languages` must name at least one language, and each once", "languages")
-    return codes
-
-
-def _spoken(config: Config, top: Table) -> Config:
-    """The configuration with its languages read; one that nobody has words for is a mistake of its line."""
-    try:
-        spoken = {code: config.language(code) for code in config.languages}
-        languages.check_own(spoken, config.shown(config.folder / languages.FOLDER))
-        return replace(config, spoken=spoken)
-    except SidelitError as error:
-        raise error if error.path else top.error(error.what, "languages", hint=error.hint) from None
+    folder = config.folder / languages.FOLDER
+    spoken = languages.spoken(config.languages, folder, config.shown(folder), top)
+    return replace(config, spoken=spoken)
 
 
 def _macros(top: Table) -> dict[str, str]:
@@ -207,21 +209,21 @@ def _macros(top: Table) -> dict[str, str]:
     return macros
 
 
-def _part(table: Table, root: str, usual: str) -> Part:
+def _part(table: Table, tree: patterns.Tree, usual: str) -> Part:
     number, label, question = (
         table.take("number", str, ""),
         table.take("label", str),
         table.take("question", str, ""),
     )
-    folder, output = table.take("folder", str, root).strip("/"), table.take("output", str, "").strip("/")
-    dialect = dialects.read(table, usual)
-    entries = table.tables("chapters")
-    chapters = tuple(replace(_chapter(entry, folder, output, root), dialect=dialect) for entry in entries)
+    folder, output = table.take("folder", str, tree.root).strip("/"), table.take("output", str, "").strip("/")
+    dialect, entries = dialects.read(table, usual), patterns.chapters(table, folder, tree)
+    found = (_chapter(entry, folder, output, tree.root, line) for entry, line in entries)
+    chapters = tuple(replace(each, dialect=dialect) for each in found)
     table.finish()
     return Part(number, label, chapters, question)
 
 
-def _chapter(table: Table, folder: str, output: str, root: str) -> Chapter:
+def _chapter(table: Table, folder: str, output: str, root: str, line: int | None) -> Chapter:
     given = table.take("source", str)
     if not given.endswith(".py"):
         raise table.error(f"{given!r} is not a Python file", given)
@@ -238,7 +240,7 @@ def _chapter(table: Table, folder: str, output: str, root: str) -> Chapter:
         proves=proved,
         module=module_name(source, below),
         former=called.former,
-        line=table.line(given),
+        line=line or table.line(given),
     )
 
 

@@ -93,13 +93,40 @@ def load(code: str, folder: Path | None = None, shown: str = FOLDER) -> Language
     return _read(code, press, None) if press else _absent(code, f"{shown}/{code}.toml")
 
 
-def check_own(spoken: Mapping[str, Language], shown: str) -> None:
-    """The words of a project's own templates stand in each of its languages."""
-    asked = dict.fromkeys(key for language in spoken.values() for key in language.own)
-    for code, language in spoken.items():
+def beginning(code: str) -> str:
+    """The first lines of a file of words for a language that the press does not know."""
+    return (
+        f"# The words of the interface in {code!r}. Those that it lacks are English, as `fallback` says;\n"
+        f"# all of them stand in {FOLDER}/en.toml of the press's templates.\n"
+        f'[language]\nname = "{code}"\nshort = "{code.upper()}"\nfallback = "en"\n\n[ui]\n'
+        + "".join(f'# {key} = "{_english()[key]}"\n' for key in ("skip", "contents", "previous", "next"))
+    )
+
+
+def codes(top: Table) -> tuple[str, ...]:
+    """The languages that a configuration names, the first one that of the sources."""
+    named = tuple(str(code) for code in top.take("languages", list, ["en"]))
+    if not named or len(set(named)) != len(named):
+        raise top.error("`languages` must name at least one language, and each once", "languages")
+    return named
+
+
+def spoken(named: Sequence[str], folder: Path, shown: str, top: Table) -> dict[str, Language]:
+    """Read the languages of a site; `folder` and `shown` are as in `load`.
+
+    Raises `SidelitError` where the configuration names one that nobody has words for, and where the words of
+    the project's own templates do not stand in each of them.
+    """
+    try:
+        found = {code: load(code, folder, shown) for code in named}
+    except SidelitError as error:
+        raise error if error.path else top.error(error.what, "languages", hint=error.hint) from None
+    asked = dict.fromkeys(key for language in found.values() for key in language.own)
+    for code, language in found.items():
         if missing := [key for key in asked if key not in language.own]:
             what = f"words of the project's own templates are missing: {', '.join(missing)}"
             raise SidelitError(what, path=f"{shown}/{code}.toml", line=1, hint="write them under [own]")
+    return found
 
 
 def _folder() -> Path:

@@ -24,6 +24,7 @@ from pathlib import Path
 import jinja2
 
 from sidelit import assets, reading, template_errors
+from sidelit.breaks import breakable
 from sidelit.config import Config
 from sidelit.errors import SidelitError
 
@@ -123,9 +124,11 @@ def _environment(own: Path | None) -> jinja2.Environment:
     press = jinja2.FileSystemLoader(assets.templates_folder())
     loaders: list[jinja2.BaseLoader] = [jinja2.PrefixLoader({PRESS: press})]
     loaders += [jinja2.FileSystemLoader(own)] if own else []
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader([*loaders, press]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
+    environment.filters["breakable"] = breakable
+    return environment

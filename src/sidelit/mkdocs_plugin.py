@@ -114,13 +114,17 @@ class SidelitPlugin(BasePlugin[SidelitOptions]):
 
     def _make(self, options: MkDocsConfig) -> dict[str, bytes]:
         # Loading the press takes a moment, and Ctrl-C in that moment is taken care of only now.
-        from sidelit.site import site
+        from sidelit.site import partial
 
         path = Path(options.config_file_path).parent / self.config.config
         try:
-            return site.files(config.load(path))
+            files, done = partial.files(config.load(path))
         except SidelitError as error:
             raise PluginError(str(error)) from None
+        # The configuration asked for it, so this is no warning, which strict mode would stop at.
+        for each in (*done.odd, *done.skipped):
+            logging.getLogger("mkdocs.plugins.sidelit").info(str(each))
+        return files
 
     def _file(self, name: str, content: bytes, config: MkDocsConfig) -> File:
         # What the site holds is decided already: mkdocs would leave out whatever lies in `templates/`.

@@ -28,24 +28,44 @@ MARK = "assets/sidelit.js"
 _OLD = "site"
 
 
-def write(files: Mapping[str, bytes], target: Path) -> None:
-    """Write a whole site to `target`, in place of what is there.
+@contextmanager
+def written(target: Path) -> Iterator[Path]:
+    """An empty folder for a whole site, which takes the place of `target` behind the block.
 
-    Raises `SidelitError` when the disk refuses; then `target` is as it was.
+    Raises `SidelitError` when the disk refuses. Then, and when the block raises, `target` is as it was.
     """
     target = target.resolve()
     check_target(target)
     try:
         with fresh_folder(target) as fresh:
-            for name, content in files.items():
-                path = fresh / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+            yield fresh
             switch(fresh, target)
     except OSError as error:
+        if not _is_about(error, target):
+            raise
         raise SidelitError(
             f"cannot write the site: {error.strerror}", path=str(error.filename or target)
         ) from None
+
+
+def _is_about(error: OSError, target: Path) -> bool:
+    """Whether the disk refused the site, and not a file that it is made of."""
+    if error.filename is None:
+        return True
+    path = Path(os.fsdecode(error.filename))
+    return path in (target, target.parent) or any(part.startswith(_prefix(target)) for part in path.parts)
+
+
+def write(files: Mapping[str, bytes], target: Path) -> None:
+    """Write a whole site that is in memory to `target`, in place of what is there.
+
+    Raises `SidelitError` when the disk refuses; then `target` is as it was.
+    """
+    with written(target) as fresh:
+        for name, content in files.items():
+            path = fresh / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
 
 def check_target(target: Path) -> None:

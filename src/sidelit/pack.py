@@ -18,7 +18,7 @@ from pathlib import Path
 from sidelit import origin, output
 from sidelit.config import Config
 from sidelit.errors import SidelitError, refused
-from sidelit.site import site
+from sidelit.site import partial
 
 # What a host answers with, or what machines ask it for.
 _HOSTED = re.compile(r"(?:.*/)?404\.html|robots\.txt|[^/]*\.xml|CNAME|\.nojekyll")
@@ -35,7 +35,8 @@ def pack(config: Config, out: Path) -> tuple[Path, Path]:
     name = "-".join(filter(None, (_slug(config.title), state.version)))
     folder, archive = out / name, out / f"{name}.zip"
     output.check_target(folder)
-    files = {path: data for path, data in site.files(config).items() if not _HOSTED.fullmatch(path)}
+    made, _ = partial.files(config)
+    files = {path: data for path, data in made.items() if not _HOSTED.fullmatch(path)}
     output.write(files, folder)
     draft = archive.with_name(f".{archive.name}")
     try:

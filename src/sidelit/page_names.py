@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from sidelit import reading
 from sidelit.tables import Table
 
 
@@ -105,7 +106,7 @@ def _was(table: Table, given: str, name: str) -> list[str]:
 
 def _sound(table: Table, given: str, key: str, name: str) -> str:
     """Refuse what could not be a path without a suffix: the name is one, of the page and of its catalogue."""
-    if not _is_path(name) or name.endswith((".html", ".py", ".md")):
+    if not reading.stays_inside(name) or name.endswith((".html", ".py", ".md")):
         what = f"{name!r} in `{key}` is not the name of a page"
         hint = 'write a stem, as in "unit", or a path without a suffix, as in "zero/unit"'
         raise table.error(what, given, hint=hint)
@@ -114,12 +115,7 @@ def _sound(table: Table, given: str, key: str, name: str) -> str:
 
 def _output(table: Table, given: str, own: str) -> str:
     output = table.take("output", str, own)
-    if output != own and not (_is_path(output) and output.endswith(".html")):
+    if output != own and not (reading.stays_inside(output) and output.endswith(".html")):
         what = f"{output!r} in `output` is not the address of a page"
         raise table.error(what, given, hint='write a path in the site, as in "zero/unit.html"')
     return output
-
-
-def _is_path(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(path.name) and str(path) == name and not path.is_absolute() and ".." not in path.parts

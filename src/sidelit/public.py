@@ -83,11 +83,22 @@ def read(top: Table) -> Public:
     return Public(
         url=f"{url}/" if url else None,
         repository=repository,
-        source_url=top.take("source_url", str, "") or source,
-        commit_url=top.take("commit_url", str, "") or commit,
-        report_url=top.take("report_url", str, "") or report,
+        source_url=address(top, "source_url") or source,
+        commit_url=address(top, "commit_url") or commit,
+        report_url=address(top, "report_url") or report,
         colab_url=colab,
     )
+
+
+def address(top: Table, key: str) -> str | None:
+    """A web address, perhaps with blanks: a link that is a program would run on every page.
+
+    Raises `SidelitError` for anything else.
+    """
+    address = top.take(key, str, "")
+    if address and not re.fullmatch(r"https?://[^\s\"<>]+", address):
+        raise top.error(f"`{key}` must be a web address", key, hint="begin it with https://")
+    return address or None
 
 
 def authors(top: Table) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import stat
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sidelit.errors import SidelitError
@@ -41,6 +41,12 @@ def refuse_outside(path: Path, project: Path, shown: str, line: int | None = Non
     if not path.resolve().is_relative_to(project.resolve()):
         what = "this leads out of the project's folder by a symbolic link"
         raise SidelitError(what, path=shown, line=line, hint="put the file itself there")
+
+
+def stays_inside(name: str) -> bool:
+    """Whether a path of a file, with forward slashes, leads nowhere but below its folder."""
+    path = PurePosixPath(name)
+    return bool(path.name) and str(path) == name and not path.is_absolute() and ".." not in path.parts
 
 
 def parsed(path: Path, shown: str | Path, hint: str | None = None) -> Any:

@@ -35,7 +35,14 @@ def read_table(path: Path, shown: str) -> Table:
     return Table(_parse(text, shown), shown, text)
 
 
+# The parser takes memory for each pair of a key's parts.
+_LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){100}""")
+
+
 def _parse(text: str, shown: str) -> dict[str, Any]:
+    if (long := _LONG_KEY.search(text)) is not None:
+        line = text.count("\n", 0, long.start()) + 1
+        raise SidelitError("a key has more than 100 parts", path=shown, line=line)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -216,7 +216,7 @@ def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
     """
     given: dict[str, Any] = {**getattr(request.module, "WINDOW", {}), **getattr(request, "param", {})}
     size = {"width": WIDE, "height": HEIGHT}
-    context = browser.new_context(reduced_motion="reduce", viewport=size, **given)
+    context = browser.new_context(**{"reduced_motion": "reduce", "viewport": size, **given})
     messages: list[str] = []
     page = context.new_page()
     page.on("console", lambda said: messages.append(said.text))

@@ -18,7 +18,7 @@ the tensors between the layers have $b$ bytes, too. After the forward pass the i
 the segments are in memory, $k\,b$ bytes. The backward pass adds one segment at a time,
 $(n/k)\,b$ bytes for each. Together these are
 
-$$M(k) = \Bigl(k + \frac nk\Bigr)\, b \;\ge\; 2\sqrt n\; b$$
+$$M(k) = \Bigl(k + \frac{n}{k}\Bigr)\, b \;\ge\; 2\sqrt n\; b$$
 
 The mean of two positive numbers is at least the root of their product. Mean and root
 are equal where $k = n/k$. So the best number of segments is $k = \sqrt n$. For example,
@@ -64,6 +64,7 @@ plan](budget.py) for a budget can be computed.
 :notation $k$: `segments`, the number of segments
 :notation $b$: the bytes of a tensor between two layers
 :notation $a$: the bytes that a layer saves
+:notation $M$: the bytes that the chain holds at most
 """
 
 # sidelit: hide

@@ -16,6 +16,13 @@ are ordinary parameters, so the unit of a block gathers them with the rest of th
 
 :notation $r$: `rank`, the number of columns of `B`
 :notation $\alpha$: a factor, here $2r$
+:notation $W$: the matrix of a layer, with $m$ rows and $n$ columns
+:notation $m$: the number of rows of $W$
+:notation $n$: the number of columns of $W$
+:notation $A$: the matrix that the input meets first
+:notation $B$: the matrix that gives the result its length
+:notation $x$: the input of the layer
+:notation $y$: its output
 """
 
 # sidelit: hide

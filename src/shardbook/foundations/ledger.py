@@ -17,8 +17,8 @@ ledgers. And the bytes that the kernel has sent on one process's sockets must eq
 rank's ledger.
 
 :notation $N_d$: `world_size`, the number of ranks in the process group
-:notation $r$: `rank`, the number of one rank, from 0 to $N_d - 1$
 :notation $B$: `nbytes`, the size of a whole vector in bytes
+:notation $k$: the number of a round of a broadcast, from 0
 """
 
 # sidelit: hide

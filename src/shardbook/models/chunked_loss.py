@@ -42,9 +42,13 @@ scale could save them. The price is that the two products of the gradients run i
 with an FP32 copy of the matrix, and that both gradients take four bytes a number until
 the backward pass.
 
-:notation $n$: `positions`, the number of positions in a batch
+:notation $n$: the number of positions in a batch
 :notation $c$: `chunks`, the number of chunks
 :notation $V$: `config.vocabulary`, the number of different tokens
+:notation $z_k$: the logit of token $k$
+:notation $t$: the target, one of the tokens
+:notation $z_t$: the logit of the target
+:notation $e$: the base of the natural logarithm
 """
 
 # sidelit: hide
@@ -218,7 +222,7 @@ def _logits_gradient(
     r"""Add a chunk's losses to `total`, and return their gradient with respect to
     the chunk's logits.
 
-    The loss of a position with the logits $z$ and the target $t$ is
+    The loss of a position with the logits $z_k$ and the target $t$ is
     $\ln \sum_j e^{z_j} - z_t$. Its derivative with respect to $z_k$ is the
     probability of token $k$, less 1 if $k$ is the target.
     """

@@ -15,6 +15,7 @@ windows, and rank $r$ takes the $r$-th part of each batch.
 :notation $N_d$: `world_size`, the number of ranks
 :notation $B$: `batch`, the number of windows that one rank reads at a time
 :notation $T$: `context`, the number of tokens in a window
+:notation $r$: `rank`, the number of one rank
 """
 
 # sidelit: hide

@@ -19,10 +19,9 @@ width, `H` the heads, `D` the width of one head and `V` the vocabulary.
 
 :notation $L$: `config.layers`, the number of blocks
 :notation $d$: `config.width`, the number of values that stand for one position
-:notation $h$: `config.heads`, the number of attention heads in a block
 :notation $T$: `config.context`, the number of positions that the model can see
 :notation $V$: `config.vocabulary`, the number of different tokens
-:notation $\Psi$: `parameters(config)`, the number of parameters of the whole model
+:notation $\Psi$: the number of parameters of the whole model
 """
 
 # sidelit: hide

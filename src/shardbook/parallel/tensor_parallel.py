@@ -26,14 +26,14 @@ of the heads, and the matrix that merges the heads is cut by its rows.
 **Costs.** In each block the ranks run four all-reduces of activations, two in the
 forward pass and two in the backward pass. ZeRO-3 sends parameters instead, in two
 gathers and one reduce-scatter. In a block the GPT of this book has $12\,d^2$ weights,
-and $BT$ positions of $d$ values pass through it:
+and $n$ positions of $d$ values pass through it:
 
 | one block, values sent by a rank | amount | grows with |
 |---|---|---|
 | ZeRO-3 | $3 \cdot 12\,d^2\,(N-1)/N$ | the square of the width |
-| tensor parallelism | $4 \cdot 2\,BTd\,(N-1)/N$ | the width, and the tokens of a batch |
+| tensor parallelism | $4 \cdot 2\,nd\,(N-1)/N$ | the width, and the tokens of a batch |
 
-The two are equal where $BT = 4.5\,d$. With a width of 4,096 that is 18,432 tokens. With
+The two are equal where $n = 4.5\,d$. With a width of 4,096 that is 18,432 tokens. With
 more tokens ZeRO-3 sends less, and with fewer tensor parallelism does. But the bytes
 alone do not decide. A gather of ZeRO-3 can start early and hide behind the computation
 before it. An all-reduce of tensor parallelism is between two products that need its
@@ -50,8 +50,13 @@ torchrun --standalone --nproc-per-node 2 -m shardbook.parallel tensor
 :figure: columns_and_rows
 :notation $N$: `world_size`, the number of ranks that share each matrix
 :notation $d$: `config.width`, the number of values of one position
-:notation $B$: the number of sequences in a batch
-:notation $T$: the number of positions of a sequence
+:notation $n$: the number of positions in a batch
+:notation $X$: the input of the first layer, one row for each position
+:notation $A$: the matrix of the first layer
+:notation $B$: the matrix of the second layer
+:notation $f$: the function between the layers
+:notation $Y$: the output of the second layer
+:notation $r$: `rank`, the number of one rank
 """
 
 # sidelit: hide

@@ -80,6 +80,10 @@ torchrun --standalone --nproc-per-node 2 -m shardbook.parallel zero-r
 :notation $d$: `config.width`, the number of values of one position
 :notation $B$: the number of sequences in a batch
 :notation $T$: the number of positions of a sequence
+:notation $P_a$: the paper's name for partitioned activations
+:notation $P_{a+\text{cpu}}$: the same with the pieces on the host
+:notation $C_B$: the paper's name for buffers of a constant size
+:notation $M_D$: the paper's name for memory without gaps
 """
 
 # sidelit: hide

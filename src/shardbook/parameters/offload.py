@@ -96,6 +96,7 @@ chapter belong to an exchange, so they run on the stream of that exchange, in it
 :notation $S_u$: `shard_numel`, the length of one rank's part of it
 :notation $b$: `computed`, the bytes of a number as modules compute with it
 :notation $s$: `sent`, the bytes of a number of the mean gradient, in the dtype of the exchange
+:notation $i$: the number of a step
 """
 
 # sidelit: hide

@@ -16,9 +16,6 @@ This chapter computes the bytes at these moments. The model has no memory, so th
 computation costs nothing at any size. It includes buffers, units with several flat
 vectors, and the changes that [a policy](policy.py) makes to them. It leaves out the
 temporaries of the function that gives a module its values.
-
-:notation $P_u$: `padded`, the length of a unit's flat vector with its padding
-:notation $S_u$: `shard_numel`, the length of one rank's part of it
 """
 
 # sidelit: hide

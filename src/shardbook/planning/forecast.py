@@ -37,10 +37,9 @@ allocator rounds a size up.
 :notation $P_u$: `padded`, the elements of unit $u$ with its padding
 :notation $n$: `numbers`, one for each parameter tensor, in stage 0 two more, as a multiple of $2N_d$
 :notation $S_u$: `shard_numel`, a rank's part of them, $P_u / N_d$
-:notation $L$: `config.layers`, the number of blocks
+:notation $\Psi_r$: the number of parameters in a rank's slices
 :notation $d$: `config.width`, the number of values that stand for one position
 :notation $h$: `config.heads`, the number of attention heads in a block
-:notation $V$: `config.vocabulary`, the number of different tokens
 """
 
 # sidelit: hide

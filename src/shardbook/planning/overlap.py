@@ -57,6 +57,8 @@ python -m shardbook.planning.overlap --flops 400e12 --bandwidth 50e9 --ranks 8 -
 :notation $F$: `flops`, the operations that a rank really does in a second
 :notation $W$: `bandwidth`, the bytes that a rank receives in a second
 :notation $\alpha$: `latency`, the time of a message that carries nothing, in seconds
+:notation $t_g$: the seconds that a gather takes
+:notation $t_c$: the seconds that the computation takes
 """
 
 # sidelit: hide

@@ -59,6 +59,7 @@ This command prints a number in every format:
 python -m shardbook.precision.formats 0.1
 ```
 
+:notation $x$: the number that a pattern of bits stands for
 :notation $s$: `sign`, 1 for a negative number
 :notation $e$: `exponent`, the exponent field, read as a whole number
 :notation $m$: `mantissa`, the mantissa field, read as a whole number

@@ -49,7 +49,7 @@ python -m shardbook.precision.rounding
 ```
 
 :figure: gradient_exponents
-:notation $n$: `positions`, the number of positions in a batch
+:notation $n$: the number of positions in a batch
 """
 
 # sidelit: hide

@@ -63,6 +63,7 @@ gradients. An overflow in the gradients of one optimizer makes this norm infinit
 NaN, and then clipping sets the finite gradients of the other optimizers to 0.
 
 :notation $S$: `factor`, the loss scale
+:notation $g$: the gradients before they are scaled
 """
 
 # sidelit: hide

@@ -21,8 +21,6 @@ the next:
 A token is a byte, unless [a tokenizer](tokens.py) has written the file. If you name a
 folder, all of its files are used in the order of their names, so every rank sees the
 same row. Files whose names begin with a dot are left out.
-
-:notation $T$: `context`, the number of tokens in a window
 """
 
 # sidelit: hide

@@ -22,6 +22,7 @@ a run that is resumed at step 700 has the rate of step 700.
 :notation $W$: `warmup`, the number of steps in which the rate grows
 :notation $T$: `steps`, the number of steps in the run
 :notation $f$: `end`, the part of $\eta$ that the last step has
+:notation $x$: how far the run is after the warm-up, from 0 to 1
 """
 
 # sidelit: hide

@@ -23,6 +23,8 @@ with gradients of 0. If the factor were NaN, all their weights would become NaN.
 
 :notation $p$: `norm_type`, the order of the norm
 :notation $r$: `rank`, the number of one rank
+:notation $g$: the gradient of all parameters
+:notation $g_i$: one element of it
 """
 
 # sidelit: hide

@@ -57,6 +57,7 @@ at an aligned address. Hence $P_u \ge \Psi_u$.
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
 :notation $P_u$: `padded`, the length of the flat vector with its padding
 :notation $S_u$: `shard_numel`, the length of one rank's part of it
+:notation $r$: `rank`, the number of one rank
 """
 
 # sidelit: hide

@@ -29,6 +29,7 @@ updates these.
 :figure: stage_homes
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of parameters of a unit
+:notation $P_{os}$: the paper's name for this stage
 """
 
 # sidelit: hide

@@ -26,6 +26,7 @@ once, but then stage 2 saves no memory.
 
 :notation $N_d$: `world_size`, the number of ranks
 :notation $\Psi_u$: `numel`, the number of parameters of a unit
+:notation $P_{os+g}$: the paper's name for this stage
 """
 
 # sidelit: hide

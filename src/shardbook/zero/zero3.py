@@ -26,6 +26,7 @@ that.
 :notation $N_d$: `world_size`, the number of ranks that share the unit
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
 :notation $P_u$: `padded`, the length of its flat vector with its padding
+:notation $P_{os+g+p}$: the paper's name for this stage
 """
 
 # sidelit: hide

@@ -88,7 +88,7 @@ def unwrap(content: str) -> str:
     A line break that Markdown keeps (two spaces or a backslash before it) is kept.
     """
     joined = re.sub(r"(?<!\\)(?<!  )\n[ \t]*", " ", content.strip())
-    return re.sub(r"(\\| {2,})\n[ \t]*", lambda match: match[1][:2] + "\n", joined)
+    return re.sub(r"(\\|(?<! ) {2,})\n[ \t]*", lambda match: match[1][:2] + "\n", joined)
 
 
 def code_digest(lines: Iterable[str]) -> str:

@@ -48,14 +48,17 @@ def read(config: Config) -> Credits:
     """
     path = config.project / FILE
     said = _parsed(path) if path.is_file() else {}
+    date = _text(said.get("date-released", ""))
+    if date and not re.fullmatch(r"\d{4}(-\d{2}){0,2}", date):
+        raise _wrong(path, f"{date[:40]!r} in `date-released` is no day; write it as 2026-01-31")
     named = tuple(map(_named, config.authors)) or tuple(
         _author(each, path) for each in said.get("authors", ())
     )
     return Credits(
         authors=named or (Author(f"The {config.title} authors"),),
-        doi=str(said.get("doi", "")),
-        version=str(said.get("version", "")),
-        date=str(said.get("date-released", "")),
+        doi=_text(said.get("doi", "")),
+        version=_text(said.get("version", "")),
+        date=date,
     )
 
 
@@ -65,7 +68,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise SidelitError(f"not valid YAML: {error.problem}", path=FILE, line=line) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
         raise SidelitError("cannot be read as YAML", path=FILE, line=1) from None
     if not isinstance(data, dict) or not isinstance(data.get("authors", []), list):
         raise _wrong(path, "not a citation file: it needs a list of `authors`")
@@ -74,7 +77,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _author(said: object, path: Path) -> Author:
     """An entry of the list: a person has `family-names` and `given-names`, anything else a `name`."""
-    given = {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}
+    given = {str(key): _text(value) for key, value in said.items()} if isinstance(said, dict) else {}
     family = " ".join(filter(None, (given.get("name-particle"), given.get("family-names"))))
     if not family:
         name = given.get("name") or given.get("given-names") or given.get("alias")
@@ -83,6 +86,11 @@ def _author(said: object, path: Path) -> Author:
         return Author(name)
     first = given.get("given-names", "")
     return Author(f"{first} {family}".strip(), family, first)
+
+
+def _text(value: object) -> str:
+    """A word, a number or a day; a list has no place there, and one of aliases could be without an end."""
+    return "" if isinstance(value, (list, dict)) else str(value)
 
 
 def _named(name: str) -> Author:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2.sandbox import SandboxedEnvironment
 from markdown_it.token import Token
 from markupsafe import Markup
 
@@ -205,8 +206,11 @@ def _at(tokens: Sequence[Token], what: str, hint: str | None = None) -> SidelitE
     return SidelitError(what, path=markup.path_of(inline), line=markup.line_of(inline), hint=hint)
 
 
-class _Environment(jinja2.Environment):
-    """In which `record.items` is the key of the data, and not the method of a dictionary."""
+class _Environment(SandboxedEnvironment):
+    """In which `record.items` is the key of the data, and not the method of a dictionary.
+
+    A drawing belongs to a project that may be a stranger's: it reaches its data and nothing else of Python.
+    """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, dict):

@@ -113,6 +113,10 @@ def recorded(config: Config, table: Table, file: object) -> Recording:
     Raises `SidelitError` if it is not there or is none.
     """
     path = config.folder / RECORDED / str(file)
+    if not path.resolve().is_relative_to((config.folder / RECORDED).resolve()):
+        raise table.error(
+            f"the recording {file} lies outside {config.shown(config.folder / RECORDED)}/", str(file)
+        )
     if not path.is_file():
         hint = f"record it, or name another file of {config.shown(path.parent)}/"
         raise table.error(f"there is no recording {file}", str(file), hint=hint)

@@ -80,7 +80,18 @@ def line_of(path: Path, page: str) -> int:
 
 
 def _address(about: Mapping[str, Any]) -> str:
-    return str(about.get("address", ""))
+    return _sound(str(about.get("address", "")))
+
+
+def _sound(place: str) -> str:
+    """An address at which a page may be written.
+
+    :raises TypeError: it is none.
+    """
+    page = place.partition("#")[0]
+    if page and not (page.endswith(".html") and reading.stays_inside(page)):
+        raise TypeError(f"{page!r} is not the address of a page")
+    return place
 
 
 def _entry(each: Imprint) -> dict[str, object]:
@@ -105,5 +116,5 @@ def _read(name: str, entry: Mapping[str, Any]) -> Imprint:
         tuple(entry.get("words", "").split()),
         tuple(entry.get("lines", "").split()),
         tuple(entry.get("aliases", ())),
-        tuple(entry.get("places", ())),
+        tuple(_sound(place) for place in entry.get("places", ())),
     )

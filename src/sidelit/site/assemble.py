@@ -22,19 +22,23 @@ from sidelit.site import frame, lesson_head, listing, meta, surroundings, views
 from sidelit.site.desk import Desk
 from sidelit.site.edition import Page
 from sidelit.site.press import Press
+from sidelit.symbols import notation
+from sidelit.text import fields
 
 
 def view(press: Press, shown: Page) -> views.View:
     """Assemble one page in one language. Mistakes go to `press.report`; what they spoil is left out."""
-    kind = _kind(shown)
+    own = kind(shown)
     desk = Desk(press, shown)
-    body, lesson = "", None
+    body, rows, lesson = "", Markup(""), None
     sections: tuple[views.SectionView, ...] = ()
     if shown.text.prose:
         tokens: Sequence[Token] = [token for words in shown.words for token in words.tokens]
         if isinstance(shown.text.item, Lesson):
             lesson, tokens = _lesson(desk, shown.text.item, tokens)
+        tokens, _ = fields.parted(tokens, notation.KIND)
         body = desk.html(tokens, heading_ids=True)
+        rows = Markup("").join(desk.symbol_rows())
     else:
         sections = tuple(desk.sections())
     return views.View(
@@ -44,14 +48,15 @@ def view(press: Press, shown: Page) -> views.View:
         source_lang=shown.source_lang,
         root=desk.ways.root,
         site=frame.head(press, desk.edition, desk.ways),
-        page=surroundings.info(desk, kind, sections, body, lesson),
+        page=surroundings.info(desk, own, sections, body, lesson),
         foot=frame.foot(press, shown),
         meta=meta.of_page(press.cited, shown),
         sections=sections,
         moved=tuple(surroundings.moved(desk)),
         body=Markup(body),
-        glossary=tuple(_glossary(desk)) if kind == "glossary" else (),
-        entries=listing.cited(press.works, desk.edition, desk.ways.to) if kind == "bibliography" else (),
+        symbol_rows=rows,
+        glossary=tuple(_glossary(desk)) if own == "glossary" else (),
+        entries=listing.cited(press.works, desk.edition, desk.ways.to) if own == "bibliography" else (),
     )
 
 
@@ -78,7 +83,8 @@ def _see(desk: Desk, href: str, line: int) -> views.Link:
     return views.Link(known.label, address, lang=known.label_lang)
 
 
-def _kind(shown: Page) -> str:
+def kind(shown: Page) -> str:
+    """The kind of a page, which has a template of its own."""
     item = shown.text.item
     if isinstance(item, Chapter):
         return "chapter"

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from urllib.parse import unquote
 
 from markdown_it.token import Token
 from markupsafe import Markup
@@ -21,21 +20,27 @@ from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
 from sidelit.interactive.words import Script, filled
 from sidelit.origin import fill
-from sidelit.site import balance, drawn, page, views, ways
+from sidelit.site import balance, drawn, identifiers, page, views, ways
 from sidelit.site.content import Piece, Text
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.edition import Page, Words
+from sidelit.site.hanging import Hanging
 from sidelit.site.links import fragment
 from sidelit.site.press import Press, Watched
-from sidelit.text import markup, pictures, prose
+from sidelit.site.symbol_list import Symbols
+from sidelit.symbols import notation
+from sidelit.symbols.marking import Marker
+from sidelit.text import fields, markup, prose
 from sidelit.text.directives import Directive
 
 
 class Desk:
     """The making of one page, or of what another page shows of it: that is `host`."""
 
-    def __init__(self, press: Press, shown: Page, host: Page | None = None) -> None:
+    def __init__(
+        self, press: Press, shown: Page, host: Page | None = None, symbols: Symbols | None = None
+    ) -> None:
         self.press = press
         self.config = press.config
         self.shown = shown
@@ -43,6 +48,8 @@ class Desk:
         self.edition = press.editions[shown.lang]
         self.target = press.index.targets[self.item.source]
         self.host = host
+        self.symbols = symbols or Symbols(press.notations, shown)
+        self._marker = self.symbols.of(shown)
         self.ways = ways.Ways(self.config, self.edition, host or shown)
         self.language = press.config.language(shown.lang)
         self.labels = {key: self.language.words[key] for key in prose.LABELS}
@@ -81,18 +88,44 @@ class Desk:
     def taken(self, text: Text, piece: Piece) -> views.SectionView:
         """A section of another page; its id here says where it is from, as no heading's does."""
         there = self.edition.pages[text.item.output]
-        (words,) = (said for each, said in zip(text.pieces, there.words, strict=True) if each is piece)
+        (words,) = (said for each, said in zip(text.pieces, there.words, strict=True) if each.id == piece.id)
         name = f"{text.item.output.removesuffix('.html')}/{piece.id}"
         self._taken[name] += 1
         again = f":{self._taken[name]}" if self._taken[name] > 1 else ""
-        return Desk(self.press, there, self.shown).section(piece, words, None, name + again)
+        return self._beside(there).section(piece, words, None, name + again)
+
+    def _beside(self, there: Page) -> Desk:
+        """A desk for what this page shows of another one."""
+        return Desk(self.press, there, self.host or self.shown, self.symbols)
+
+    def symbol_rows(self) -> Iterator[Markup]:
+        """The rows of the notation that belongs at the end of this page: its own, and what it has taken."""
+        if not self.symbols.used:
+            return
+        yield self._rows(self.shown, self.symbols.own, every=True)
+        for there, marker in tuple(self.symbols.taken()):
+            yield self._beside(there)._rows(there, marker)
+
+    def _rows(self, there: Page, marker: Marker, every: bool = False) -> Markup:
+        """The rows of a page's notation, in the language of this page, that have no row here yet."""
+        tokens = [token for words in there.words for token in words.tokens]
+        rows = []
+        for row in fields.take(tokens, notation.KIND)[1]:
+            keys = {marker.key_of(symbol) for symbol in notation.declared(row)}
+            if every or (keys & marker.used) - self.symbols.listed:
+                rows.append(row)
+            self.symbols.listed |= keys
+        table = self.html(fields.listed(rows)) if rows else ""
+        return Markup(table.partition("<tbody>")[2].partition("</tbody>")[0])
 
     def editions(self, text: Text, piece: Piece) -> Iterator[views.Edition]:
         """A section of another page in every language, each with links that start from this page."""
         for language in self.ways.alternates():
             there = self.press.editions[language.code].pages[text.item.output]
-            desk = Desk(self.press, there, self.shown)
-            (words,) = (said for each, said in zip(text.pieces, there.words, strict=True) if each is piece)
+            desk = self._beside(there)
+            (words,) = (
+                said for each, said in zip(text.pieces, there.words, strict=True) if each.id == piece.id
+            )
             name = f"{text.item.output.removesuffix('.html')}/{piece.id}:{language.code}"
             yield views.Edition(language, desk.section(piece, words, None, name))
 
@@ -157,7 +190,7 @@ class Desk:
         """One section; `name` is its id on the page that shows it, if that is not its own."""
         line = piece.lines[0][0] if piece.lines else piece.first_line
         doc = Markup(self.html(words.tokens, name or piece.id, _offset(piece)))
-        lines = tuple(views.code_line(number, html) for number, html in piece.lines)
+        lines = tuple(views.code_line(number, self._marker.code(html)) for number, html in self._lines(piece))
         return views.SectionView(
             id=name or piece.id,
             aliases=() if name else piece.aliases,
@@ -178,6 +211,12 @@ class Desk:
             above=balance.words_above(doc, lines),
         )
 
+    def _lines(self, piece: Piece) -> Iterator[tuple[int, str]]:
+        if self.host is None:
+            return iter(piece.lines)
+        home, host = self.item.output, self.host.text.item.output
+        return ((number, identifiers.moved(html, home, host)) for number, html in piece.lines)
+
     def source_url(self, line: int) -> str | None:
         """The address of a line of the page's source, if the project is published."""
         return fill(self.config.public.source_url, self.press.origin, self.item.source, line)
@@ -185,10 +224,13 @@ class Desk:
     def _context(
         self, section: str, *, place: str = "", heading_offset: int = 0, heading_ids: bool = False
     ) -> prose.RenderContext:
+        hung = Hanging(self.press, self.item.source, self.ways.root, self._resolve)
         return prose.RenderContext(
             resolve=self._resolve,
-            picture_size=self._picture_size,
-            math=Watched(self.press),
+            image=hung.address,
+            picture_size=hung.size,
+            math=Watched(self.press, self._marker),
+            symbols=self._marker.span,
             section=section,
             place=place,
             heading_offset=heading_offset,
@@ -197,10 +239,6 @@ class Desk:
             directive=self._directive,
             strict=not self.press.lenient,
         )
-
-    def _picture_size(self, target: str) -> tuple[int, int] | None:
-        """A picture lies beside the text that shows it."""
-        return pictures.size((self.config.project / self.item.source).parent / unquote(target))
 
     def _directive(self, given: Directive, words: Callable[[Sequence[Token]], str]) -> str:
         try:

@@ -9,14 +9,17 @@ a search engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from markdown_it.token import Token
 
 from sidelit.catalog import catalog
 from sidelit.config import SITE, Config
-from sidelit.site.content import Text
+from sidelit.kept import Kept
+from sidelit.site.content import Piece, Text
+from sidelit.site.views import NavGroup
 from sidelit.text import markup
 
 SUMMARY = 200
@@ -46,22 +49,13 @@ class Page:
     title_state: str | None
     lede: tuple[Token, ...]
     lede_state: str | None
-    words: tuple[Words, ...]
+    words: Sequence[Words]
     source_lang: str = "en"
     """The tag of the language that the text was written in."""
-
-    @property
-    def label(self) -> str:
-        """The title in plain words."""
-        return markup.plain(self.title) or self.text.label
-
-    @property
-    def summary(self) -> str:
-        """What the page is about, in plain words: its lede, or its first paragraph."""
-        if self.lede or not self.words:
-            return markup.plain(self.lede)
-        first = next((token for token in self.words[0].tokens if token.type == "inline"), None)
-        return markup.plain(first) if first and len(first.content) <= SUMMARY else ""
+    label: str = ""
+    """The title in plain words."""
+    summary: str = ""
+    """What the page is about, in plain words: its lede, or its first paragraph."""
 
     @property
     def label_lang(self) -> str | None:
@@ -84,6 +78,8 @@ class Edition:
     """The same of the course."""
     questions: tuple[tuple[str, str | None], ...] = ()
     """The same of the question of each part."""
+    contents: dict[str, tuple[NavGroup, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """What all pages of one folder have in common: links to every page, made when the first asks for them."""
 
 
 def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: str) -> Edition:
@@ -100,23 +96,38 @@ def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: s
 
 def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:
     """Put one page into one language; without a catalogue its words stay as they were written."""
-    pieces = tuple(_pieces(text, book))
     source = book.source if book else lang
-    if not pieces:
-        return Page(text, lang, (), None, (), None, (), source)
-    opening = markup.opening(pieces[0].tokens)
+    if not text.pieces:
+        return Page(text, lang, (), None, (), None, (), source, text.label)
+    first = _translated(text.pieces[0], book)
+    opening = markup.opening(first.tokens)
     title = () if opening.title is None else (opening.title,)
     lede_state = next((_state(token) for token in opening.lede if _state(token)), None)
-    title_state = _state(pieces[0].tokens[0]) if title else None
-    words = (replace(pieces[0], tokens=opening.rest), *(_headed(text, piece) for piece in pieces[1:]))
-    return Page(text, lang, title, title_state, opening.lede, lede_state, words, source)
+    title_state = _state(first.tokens[0]) if title else None
+    # Other pages ask for the title and the lede; the words are wanted when the page itself is made.
+    words = Kept(partial(_words, text, book), len(text.pieces))
+    label = markup.plain(title) or text.label
+    summary = _summary(opening)
+    return Page(text, lang, title, title_state, opening.lede, lede_state, words, source, label, summary)
 
 
-def _pieces(text: Text, book: catalog.Catalog | None) -> Iterator[Words]:
-    for piece in text.pieces:
-        tokens, state = _said(piece.tokens, book, piece.context, piece.code_digest)
-        fold = _said(piece.fold.tokens, book, piece.fold.context) if piece.fold else ()
-        yield Words((), tokens, state, *fold)
+def _words(text: Text, book: catalog.Catalog | None) -> tuple[Words, ...]:
+    first, *others = (_translated(piece, book) for piece in text.pieces)
+    first = replace(first, tokens=markup.opening(first.tokens).rest)
+    return (first, *(_headed(text, words) for words in others))
+
+
+def _summary(opening: markup.Opening) -> str:
+    if opening.lede:
+        return markup.plain(opening.lede)
+    first = next((token for token in opening.rest if token.type == "inline"), None)
+    return markup.plain(first) if first and len(first.content) <= SUMMARY else ""
+
+
+def _translated(piece: Piece, book: catalog.Catalog | None) -> Words:
+    tokens, state = _said(piece.tokens, book, piece.context, piece.code_digest)
+    fold = _said(piece.fold.tokens, book, piece.fold.context) if piece.fold else ()
+    return Words((), tokens, state, *fold)
 
 
 def _said(

@@ -67,7 +67,8 @@ def page(address: str, target: Page) -> Page:
     item: Chapter | Prose = target.text.item
     forward = Prose(item.source, address, item.name, "forward")
     text = Text(forward, target.text.label, (), frozenset())
-    return Page(text, target.lang, target.title, target.title_state, (), None, (), target.source_lang)
+    title, state = target.title, target.title_state
+    return Page(text, target.lang, title, state, (), None, (), target.source_lang, target.label)
 
 
 def _places(text: Text) -> Iterator[tuple[str, str]]:

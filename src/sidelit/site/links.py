@@ -17,6 +17,7 @@ import difflib
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from sidelit.config import Config
@@ -76,7 +77,7 @@ class Index:
         if isinstance(target, Target):
             return self._place(unquote(anchor), target, page, line)
         if target is not None:
-            return up + _relative(target, page.output)
+            return up + relative(target, page.output)
         raise SidelitError(
             f"the link {href!r} leads to no page or file of the site",
             path=page.source,
@@ -135,8 +136,8 @@ class Index:
     def _place(self, anchor: str, target: Target, page: Target, line: int, here: bool = False) -> str:
         """The address of a section, or of the whole page for an empty anchor; `here` says no path."""
         if (lead := target.moved.get(anchor)) is not None:
-            return _relative(lead.output, page.output) + (f"#{fragment(lead.id)}" if lead.id else "")
-        address = "" if here else _relative(target.output, page.output)
+            return relative(lead.output, page.output) + (f"#{fragment(lead.id)}" if lead.id else "")
+        address = "" if here else relative(target.output, page.output)
         return f"{address}#{self._anchor(anchor, target, page, line)}" if anchor or here else address
 
     def _anchor(self, anchor: str, target: Target, page: Target, line: int) -> str:
@@ -157,7 +158,7 @@ class Index:
                 line=line,
                 hint=_nearest(key, tuple(self.works)),
             )
-        return f"{_relative(self.works[key], page.output)}#{fragment(f'bib-{key}')}"
+        return f"{relative(self.works[key], page.output)}#{fragment(f'bib-{key}')}"
 
 
 def _spellings(path: str) -> Iterator[str]:
@@ -186,8 +187,15 @@ def pages_folder(config: Config) -> str:
     return f"{config.folder.name}/pages"
 
 
-def _relative(target: str, page: str) -> str:
-    return quote(posixpath.relpath(target, posixpath.dirname(page) or "."))
+def relative(target: str, page: str) -> str:
+    """The address of one file of the site as seen from a page of it."""
+    return _seen_from(target, posixpath.dirname(page))
+
+
+# Every page of a folder has the same links to all others.
+@lru_cache(maxsize=1 << 16)
+def _seen_from(target: str, folder: str) -> str:
+    return quote(posixpath.relpath(target, folder or "."))
 
 
 def _nearest(wanted: str, known: tuple[str, ...]) -> str | None:

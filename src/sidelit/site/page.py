@@ -8,11 +8,9 @@ template's line.
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
-from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
@@ -48,9 +46,20 @@ def _filled(template: str, language: Language, look: Look, values: Mapping[str, 
         raise look.refused(error) from None
 
 
-def relative(target: str, page: str) -> str:
-    """The address of one file of the site as seen from a page of it."""
-    return quote(posixpath.relpath(target, posixpath.dirname(page) or "."))
+# What the templates of all kinds of pages extend and include.
+_COMMON = ("base.html", "macros.html", "foot.html")
+
+
+def prepare(kinds: Iterable[str], look: Look) -> None:
+    """Read the templates of some kinds of pages before the work is shared, so that each is read once.
+
+    Raises `SidelitError` where one is not valid.
+    """
+    try:
+        for name in (*_COMMON, *(f"{kind}.html" for kind in kinds)):
+            look.environment.get_template(name)
+    except template_errors.RAISED as error:
+        raise look.refused(error) from None
 
 
 def _asset_address(root: str, look: Look) -> Callable[[str], str]:

@@ -9,11 +9,50 @@ leaves the old site as it is.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from sidelit.config import Config
 from sidelit.errors import SidelitError
+from sidelit.site import site
 from sidelit.source import source
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The names of the files that were made, what was odd in them, and why which sources were left out."""
+
+    files: tuple[str, ...]
+    odd: tuple[SidelitError, ...] = ()
+    skipped: tuple[SidelitError, ...] = ()
+
+
+def write(config: Config, folder: Path, *, keep_going: bool = False, jobs: int | None = None) -> Done:
+    """Make a site in an empty folder, with gaps if its configuration or `keep_going` allows them.
+
+    Raises `SidelitError` as `site.write` does.
+    """
+    if not (keep_going or config.keep_going):
+        return Done(site.write(config, folder, jobs=jobs))
+    made, skipped = readable(config)
+    notes = site.Collector()
+    return Done(site.write(made, folder, notes, jobs), _once(notes), skipped)
+
+
+def files(config: Config) -> tuple[dict[str, bytes], Done]:
+    """Make a site in memory, every file by its path; the same as `write` otherwise."""
+    if not config.keep_going:
+        made = site.files(config)
+        return made, Done(tuple(made))
+    readable_part, skipped = readable(config)
+    notes = site.Collector()
+    made = site.files(readable_part, notes)
+    return made, Done(tuple(made), _once(notes), skipped)
+
+
+def _once(notes: site.Collector) -> tuple[SidelitError, ...]:
+    """What was noted: the same slip shows in every language."""
+    return tuple({str(error): error for error in notes.errors}.values())
 
 
 def readable(config: Config) -> tuple[Config, tuple[SidelitError, ...]]:

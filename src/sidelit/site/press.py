@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from sidelit.catalog.catalog import Shelf
 from sidelit.config import Config
@@ -17,11 +18,14 @@ from sidelit.look import Look
 from sidelit.origin import Origin
 from sidelit.proofs import Proof
 from sidelit.site import citation, forwarding, views
+from sidelit.site.beside import Pictures
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition
 from sidelit.site.links import Index
 from sidelit.site.uses import Use
-from sidelit.text.inlines import Typesets
+from sidelit.symbols import marking
+from sidelit.symbols.notation import Notation
+from sidelit.text.math import Typesetter
 
 __all__ = ["Press", "Watched"]
 
@@ -33,7 +37,7 @@ class Press:
     config: Config
     editions: Mapping[str, Edition]
     index: Index
-    math: Typesets
+    math: Typesetter
     origin: Origin
     glossary: Glossary = field(default_factory=Glossary)
     uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict)
@@ -44,6 +48,8 @@ class Press:
     leads: forwarding.Leads = field(default_factory=dict)
     texts: Mapping[str, Text] = field(default_factory=dict)
     """Every page as it was written, by its source."""
+    notations: Mapping[str, Notation] = field(default_factory=dict)
+    """What each page declares its symbols to mean, by its source."""
     figures: Gallery = field(default_factory=Gallery)
     cited: citation.Project | None = None
     """What a citation names; `None` for files that are printed without their project."""
@@ -51,6 +57,8 @@ class Press:
     """The catalogues."""
     look: Look = field(default_factory=Look)
     """The templates and the assets."""
+    pictures: Pictures = field(default_factory=Pictures)
+    """The pictures that lie beside the sources."""
     lenient: bool = False
     """Show what is wrong as it was typed and go on: for sources that were not written for this press."""
     report: Callable[[SidelitError], None] = lambda error: None
@@ -59,14 +67,19 @@ class Press:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A typesetter that tells about what it refuses, even where the page shows it as it was typed."""
+    """A typesetter that marks the symbols of a page.
+
+    It tells about what it refuses, even where the page shows it as it was typed.
+    """
 
     press: Press
+    marker: marking.Marker
 
     def render(self, tex: str, *, display: bool, path: str | None, line: int | None) -> str:
         try:
-            return self.press.math.render(tex, display=display, path=path, line=line)
+            html = self.press.math.render(tex, display=display, path=path, line=line)
         except SidelitError as error:
             if self.press.lenient:
                 self.press.report(error)
             raise
+        return self.marker.settled(tex, html, partial(self.press.math.drawn, display=display))

@@ -10,21 +10,24 @@ Python is an error anyway.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from functools import partial
+from pathlib import Path
 
-from sidelit import assets, config, languages, origin
+from sidelit import assets, origin, workers
 from sidelit.catalog import catalog
-from sidelit.config import Chapter, Config, Part, Prose
+from sidelit.config import Chapter, Config
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
-from sidelit.languages import Language
-from sidelit.site import anchoring, assemble, content, edition, links, page, site
+from sidelit.kept import in_file
+from sidelit.site import anchoring, beside, content, edition, identifiers, links, loose_files, making, site
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
 from sidelit.source import source
+from sidelit.symbols import notation
+from sidelit.text import code
 from sidelit.text.math import Typesetter
 
 
@@ -61,42 +64,76 @@ class Translations:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Every file by its path, what was odd, and why which sources were left out."""
+    """The files that were written, what was odd, and why which sources were left out."""
 
-    files: dict[str, bytes]
+    files: tuple[str, ...]
     odd: tuple[SidelitError, ...]
     skipped: tuple[SidelitError, ...]
 
 
-def files(job: Job) -> Made:
-    """Make the pages. One of many sources that cannot be read as Python is left out.
+def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
+    """Write the pages into an empty folder. One of many sources that cannot be read as Python is left out.
+
+    `jobs` is the number of processes that read and print, by default one for each core.
 
     Raises `SidelitError` if no source can be read, and with `strict` for everything that is odd.
     """
     # A file that is named twice, or found in a folder too, is printed once.
-    paths = tuple({path.resolve(): path for path in _expanded(job.paths)}.values())
-    made = _configuration(paths, job.lang)
+    paths = tuple({path.resolve(): path for path in loose_files.expanded(job.paths)}.values())
+    made = loose_files.configuration(paths, job.lang)
     homes = anchoring.Homes()
-    written, names = [], _names(paths, made, job, homes)
+    names = _names(paths, made, job, homes)
     faults: list[SidelitError] = []
     unread = site.Collector()
-    for path, chapter in zip(paths, made.chapters, strict=True):
-        try:
-            document = source.read(path, shown=chapter.source)
-            spoken = replace(chapter, dialect=_dialect(path, job, homes))
-            names_of = _anchors(path, document, homes, faults)
-            text = content.chapter(spoken, document, names_of, report=faults.append)
-            written.append(replace(text, label=_import_name(path, text.label)))
-            faults += document.faults
-        except SidelitError as error:
-            unread.add(error)
-    if job.strict or not written:
-        unread.check()
-    read = tuple(text.item for text in written if isinstance(text.item, Chapter))
-    made = replace(made, parts=(replace(made.parts[0], chapters=read),))
-    title = made.language(job.lang).word("files")
-    written += [content.Text(item, title, (), frozenset()) for item in made.front]
-    return replace(_pages(made, written, job, names, faults), skipped=tuple(unread.errors))
+    written: list[content.Text] = []
+    # The words of all pages together may be more than memory holds.
+    with tempfile.TemporaryDirectory(dir=folder) as pieces:
+        code.prepare()
+        files = [
+            _File(path, chapter, Path(pieces) / str(number))
+            for number, (path, chapter) in enumerate(zip(paths, made.chapters, strict=True))
+        ]
+        for text, told in workers.shared(partial(_read, homes, job), files, jobs):
+            if text is None:
+                unread.errors += told
+            else:
+                written.append(text)
+                faults += told
+        if job.strict or not written:
+            unread.check()
+        read = tuple(text.item for text in written if isinstance(text.item, Chapter))
+        made = replace(made, parts=(replace(made.parts[0], chapters=read),))
+        title = made.language(job.lang).word("files")
+        written += [content.Text(item, title, (), frozenset()) for item in made.front]
+        done = _pages(made, written, job, names, faults, folder, jobs)
+    return replace(done, skipped=tuple(unread.errors))
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file to print, and where its words are kept until then."""
+
+    path: Path
+    chapter: Chapter
+    pieces: Path
+
+
+def _read(homes: anchoring.Homes, job: Job, file: _File) -> tuple[content.Text | None, list[SidelitError]]:
+    """The text of a file and what is odd in it; no text, and the reason, where it cannot be read."""
+    path, chapter = file.path, file.chapter
+    faults: list[SidelitError] = []
+    try:
+        document = source.read(path, shown=chapter.source)
+        spoken = replace(chapter, dialect=_dialect(path, job, homes))
+        names = _anchors(path, document, homes, faults)
+        spoken = replace(spoken, module=loose_files.import_name(path, spoken.module))
+        # Only what the file itself defines: the trees of all files together may be more than memory holds.
+        marks = identifiers.Identifiers([(spoken, document, names)], {}).marks(spoken)
+        text = content.chapter(spoken, document, names, report=faults.append, marks=marks)
+    except SidelitError as error:
+        return None, [error]
+    kept = in_file(tuple(text.pieces), file.pieces)
+    return replace(text, pieces=kept), [*faults, *document.faults]
 
 
 def _anchors(
@@ -112,8 +149,7 @@ def _anchors(
 
 def _dialect(path: Path, job: Job, homes: anchoring.Homes) -> str:
     """What the docstrings of a file are written in: what was asked for, or what its own site says."""
-    home = homes.owner(path)
-    return job.dialect or (home[1].dialect if home else "auto")
+    return job.dialect or ((home := homes.owner(path)) and home[1].dialect) or "auto"
 
 
 def _pages(
@@ -122,6 +158,8 @@ def _pages(
     job: Job,
     names: dict[str, Translations],
     faults: Sequence[SidelitError],
+    folder: Path,
+    jobs: int | None,
 ) -> Made:
     gathered = site.Collector([*faults])
     press = Press(
@@ -138,18 +176,23 @@ def _pages(
             "",
         ),
         math=Typesetter(cache=None),
+        notations={text.item.source: notation.read(text.tokens) for text in written},
         origin=origin.Origin(),
+        pictures=beside.pictures(made, written),
         lenient=not job.strict,
         report=gathered.add,
     )
-    done = {f"assets/{name}": assets.content(path) for name, path in press.look.assets.items()}
-    for output, shown in press.editions[job.lang].pages.items():
-        done[output] = page.render(assemble.view(press, shown), press.look).encode()
-    done |= search.files(search.Material(made, press.editions))
+    static = press.pictures.files()
+    static |= {f"assets/{name}": assets.content(path) for name, path in press.look.assets.items()}
+    orders = [making.Order(*each) for each in press.editions[job.lang].pages.items()]
+    making.write(press, [[order] for order in orders], folder, jobs)
+    static |= search.files(search.Material(made, press.editions))
+    for name, data in static.items():
+        making.put(folder, name, data)
     if job.strict:
         gathered.check()
     odd = tuple({str(error): error for error in gathered.errors}.values())
-    return Made(dict(sorted(done.items())), odd, ())
+    return Made(tuple(sorted([*static, *(order.name for order in orders)])), odd, ())
 
 
 def _edition(
@@ -189,88 +232,3 @@ def _project(path: Path, homes: anchoring.Homes) -> Translations | None:
     former = tuple(each.name for each in chapter.former if each.told)
     written = own.language(own.source_language)
     return Translations(own.folder / "locale", chapter.name, written.code, written.tag, former)
-
-
-def _configuration(paths: Sequence[Path], lang: str) -> Config:
-    """A site made of nothing but these files, each at its place below the folder they have in common."""
-    base = Path(os.path.commonpath([path.resolve().parent for path in paths]))
-    chapters = tuple(_chapter(path, base) for path in paths)
-    taken: dict[str, str] = {}
-    for chapter in chapters:
-        if (other := taken.setdefault(chapter.output, chapter.source)) != chapter.source:
-            what = f"its page would be {chapter.output}, and so would that of {other}"
-            raise SidelitError(what, path=chapter.source, hint="print one of them into another folder")
-    index = "index.html" if "index.html" not in taken else "contents.html"
-    front = (Prose("", index, "", "listing"),) if len(paths) > 1 else ()
-    home = chapters[0].output if len(paths) == 1 else index
-    title = paths[0].resolve().stem if len(paths) == 1 else base.name
-    return Config(
-        path=base / "site" / "sidelit.toml",
-        project=base,
-        title=title,
-        tagline="",
-        languages=(lang,),
-        front=front,
-        parts=(Part("", "", chapters),),
-        back=(),
-        source_root="",
-        home=home,
-        spoken={lang: _language(base, lang)},
-    )
-
-
-def _language(base: Path, lang: str) -> Language:
-    """The language of the pages, with the words of the project around the files if it has its own."""
-    folders = [folder / "site" / languages.FOLDER for folder in (base, *base.parents)]
-    nearest = next((folder for folder in folders if folder.is_dir()), folders[0])
-    return languages.load(lang, nearest, str(nearest))
-
-
-def _chapter(path: Path, base: Path) -> Chapter:
-    below = PurePosixPath(path.resolve().relative_to(base).as_posix())
-    module = config.module_name(PurePosixPath(path.resolve().as_posix()), below)
-    return Chapter(
-        path.as_posix(), str(below.with_suffix(".html")), str(below.with_suffix("")), module=module
-    )
-
-
-def _import_name(path: Path, placed: str) -> str:
-    """The name a program imports a file by. Packages are the folders around it that say they are.
-
-    Without any, `placed` is the name, made of the folders below the common one, if it can be a name.
-    """
-    path = path.resolve()
-    names = [] if path.stem == "__init__" else [path.stem]
-    folder = path.parent
-    while (folder / "__init__.py").is_file():
-        names.insert(0, folder.name)
-        folder = folder.parent
-    if len(names) > 1:
-        return ".".join(names)
-    return placed if all(part.isidentifier() for part in placed.split(".")) else path.stem
-
-
-def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
-    for path in paths:
-        if not path.exists():
-            raise SidelitError("there is no such file", path=path)
-        inside = sorted(filter(_visible(path), path.rglob("*.py"))) if path.is_dir() else [path]
-        if not inside:
-            raise SidelitError("there is no Python file in this folder", path=path)
-        for each in inside:
-            _check_name(each)
-            yield each
-
-
-def _check_name(path: Path) -> None:
-    """A page names its file, and a name that is no text, as old archives hold them, has no place there."""
-    try:
-        str(path.resolve()).encode()
-    except UnicodeEncodeError:
-        what = "the name of this file is not UTF-8"
-        raise SidelitError(what, path=ascii(str(path))[1:-1], hint="give it another name") from None
-
-
-def _visible(folder: Path) -> Callable[[Path], bool]:
-    """Nobody wants a page of what editors and environments keep under names that begin with a dot."""
-    return lambda path: not any(part.startswith(".") for part in path.relative_to(folder).parts)

@@ -3,19 +3,21 @@
 > Read everything, check everything, and only then hand out the files.
 
 This is the pipeline in one place: sources and prose are read, sections get their names, catalogues their
-matches, and each page is assembled in each language. The result is a set of files in memory. Who writes
-them, the command line, mkdocs or a server, is of no concern here, and a site that has a mistake anywhere is
-never handed out.
+matches, and each page is assembled in each language. The result is a folder of files that nobody reads yet.
+Who wants it, the command line, mkdocs or a server, is of no concern here, and a site that has a mistake
+anywhere is never handed out.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sidelit import assets, glossary, origin, reading
+from sidelit import assets, glossary, interrupts, origin
 from sidelit import look as looks
 from sidelit.catalog import catalog
 from sidelit.cite import authors
@@ -23,21 +25,22 @@ from sidelit.config import Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
 from sidelit.ids.claims import Placed
-from sidelit.look import Look
 from sidelit.site import (
     anchoring,
-    assemble,
+    beside,
     citation,
     content,
     edition,
     feed,
     forwarding,
+    identifiers,
     index,
     links,
     listing,
-    page,
+    making,
     proved,
     public_files,
+    static,
     uses,
     ways,
 )
@@ -46,6 +49,7 @@ from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
 from sidelit.site.views import Work
+from sidelit.symbols import notation
 from sidelit.text.math import Typesetter
 
 CACHE = ".cache/sidelit"
@@ -110,6 +114,14 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
     gathered.check()
     names = anchoring.assign(config, tuple(placed.values()))
     found: list[content.Text] = []
+    linked = identifiers.identifiers(
+        config,
+        [
+            (item, placed[item.source].document, anchors)
+            for item in config.chapters
+            if not isinstance(anchors := names[item.name], SidelitError)
+        ],
+    )
     numbers = {chapter.name: number for number, chapter in enumerate(config.chapters, start=1)}
     for item in config.order:
         if isinstance(item, Prose):
@@ -118,7 +130,8 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
             gathered.add(anchors)
         else:
             document, report = placed[item.source].document, (notes or gathered).add
-            found.append(content.chapter(item, document, anchors, numbers[item.name], report))
+            marks = linked.marks(item)
+            found.append(content.chapter(item, document, anchors, numbers[item.name], report, marks))
     gathered.check()
     return tuple(found)
 
@@ -130,11 +143,22 @@ def shelf(config: Config, written: Sequence[content.Text]) -> catalog.Shelf:
 
 
 def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
-    """Make the whole site: every file by its path, in a fixed order.
+    """Make the whole site in memory: every file by its path, as `write` does."""
+    with tempfile.TemporaryDirectory() as name, interrupts.tidied(lambda: shutil.rmtree(name, True)):
+        folder = Path(name)
+        return {name: (folder / name).read_bytes() for name in write(config, folder, notes)}
 
-    With `notes` a formula or a link that is wrong is printed as it was typed, and noted there.
 
-    Raises `SidelitError` (one, or `Failures`) when anything else in it is wrong.
+def write(
+    config: Config, folder: Path, notes: Collector | None = None, jobs: int | None = None
+) -> tuple[str, ...]:
+    """Make the whole site in an empty folder; returns its files in a fixed order.
+
+    With `notes` a formula or a link that is wrong is printed as it was typed, and noted there. `jobs` is the
+    number of processes that make pages, by default one for each core.
+
+    Raises `SidelitError` (one, or `Failures`) when anything else in it is wrong. Then the folder holds no
+    site, and whoever made it removes it.
     """
     looks.forget()
     written = texts(config, notes)
@@ -150,6 +174,7 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         index=index.index(config, written, leads, terms, works),
         leads=leads,
         texts={text.item.source: text for text in written},
+        notations={text.item.source: notation.read(text.tokens) for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
         origin=project.origin,
         cited=project,
@@ -160,21 +185,17 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         works=works,
         proved=proved.lines(config, gathered.add),
         look=looks.look(config),
+        pictures=beside.pictures(config, written),
         lenient=notes is not None,
         report=(notes or gathered).add,
     )
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    made = {**_static(config, press.look), **public_files.files(press, project)}
-    for lang, each in editions.items():
-        pages = dict(each.pages)
-        for address in forwarding.forwards(leads, written):
-            pages[address] = forwarding.page(address, each.pages[leads[address][""].output])
-        for output, shown in pages.items():
-            made[ways.address(config, output, lang)] = page.render(
-                assemble.view(press, shown), press.look
-            ).encode()
+    found = {**public_files.files(press, project), **press.pictures.files()}
+    made = static.files(config, press.look, found)
+    orders = _orders(press, written)
+    making.write(press, orders, folder, jobs)
     gathered.check()
     material = search.Material(config, editions, terms, works, press.uses)
     for name, part in search.files(material).items():
@@ -182,7 +203,23 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
             what = f"two files would be written to {name}, and one of them is the index of the search"
             raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
         made[name] = part
-    return dict(sorted(made.items()))
+    for name, data in made.items():
+        making.put(folder, name, data)
+    return tuple(sorted([*made, *(order.name for group in orders for order in group)]))
+
+
+def _orders(press: Press, written: Sequence[content.Text]) -> list[list[making.Order]]:
+    """Every page in every language, and what forwards at old addresses."""
+    found: dict[str, list[making.Order]] = {}
+    forwards = forwarding.forwards(press.leads, written)
+    for lang, each in press.editions.items():
+        pages = dict(each.pages)
+        for address in forwards:
+            pages[address] = forwarding.page(address, each.pages[press.leads[address][""].output])
+        for output, shown in pages.items():
+            name = ways.address(press.config, output, lang)
+            found.setdefault(output, []).append(making.Order(name, shown))
+    return list(found.values())
 
 
 def searchable(config: Config, lang: str) -> dict[str, bytes]:
@@ -219,23 +256,6 @@ def watched(path: Path) -> tuple[Path, ...]:
     except SidelitError:
         sources = ()
     return (path.parent, assets.templates_folder(), *sources)
-
-
-def _static(config: Config, look: Look) -> dict[str, bytes]:
-    """The files of the press, and those that lie beside the pages of prose."""
-    found = {f"assets/{name}": assets.content(path) for name, path in look.assets.items()}
-    for name in index.pictures(config):
-        path = config.folder / "pages" / name
-        shown = f"{links.pages_folder(config)}/{name}"
-        reading.refuse_outside(path, config.project, shown)
-        if name.endswith((".html", ".htm")):
-            what = "an HTML file beside the pages would have none of their policy, languages and checks"
-            raise SidelitError(what, path=shown, hint="write it as Markdown")
-        if name in found:
-            what = f"two files would be written to {name}, and one of them is the press's own"
-            raise SidelitError(what, path=shown, hint="give it another name")
-        found[name] = reading.data(path)
-    return found
 
 
 def _data(config: Config) -> tuple[glossary.Glossary, tuple[Work, ...]]:

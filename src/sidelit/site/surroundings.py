@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
+from sidelit.breaks import breakable
 from sidelit.config import Chapter
 from sidelit.errors import SidelitError
 from sidelit.site import forwarding, views, ways
@@ -39,7 +40,7 @@ def info(
     crumbs = ((views.Link(part, None),) if part else ()) + (
         views.Link(shown.label, None, lang=shown.label_lang),
     )
-    title_html = desk.inline(shown.title, "title") or escape(shown.label)
+    title_html = desk.inline(shown.title, "title") or breakable(shown.label)
     lede = desk.inline(shown.lede, "lede")
     folds = (each.fold.words for each in sections if each.fold)
     parts = (part for each in sections for part in (each.title, each.doc))
@@ -70,7 +71,7 @@ def info(
         ),
         has_depth=any(each.fold for each in sections),
         has_figures=bool(desk.figures_shown),
-        needs=tuple(desk.needed),
+        needs=(*desk.needed, *(("symbols",) if desk.symbols.used else ())),
         figure=figure,
         arranged=kind == "home" and 'class="opening"' in body,
         forward=forward(desk) if kind == "forward" else None,

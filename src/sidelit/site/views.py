@@ -295,6 +295,8 @@ class View:
     sections: tuple[SectionView, ...] = ()
     moved: tuple[Moved, ...] = ()
     body: Markup | str = ""
+    symbol_rows: Markup | str = ""
+    """The rows of the notation at the end of a page that does not show it where it is declared."""
     glossary: tuple[Term, ...] = ()
     entries: tuple[Work, ...] = ()
     meta: Meta | None = None

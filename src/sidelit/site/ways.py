@@ -9,6 +9,7 @@ language is the same way in all of them.
 from __future__ import annotations
 
 import itertools
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,9 +18,8 @@ from pathlib import PurePosixPath
 from markupsafe import Markup
 
 from sidelit.config import Chapter, Config, Lesson, Prose
-from sidelit.site import page, views
+from sidelit.site import links, views
 from sidelit.site.edition import Edition, Page
-from sidelit.site.links import fragment
 from sidelit.text import markup
 
 
@@ -49,10 +49,23 @@ class Ways:
 
     def to(self, output: str) -> str:
         """To another page in the same language."""
-        return page.relative(output, self.shown.text.item.output)
+        return links.relative(output, self.shown.text.item.output)
 
     def nav(self) -> Iterator[views.NavGroup]:
-        """To every page, part by part."""
+        """To every page, part by part, the page itself marked as the current one."""
+        output = self.shown.text.item.output
+        folder = posixpath.dirname(output)
+        if folder not in self.edition.contents:
+            self.edition.contents[folder] = tuple(self._nav())
+        own = links.relative(output, output)
+        for group in self.edition.contents[folder]:
+            items = group.items
+            if any(item.url == own for item in items):
+                items = tuple(replace(item, current=True) if item.url == own else item for item in items)
+                group = replace(group, items=items)
+            yield group
+
+    def _nav(self) -> Iterator[views.NavGroup]:
         # A list of the pages does not list itself; the site's name leads to it.
         front = tuple(item for item in self.config.front if item.append != "listing")
         yield from self._group("", "", front, None)
@@ -90,17 +103,18 @@ class Ways:
         if isinstance(item, Lesson):
             return self.edition.course[0]
         for part, (label, _) in zip(self.config.parts, self.edition.parts, strict=True):
-            if item in part.chapters and label and part.number:
+            if all(chapter.output != item.output for chapter in part.chapters):
+                continue
+            if label and part.number:
                 return self.config.language(self.shown.lang).word("part", number=part.number, label=label)
-            if item in part.chapters:
-                return label
+            return label
         return ""
 
     def alternates(self, section: str = "") -> Iterator[views.Alternate]:
         """To the same place in every language, this one included."""
-        anchor = f"#{fragment(section)}" if section else ""
+        anchor = f"#{links.fragment(section)}" if section else ""
         for lang in self.config.languages:
-            url = page.relative(address(self.config, self.shown.text.item.output, lang), self.here)
+            url = links.relative(address(self.config, self.shown.text.item.output, lang), self.here)
             known = self.config.language(lang)
             current = lang == self.shown.lang
             yield views.Alternate(lang, known.name, known.short, known.tag, url + anchor, current)
@@ -116,7 +130,6 @@ class Ways:
         return views.Link(
             label=other.label,
             url=self.to(item.output),
-            current=item.output == self.shown.text.item.output,
             lang=other.label_lang,
             lede=other.summary,
             # A source without a title is called by its name already.

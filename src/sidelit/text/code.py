@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape, unescape
+from types import MappingProxyType
 
 from pygments.lexer import RegexLexer
 from pygments.lexers.python import PythonLexer
@@ -28,6 +29,23 @@ class Line:
 
     text: str
     html: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What is to stand around some characters of a line: an element of HTML, opened and closed.
+
+    :param start: the column of the first character, from 0.
+    :param end: the column behind the last one.
+    """
+
+    start: int
+    end: int
+    opening: str
+    closing: str
+
+
+NO_MARKS: Mapping[int, Sequence[Mark]] = MappingProxyType({})
 
 
 def highlight(text: str) -> tuple[Line, ...]:
@@ -52,24 +70,72 @@ def highlight(text: str) -> tuple[Line, ...]:
     return tuple(Line(plain, html) for plain, html in lines)
 
 
+def prepare() -> None:
+    """Make the lexer before the work is shared, so that it is made once."""
+    _lexer()
+
+
 @functools.cache
 def _lexer() -> type[RegexLexer]:
     return lexing.joined(PythonLexer)
 
 
-def numbered(lines: tuple[Line, ...], shown: tuple[tuple[int, str], ...]) -> Iterator[tuple[int, str]]:
-    """Yield (line number, HTML) for the lines a section shows.
+def numbered(
+    lines: tuple[Line, ...],
+    shown: tuple[tuple[int, str], ...],
+    marks: Mapping[int, Sequence[Mark]] = NO_MARKS,
+) -> Iterator[tuple[int, str]]:
+    """Yield (line number, HTML) for the lines a section shows, with the marks of each line.
 
-    A line whose text was shortened for the page, and so differs from the file's, is shown without colours.
+    A line whose text was shortened for the page, and so differs from the file's, is shown without colours
+    and marks.
     """
     for number, text in shown:
         line = lines[number - 1] if number <= len(lines) else Line("", "")
-        yield number, line.html if line.text == text else printable(text)
+        if line.text != text:
+            yield number, printable(text)
+        elif number in marks:
+            yield number, marked(line, marks[number])
+        else:
+            yield number, line.html
+
+
+def marked(line: Line, marks: Sequence[Mark]) -> str:
+    """The HTML of a line with its marks, which follow each other.
+
+    A mark that no single colour holds is left out, and so is every mark of a line with characters that are
+    shown as others.
+    """
+    if _UNPRINTABLE.search(line.text):
+        return line.html
+    made, column, waiting = [], 0, list(reversed(marks))
+    for piece in _PIECE.findall(line.html):
+        if piece.startswith("<"):
+            made.append(piece)
+            continue
+        text = unescape(piece)
+        done, end = column, column + len(text)
+        while waiting and waiting[-1].start < end:
+            mark = waiting.pop()
+            if mark.start >= done and mark.end <= end:
+                before, inside = (
+                    text[done - column : mark.start - column],
+                    text[mark.start - column : mark.end - column],
+                )
+                made += (printable(before), mark.opening, printable(inside), mark.closing)
+                done = mark.end
+        made.append(printable(text[done - column :]))
+        column = end
+    return "".join(made)
 
 
 def printable(text: str) -> str:
     """Escape text for HTML; control characters, which HTML forbids, become their visible pictures."""
     return text.translate(_PICTURES)
+
+
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]")
+_PIECE = re.compile(r"<[^>]*>|[^<]+")
 
 
 def _picture(code: int) -> str:

@@ -133,10 +133,15 @@ def _environment(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     if begun is None:
         return False
     closing, last = f"\\end{{{begun[1]}}}", start
+    # A second one that begins before the same blank line is not searched to its end again.
+    unclosed = state.env.setdefault("unclosed", {})
+    if start < unclosed.get(closing, 0):
+        return False
     while closing not in _line(state, last):
         last += 1
         # What is never closed is text, and so is what a blank line interrupts.
         if last >= end or state.isEmpty(last):
+            unclosed[closing] = last
             return False
     if _line(state, last).rpartition(closing)[2].strip() not in ("", ".", ","):
         return False

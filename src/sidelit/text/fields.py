@@ -8,7 +8,7 @@ up separately. Fields of one kind are gathered in one table, in the order in whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markdown_it.token import Token
@@ -44,6 +44,8 @@ class Field:
     argument: str
     type: str
     body: tuple[Token, ...]
+    tokens: tuple[Token, ...] = ()
+    """All of them, those around its name and body included."""
 
 
 def kind_of(word: str) -> str:
@@ -61,6 +63,12 @@ def tables(tokens: Sequence[Token]) -> dict[str, list[Field]]:
 
 def take(tokens: Sequence[Token], kind: str) -> tuple[tuple[Token, ...], tuple[Field, ...]]:
     """Take the fields that are written `:kind:` out of a text; returns what is left, and the fields."""
+    kept, taken = parted(tokens, kind)
+    return kept, tuple(_fields(taken))
+
+
+def parted(tokens: Sequence[Token], kind: str) -> tuple[tuple[Token, ...], tuple[Token, ...]]:
+    """The tokens of a text without its fields that are written `:kind:`, and the tokens of these."""
     kept: list[Token] = []
     taken: list[Token] = []
     index = 0
@@ -75,7 +83,13 @@ def take(tokens: Sequence[Token], kind: str) -> tuple[tuple[Token, ...], tuple[F
             (taken if one[1].meta["kind"] == kind else others).extend(one)
         kept += [tokens[index], *others, tokens[end]] if others else []
         index = end + 1
-    return tuple(kept), tuple(_fields(taken))
+    return tuple(kept), tuple(taken)
+
+
+def listed(rows: Iterable[Field]) -> tuple[Token, ...]:
+    """The tokens of a list of these fields."""
+    inner = (token for row in rows for token in row.tokens)
+    return Token("field_list_open", "dl", 1), *inner, Token("field_list_close", "dl", -1)
 
 
 def _each(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
@@ -99,11 +113,11 @@ def closing(tokens: Sequence[Token], start: int) -> int:
 
 def _fields(tokens: Sequence[Token]) -> Iterator[Field]:
     for one in _each(tokens):
-        yield _field(one[1], tuple(one[closing(one, 0) + 2 : -1]))
+        yield _field(one[1], tuple(one[closing(one, 0) + 2 : -1]), tuple(one))
 
 
-def _field(name: Token, body: tuple[Token, ...]) -> Field:
-    kind = kind_of(name.meta["kind"])
+def _field(name: Token, body: tuple[Token, ...], tokens: tuple[Token, ...]) -> Field:
+    kind = _KIND.get(name.meta["kind"], "field")
     argument = str(name.meta["argument"])
     type_ = str(name.meta.get("type", ""))
     if kind == "field":
@@ -111,4 +125,4 @@ def _field(name: Token, body: tuple[Token, ...]) -> Field:
     elif kind == "parameter" and "type" not in name.meta:
         # `:param int x:` names the type first; the name is the last word.
         type_, _, argument = argument.rpartition(" ")
-    return Field(kind, name, argument, type_.strip(), body)
+    return Field(kind, name, argument, type_.strip(), body, tokens)

@@ -21,7 +21,7 @@ def titled(text: str) -> str:
         return text
     try:
         said = yaml.safe_load("\n".join(lines[1:end]))
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, RecursionError, ValueError):
         return text
     if not isinstance(said, dict):
         return text

@@ -39,11 +39,12 @@ def measured(tokens: Sequence[Token], start: int) -> tuple[bool, Attributes]:
     said = [[_plain(words) for _, words in row] for row in rows]
     # A row may be shorter than another one.
     columns = list(zip_longest(*said, fillvalue=""))
+    counts = [_counts(column) for column in columns]
     wide = len(columns) > 1 and sum(map(_needs, columns)) + _GAP * (len(columns) - 1) > _ROOM
     attributes: Attributes = {}
     for row in rows:
         for number, (opening, _) in enumerate(row):
-            needed = {"style": "text-align:right"} if _counts(columns[number]) else {}
+            needed = {"style": "text-align:right"} if counts[number] else {}
             if wide and number and opening.type == "td_open":
                 needed["data-label"] = columns[number][0]
             attributes[id(opening)] = needed

@@ -28,7 +28,8 @@ from sidelit.text.sanitizer import Slots, tag
 # A link to a name of the code, `py:package.module.Class`, which is shown without one where nobody knows it.
 NAME = "py:"
 # Addresses that leave the site. Every other scheme is the resolver's to know (`bib:`, `src:`) or to refuse.
-_OUTSIDE = re.compile(r"(?:https?|mailto):", re.IGNORECASE)
+_OUTSIDE = re.compile(r"https?://|mailto:", re.IGNORECASE)
+_FAR = re.compile(r"https?://", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 
 
@@ -44,11 +45,12 @@ class RenderContext:
     """What a text needs to know about the page it is printed on.
 
     :param resolve: turns the target of a link and its line into an address; raises `SidelitError` when there
-        is nothing. Targets with `http:`, `https:` and `mailto:` do not pass through it; `bib:` and `src:` do.
+        is nothing. Targets with `https://`, `http://` and `mailto:` do not pass through it; `bib:` does.
     :param image: the same for the files of pictures; `resolve` when it is not given.
     :param picture_size: the width and height of a picture by its target, or nothing.
     :param name: the address of a definition by its dotted name, or nothing.
     :param math: sets formulas; without one they are shown as they were typed.
+    :param symbols: the keys of the symbols whose name in the program a piece of code is.
     :param section: the id of the section, which makes the ids of footnotes unique on the page.
     :param place: where in the section a text stands that is not part of its body: its title, the lede.
     :param heading_offset: what to add to the level of every heading.
@@ -64,6 +66,7 @@ class RenderContext:
     picture_size: Callable[[str], tuple[int, int] | None] = lambda target: None
     name: Callable[[str], str | None] = lambda name: None
     math: Typesets | None = None
+    symbols: Callable[[str], str] = lambda code: ""
     section: str = ""
     place: str = ""
     heading_offset: int = 0
@@ -97,7 +100,8 @@ class InlineWriter:
                 return escape(child.content, quote=False)
             case "code_inline":
                 gaps = _gaps(children, index, child.content[:1], child.content[-1:])
-                return f"{tag('code', {'class': gaps})}{escape(child.content, quote=False)}</code>"
+                attributes = {"class": gaps, "data-sym": self.context.symbols(child.content)}
+                return f"{tag('code', attributes)}{escape(child.content, quote=False)}</code>"
             case "math_inline":
                 return self.formula(owner, child, gaps=_gaps(children, index))
             case "math_inline_double":
@@ -111,7 +115,7 @@ class InlineWriter:
             case "link_open":
                 return self._open_link(owner, child)
             case "image":
-                return self._image(owner, child)
+                return self._image(owner, children, index)
             case "footnote_ref":
                 return self._note(child)
             case "anchor":
@@ -166,8 +170,15 @@ class InlineWriter:
             tag("a", {"href": address, "rel": rel, "title": token.attrs.get("title", "")})
         )
 
-    def _image(self, owner: Token, token: Token) -> str:
+    def _image(self, owner: Token, children: Sequence[Token], index: int) -> str:
+        token = children[index]
         source, alt = str(token.attrs["src"]), markup.plain(token.children or ())
+        if _FAR.match(source):
+            # No page asks another machine for anything. What it would show is one click away.
+            inside = sum(each.nesting for each in children[:index] if each.type.startswith("link_"))
+            words = escape(alt or source, quote=False)
+            link = self.slots.anchor(tag("a", {"href": source, "rel": "noopener"}))
+            return words if inside else f"{link}{words}</a>"
         resolve = self.context.image or self.context.resolve
         address = self._address(owner, token, source, resolve, picture=True)
         if address is None:

@@ -79,8 +79,11 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\uf
 
 
 def _printable(text: str) -> str:
-    """Replace what no page can hold by the replacement character; an evaluated docstring may contain it."""
-    return _FORBIDDEN.sub("\ufffd", text)
+    """Replace what no page can hold by the replacement character; an evaluated docstring may contain it.
+
+    A form feed is a blank to Python, and nothing to a page.
+    """
+    return _FORBIDDEN.sub("\ufffd", text.replace("\f", " "))
 
 
 @functools.cache
@@ -113,13 +116,15 @@ _PAGES_OWN = re.compile(r"main-text|note-\d+|(?:title-|lede-)?ref-\d+-\d+")
 def slug_headings(tokens: Sequence[Token]) -> None:
     """Give each heading the id it may have on a page, from the English, so that every language shares it."""
     taken: set[str] = set()
+    # The number to try next: with many headings of one name, none of the lower ones is tried again.
+    numbers: dict[str, Iterator[int]] = {}
     for before, token in itertools.pairwise(tokens):
         if before.type == "heading_open":
-            name = heading_slug(plain(token)) or "section"
-            numbered = (f"{name}-{number}" for number in itertools.count(2))
-            free = (one for one in itertools.chain([name], numbered) if one not in taken)
-            before.meta["slug"] = next(one for one in free if not _PAGES_OWN.fullmatch(one))
-            taken.add(before.meta["slug"])
+            slug = name = heading_slug(plain(token)) or "section"
+            while slug in taken or _PAGES_OWN.fullmatch(slug):
+                slug = f"{name}-{next(numbers.setdefault(name, itertools.count(2)))}"
+            before.meta["slug"] = slug
+            taken.add(slug)
 
 
 def reinline(token: Token, content: str, *, path: str | None = None, line: int | None = None) -> Token:
@@ -145,9 +150,9 @@ def units(tokens: Iterable[Token]) -> Iterator[Token]:
 
 
 def anchors(tokens: Iterable[Token]) -> Iterator[str]:
-    """The names that `<a id="…">` gives to places in the text."""
+    """The names that `<a id="…">` gives to places in the text, but for those that are the page's own."""
     for token in tokens:
-        if token.type == "anchor":
+        if token.type == "anchor" and not _PAGES_OWN.fullmatch(token.content):
             yield token.content
         yield from anchors(token.children or ())
 

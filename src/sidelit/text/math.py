@@ -40,8 +40,12 @@ _BYTES = 256 * 1024 * 1024
 # names in red and go on, which nobody notices before a reader does.
 _DOOR = r"""
 function press(request) {
-  const {tex, options} = JSON.parse(request);
-  options.trust = ({command}) => { throw new Error(command + " is not allowed in a formula"); };
+  const {tex, options, marks} = JSON.parse(request);
+  options.trust = ({command}) => {
+    if (marks && command === "\\htmlData") return true;
+    throw new Error(command + " is not allowed in a formula");
+  };
+  if (marks) options.strict = code => code === "htmlExtension" ? "ignore" : "error";
   try {
     return JSON.stringify({html: katex.renderToString(tex, options)});
   } catch (error) {
@@ -76,7 +80,7 @@ class Typesetter:
     def __init__(self, *, cache: Path | None = CACHE, macros: Mapping[str, str] | None = None) -> None:
         self._cache = cache
         self._macros = dict(sorted((macros or {}).items()))
-        self._known: dict[tuple[str, bool], str] = {}
+        self._known: dict[tuple[str, bool, bool], str] = {}
 
     def render(
         self, tex: str, *, display: bool = False, path: str | Path | None = None, line: int | None = None
@@ -88,14 +92,33 @@ class Typesetter:
         :param line: the line on which it starts.
         :raises SidelitError: KaTeX refuses it; the line is that of the fault inside the formula.
         """
-        key = (tex, display)
+        return self._set(tex, display, path, line)
+
+    def drawn(self, tex: str, *, display: bool = False) -> str:
+        r"""Return what is to be seen of a formula, without MathML; in this one `\htmlData` is allowed.
+
+        It is for a formula that `render` has accepted, and in which the press itself has marked something.
+
+        :raises SidelitError: KaTeX refuses it.
+        """
+        return self._set(tex, display, None, None, marks=True)
+
+    def _set(
+        self, tex: str, display: bool, path: str | Path | None, line: int | None, marks: bool = False
+    ) -> str:
+        key = (tex, display, marks)
         if key not in self._known:
-            self._known[key] = self._from_disk(tex, display, path, line)
+            self._known[key] = self._from_disk(tex, display, path, line, marks)
         return self._known[key]
 
-    def _from_disk(self, tex: str, display: bool, path: str | Path | None, line: int | None) -> str:
+    def _from_disk(
+        self, tex: str, display: bool, path: str | Path | None, line: int | None, marks: bool
+    ) -> str:
         options = {**_OPTIONS, "displayMode": display, "macros": self._macros}
-        request = json.dumps({"tex": tex.strip(), "options": options}, sort_keys=True)
+        asked: dict[str, Any] = {"tex": tex.strip(), "options": options}
+        if marks:
+            asked |= {"options": {**options, "output": "html"}, "marks": True}
+        request = json.dumps(asked, sort_keys=True)
         file = self._file(request)
         if file is not None and file.is_file():
             return file.read_text(encoding="utf-8")

@@ -24,6 +24,7 @@ _ATTRIBUTES = {
     "*": {"lang", "data-state"},
     "a": {"data-slot"},
     "aside": {"role"},
+    "code": {"data-sym"},
     "div": {"data-slot", "tabindex", "role", "aria-label"},
     "li": {"id"},
     "ol": {"start"},

@@ -13,7 +13,7 @@ from press import project
 from press.project import edit, sidelit
 from sidelit import assets, config, look
 from sidelit.errors import SidelitError
-from sidelit.site import page, site
+from sidelit.site import links, site
 
 # ## Templates
 
@@ -82,7 +82,7 @@ def test_templates_are_read_again_for_the_next_build(sample: Path, templates: Pa
     ],
 )
 def test_addresses_are_relative(target: str, at: str, address: str) -> None:
-    assert page.relative(target, at) == address
+    assert links.relative(target, at) == address
 
 
 def test_a_title_keeps_what_looks_like_a_tag(tmp_path: Path) -> None:

@@ -87,11 +87,19 @@ def deep(path: str, before: str = "", nest: str = "[") -> Break:
     return broken
 
 
-def beside(name: str) -> Break:
+def replaced(path: str, text: str) -> Break:
+    def broken(sample: Path) -> int:
+        (sample / path).write_text(text, encoding="utf-8")
+        return 1
+
+    return broken
+
+
+def beside(name: str, text: str = "x") -> Break:
     def broken(sample: Path) -> int:
         place = sample / "site/pages" / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text("x", encoding="utf-8")
+        place.write_text(text, encoding="utf-8")
         return 0
 
     return broken
@@ -161,6 +169,26 @@ MISTAKES: dict[str, tuple[str, Break, str]] = {
         "nested too deeply",
     ),
     "a ledger that is one number": ("site/anchors.json", deep("site/anchors.json", nest="9"), "not valid"),
+    "an address that is a program": (
+        CONFIG,
+        in_config("https://example.org/blob/", "javascript:alert(1)//"),
+        "`source_url` must be a web address",
+    ),
+    "a drawing with a script": (
+        "site/pages/pictures/bad.svg",
+        beside("pictures/bad.svg", "<svg><script>1</script></svg>"),
+        "this drawing holds a program",
+    ),
+    "a ledger that writes elsewhere": (
+        "site/anchors.json",
+        replaced("site/anchors.json", '{"sample/ring": {"": {"address": "../../ring.html"}}}'),
+        "not a ledger",
+    ),
+    "a day of publication that is none": (
+        "CITATION.cff",
+        replaced("CITATION.cff", "authors: [{name: A}]\ndate-released: soon\n"),
+        "is no day",
+    ),
     "a page of HTML": ("site/pages/ring.html", beside("ring.html"), "write it as Markdown"),
     "a script in the place of the press's own": (
         "site/pages/assets/sidelit.js",

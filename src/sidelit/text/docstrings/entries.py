@@ -48,7 +48,7 @@ def entries(part: Part, style: Style) -> list[Entry] | None:
     return None if any(_is_prose(row, part) for row in rows) else rows
 
 
-_ROLE = re.compile(r":[a-z:]+:`(?:[^`<]*<)?[~!]?([^`<>]+)>?`|`+([^`]+)`+")
+_ROLE = re.compile(r":[a-z:]{1,40}:`(?:[^`<]*<)?[~!]?([^`<>]+)>?`|`+([^`]+)`+")
 _SENTENCE = re.compile(r"(?:\w[\w'-]*[,;]?\s+){3,}[\w'`-]+[.:]?|.*[.:]")
 
 

@@ -1,0 +1,1 @@
+"""Names in code and what they mean, found without running anything."""

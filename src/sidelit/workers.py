@@ -1,0 +1,154 @@
+"""# Sharing the work
+
+> Where nothing depends on each other several processes work, and the result is the same.
+
+A process is forked for each core. It begins with all that the first one has read, so that nothing has to be
+sent to it but the number of an item, and what comes back are results. They are handed on in the order of the
+items, whoever was faster.
+
+A fork takes along one thread and all locks of the others, which nobody would ever open. So a process that has
+more than one thread works alone, and so does one on a system that has no forks, or on macOS, whose libraries
+do not bear them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+from sidelit.errors import SidelitError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# To start a process takes some hundredths of a second, and a page about four of them.
+LEAST = 8
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def shared(
+    function: Callable[[Item], Result], items: Sequence[Item], jobs: int | None = None
+) -> Iterator[Result]:
+    """The result of a function for each item, in the order of the items.
+
+    `jobs` is the number of processes, by default one for each core; for few items there are fewer. What the
+    function changes is changed in its own process only, unless there is one alone.
+
+    Raises what the function raises for the first item that it fails for.
+    """
+    count = min(cores() if jobs is None else jobs, len(items) // LEAST)
+    if count < 2 or not _may_fork():
+        yield from map(function, items)
+        return
+    crew = _Crew(function, items, count)
+    try:
+        yield from crew.results()
+    finally:
+        crew.end()
+
+
+def _may_fork() -> bool:
+    return hasattr(os, "fork") and sys.platform != "darwin" and threading.active_count() == 1
+
+
+class _Crew:
+    """Some processes, each with a connection to the first."""
+
+    def __init__(self, function: Callable[[Any], Any], items: Sequence[Any], count: int) -> None:
+        self._items = items
+        self._processes = []
+        self._connections: list[Connection] = []
+        forked = multiprocessing.get_context("fork")
+        for _ in range(count):
+            own, other = forked.Pipe()
+            # A process must not hold the ends of the others open: it ends when its own is closed.
+            self._connections.append(own)
+            process = forked.Process(
+                target=_work, args=(function, items, other, tuple(self._connections)), daemon=True
+            )
+            process.start()
+            other.close()
+            self._processes.append(process)
+
+    def results(self) -> Iterator[Any]:
+        """The results in order."""
+        waiting, ready, following = iter(range(len(self._items))), dict[int, tuple[bool, Any]](), 0
+        for connection in [*self._connections, *self._connections]:
+            # Two each, so that nobody is idle while an answer is on its way.
+            _send(connection, next(waiting))
+        while following < len(self._items):
+            for connection in _answering(self._connections):
+                number, *outcome = _received(connection)
+                ready[number] = outcome
+                if (another := next(waiting, None)) is not None:
+                    _send(connection, another)
+            while following in ready:
+                fine, value = ready.pop(following)
+                following += 1
+                if not fine:
+                    raise value
+                yield value
+
+    def end(self) -> None:
+        """Let everybody go; who still works is stopped."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for connection in self._connections:
+            connection.close()
+
+
+def _answering(connections: Sequence[Connection]) -> Iterator[Connection]:
+    """Those that have something to say; waits until one has."""
+    for connection in wait(connections):
+        assert isinstance(connection, Connection)
+        yield connection
+
+
+def _send(connection: Connection, number: int) -> None:
+    # Who is gone takes no more; that is told where its answer is waited for.
+    with suppress(ConnectionError):
+        connection.send(number)
+
+
+def _received(connection: Connection) -> Any:
+    try:
+        return connection.recv()
+    except (EOFError, ConnectionError):
+        what = "a process that shared the work was ended from outside"
+        hint = "it may have needed more memory than there is; try again with --jobs 1"
+        raise SidelitError(what, hint=hint) from None
+
+
+def _work(
+    function: Callable[[Any], Any], items: Sequence[Any], own: Connection, others: Sequence[Connection]
+) -> None:
+    """What a forked process does: the items it is told, until nobody tells it any more."""
+    # Ctrl-C reaches all processes of a terminal; the first one ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for other in others:
+        other.close()
+    while True:
+        try:
+            number = own.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            outcome = True, function(items[number])
+        except Exception as error:
+            outcome = False, error
+        own.send((number, *outcome))

@@ -1,0 +1,47 @@
+"""A chapter on paper: all of its words and code, whatever the paper's width."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+from pypdf import PdfReader
+
+# Enough words to stand above the code on a wide screen.
+LONG = '''def far_out():
+    """Words that are much longer than the code beside them.
+
+    {words}
+    """
+    return visible_on_paper
+
+
+# sidelit: depth Refused if nobody is there.
+def also_far():
+    raise hidden_on_screen
+# sidelit: core
+'''
+
+
+def furnish(sample: Path) -> None:
+    words = "\n\n    ".join(["A sentence of words that says hardly anything, and says it at length."] * 30)
+    with (sample / "src/sample/ring.py").open("a", encoding="utf-8") as source:
+        source.write("\n\n" + LONG.format(words=words))
+
+
+@pytest.mark.parametrize("paper", ["A4", "Letter"])
+def test_no_word_and_no_line_is_lost_on_paper(page: Page, home: str, paper: str) -> None:
+    page.goto(f"{home}ring.html")
+    assert page.locator(".sec.above").count() == 1
+    printed = PdfReader(BytesIO(page.pdf(format=paper, prefer_css_page_size=paper == "A4")))
+    text = "\n".join(each.extract_text() for each in printed.pages)
+    assert "return visible_on_paper" in text
+    assert "raise hidden_on_screen" in text
+    assert text.count("hardly anything") == 30
+    # What only a screen can do is not there, and every page has its number.
+    for word in ("Contents", "Previous"):
+        assert word not in text
+    for number, each in enumerate(printed.pages, 1):
+        assert each.extract_text().startswith(f"{number}\n")

@@ -1,0 +1,169 @@
+"""`sidelit init` makes a site of a stranger's repository, and patterns list its files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from press.project import edit, page, run, sidelit, tree
+from sidelit import config
+from sidelit.errors import SidelitError
+
+
+def write(folder: Path, *names: str, text: str = '"""A module."""\n\nx = 1\n') -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository as strangers have one."""
+    write(
+        tmp_path,
+        *(
+            "src/nets/__init__.py",
+            "src/nets/utils.py",
+            "src/nets/layers/__init__.py",
+            "src/nets/layers/utils.py",
+        ),
+        *("src/nets/layers/deep/dense.py", "src/nets/layers/tests/test_dense.py", "src/nets/data/set.py"),
+        *("setup.py", "tests/test_it.py", "docs/conf.py"),
+    )
+    write(tmp_path, "src/nets/data/old.py", text="print 'two'\n")
+    write(tmp_path, "src/nets/odd.py", text='r"""Odd: $\\undefined$ and [a page](nowhere.md)."""\n')
+    write(tmp_path, "README.md", text="![badge](b.svg)\n\n# Small nets\n\nWords.\n")
+    write(
+        tmp_path,
+        "pyproject.toml",
+        text='[project]\nname = "nets"\ndescription = "Nets in \\"pure\\" Python."\n',
+    )
+    return tmp_path
+
+
+def test_a_repository_is_a_site_at_once(repository: Path) -> None:
+    told = sidelit("init", cwd=repository).stdout.splitlines()
+    assert told[:3] == ["site/sidelit.toml", "site/pages/index.md", "8 files in 3 parts. Next:"]
+    assert [line.split("  ")[1] for line in told[3:]] == ["sidelit serve", "sidelit build"]
+    made = config.load(repository / "site/sidelit.toml")
+    assert (made.title, made.tagline, made.languages) == ("Small nets", 'Nets in "pure" Python.', ("en",))
+    assert [(part.label, [chapter.output for chapter in part.chapters]) for part in made.parts] == [
+        ("nets", ["nets/__init__.html", "nets/odd.html", "nets/utils.html"]),
+        ("nets.data", ["nets/data/set.html"]),
+        (
+            "nets.layers",
+            ["nets/layers/__init__.html", "nets/layers/utils.html", "nets/layers/deep/dense.html"],
+        ),
+    ]
+    assert [chapter.module for chapter in made.parts[2].chapters][-1] == "nets.layers.deep.dense"
+    done = sidelit("build", cwd=repository)
+    assert "8 pages" in done.stdout
+    assert "src/nets/odd.py:1" in done.stderr
+    assert page(repository / "build/site", "nets/layers/deep/dense.html").sections == ["module"]
+    # What is mended stays so: without the line that goes on, a mistake stops the build.
+    edit(repository / "site/sidelit.toml", "keep_going = true\n", "")
+    assert "src/nets/odd.py:1" in sidelit("build", cwd=repository, code=1).stderr
+
+
+def test_mkdocs_builds_the_same(repository: Path) -> None:
+    sidelit("init", "--mkdocs", cwd=repository)
+    sidelit("build", cwd=repository)
+    written = tree(repository / "build/site")
+    done = run("mkdocs", "build", "--strict", "--quiet", cwd=repository)
+    assert done.returncode == 0, done.stderr
+    assert tree(repository / "build/site") == written
+
+
+def test_nothing_is_written_over(repository: Path) -> None:
+    write(repository, "site/pages/index.md", text="# Ours\n")
+    told = sidelit("init", cwd=repository, code=1).stderr
+    assert told.startswith("site/pages/index.md: this file is there already")
+    assert not (repository / "site/sidelit.toml").exists()
+
+
+def test_a_language_that_the_press_does_not_know_begins_with_a_file_of_words(repository: Path) -> None:
+    sidelit("init", "--lang", "de", "--lang", "en", cwd=repository)
+    sidelit("build", cwd=repository)
+    assert page(repository / "build/site", "nets/utils.html").lang == "de"
+    assert page(repository / "build/site", "en/nets/utils.html").lang == "en"
+
+
+def test_another_folder_and_loose_modules(tmp_path: Path) -> None:
+    write(
+        tmp_path, "tool/tool.py", "tool/setup.py", text='"""環状のバッファです。古い値から順に捨てます。"""\n'
+    )
+    told = sidelit("init", "tool", cwd=tmp_path).stdout
+    assert "sidelit build --config tool/site/sidelit.toml" in told
+    sidelit("build", "--config", "tool/site/sidelit.toml", cwd=tmp_path)
+    assert page(tmp_path / "tool/build/site", "tool.html").lang == "ja"
+
+
+def test_a_folder_without_python_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "README.md")
+    assert "there is no Python" in sidelit("init", cwd=tmp_path, code=1).stderr
+    assert "there is no such folder" in sidelit("init", "nowhere", cwd=tmp_path, code=1).stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md"]
+
+
+def test_many_modules(tmp_path: Path) -> None:
+    names = [f"big/part{number // 25}/module{number}.py" for number in range(250)]
+    write(tmp_path, "big/__init__.py", *names)
+    assert "251 files in 11 parts" in sidelit("init", cwd=tmp_path).stdout
+    assert len(config.load(tmp_path / "site/sidelit.toml").chapters) == 251
+
+
+@pytest.mark.full
+def test_many_modules_are_printed(tmp_path: Path) -> None:
+    write(tmp_path, "big/__init__.py", *(f"big/part{n // 25}/module{n}.py" for n in range(250)))
+    sidelit("init", cwd=tmp_path)
+    assert "252 pages" in sidelit("build", cwd=tmp_path).stdout
+
+
+# ---- Patterns ----
+
+HEAD = 'title = "T"\n\n[[front]]\nsource = "index.md"\n\n'
+
+
+def chapters(folder: Path, parts: str) -> list[list[str]]:
+    write(folder, "a.py", "b.py", "sub/__init__.py", "sub/a.py", ".hidden/c.py", "site/pages/index.md")
+    write(folder, "site/sidelit.toml", text=HEAD.replace('"T"', '"T"\nsource_root = ""') + parts)
+    made = config.load(folder / "site/sidelit.toml")
+    return [[chapter.source for chapter in part.chapters] for part in made.parts]
+
+
+def part(listed: str, folder: str = ".") -> str:
+    return f'[[parts]]\nlabel = "P"\nfolder = "{folder}"\nchapters = [{listed}]\n'
+
+
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [
+        (part('"*.py"'), [["a.py", "b.py"]]),
+        (part('"**/*.py"'), [["a.py", "b.py", "sub/__init__.py", "sub/a.py"]]),
+        (part('"b.py", "*.py"'), [["b.py", "a.py"]]),
+        (part('"**/*.py", "!sub/*"'), [["a.py", "b.py"]]),
+        (part('"*.py"') + part('{ source = "a.py" }'), [["b.py"], ["a.py"]]),
+        (part('"*.py"') + part('"**/*.py"'), [["a.py", "b.py"], ["sub/__init__.py", "sub/a.py"]]),
+        (part('"*.py"', "sub"), [["sub/__init__.py", "sub/a.py"]]),
+    ],
+)
+def test_a_pattern_stands_for_files(tmp_path: Path, parts: str, found: list[list[str]]) -> None:
+    assert chapters(tmp_path, parts) == found
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (part('"*.pyx"'), r"sidelit\.toml:10: no Python file in \./ is matched by '\*\.pyx'"),
+        (part('"none.py"'), r"sidelit\.toml:10: the file none\.py does not exist"),
+        (part('"/*.py"'), r"sidelit\.toml:10: '/\*\.py' is no pattern"),
+        (part("7"), r"sidelit\.toml:10: `chapters` must be a list of tables and patterns"),
+    ],
+)
+def test_a_pattern_that_is_wrong(tmp_path: Path, parts: str, said: str) -> None:
+    with pytest.raises(SidelitError) as told:
+        chapters(tmp_path, parts)
+    assert re.search(said, str(told.value)), str(told.value)
