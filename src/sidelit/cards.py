@@ -3,15 +3,16 @@
 > Who links to a page in a chat shows a picture of it. The picture says which page it is.
 
 Networks take a PNG and no SVG, and only Pillow draws one with letters. So the cards are no part of a build:
-`sidelit cards` draws them once, in the language that the pages are written in, into `site/cards/`, and each build
-with a public address serves what is there. Letters that the press's own fonts lack need a `--font`.
+`sidelit cards` draws them once, in the language that the pages are written in, into `site/cards/`, and each
+build with a public address serves what is there. Letters that the press's own fonts lack need a `--font`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from sidelit.site import edition, meta, site
 from sidelit.site.ways import Ways
 
 if TYPE_CHECKING:
-    from PIL import ImageFont
+    from PIL import Image, ImageFont
 
 EDGE = 90
 LINES = 4
@@ -47,32 +48,40 @@ def draw(config: Config, font: Path | None = None) -> tuple[Path, ...]:
 
     Raises `SidelitError` without Pillow, and when the font cannot be read or letters are missing.
     """
-    try:
-        from PIL import Image, ImageDraw
-    except ModuleNotFoundError:
+    if find_spec("PIL") is None:
         what, hint = "cards are drawn by Pillow, which is not installed", "pip install pillow"
-        raise SidelitError(what, hint=hint) from None
-    paper, ink, soft, accent = (_colour(name) for name in ("paper", "ink", "soft", "accent"))
-    written = []
-    for card in _cards(config):
+        raise SidelitError(what, hint=hint)
+    cards = tuple(_cards(config))
+    for card in cards:
         if font is None and not _LATIN.fullmatch(f"{card.site}{card.title}{card.part}"):
             what = f"the press has no font for the letters of {card.title!r}"
             raise SidelitError(what, hint="name a file that has them with --font")
-        image = Image.new("RGB", meta.CARD_SIZE, paper)
-        pen = ImageDraw.Draw(image)
-        width, height = meta.CARD_SIZE
-        pen.rectangle((0, 0, 18, height), fill=accent)
-        pen.text((EDGE, 70), card.site, font=_font("serif", 40, font), fill=soft)
-        lines, size = _fitted(card.title, width - 2 * EDGE, font)
-        for number, line in enumerate(lines):
-            pen.text((EDGE, 180 + number * size * 1.15), line, font=_font("serif", size, font), fill=ink)
-        pen.text((EDGE, height - 110), card.part, font=_font("sans", 36, font), fill=accent)
+    colours = {name: _colour(name) for name in ("paper", "ink", "soft", "accent")}
+    written = []
+    for card in cards:
         path = config.folder / meta.CARDS / f"{card.output.removesuffix('.html')}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         # Few colours make a small file, and no time stands in it: the same card is the same bytes.
-        image.quantize(16).save(path, optimize=True)
+        _picture(card, colours, font).quantize(16).save(path, optimize=True)
         written.append(path)
     return tuple(written)
+
+
+def _picture(card: Card, colours: Mapping[str, str], font: Path | None) -> Image.Image:
+    """The site above, the title in letters as large as they fit, and the part below."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", meta.CARD_SIZE, colours["paper"])
+    pen = ImageDraw.Draw(image)
+    width, height = meta.CARD_SIZE
+    pen.rectangle((0, 0, 18, height), fill=colours["accent"])
+    pen.text((EDGE, 70), card.site, font=_font("serif", 40, font), fill=colours["soft"])
+    lines, size = _fitted(card.title, width - 2 * EDGE, font)
+    for number, line in enumerate(lines):
+        place = (EDGE, 170 + number * size * 1.15)
+        pen.text(place, line, font=_font("serif", size, font), fill=colours["ink"])
+    pen.text((EDGE, height - 110), card.part, font=_font("sans", 36, font), fill=colours["accent"])
+    return image
 
 
 def _cards(config: Config) -> Iterator[Card]:
