@@ -46,7 +46,7 @@ ORDER = {
         ),
         *("source", "ids", "names", "text", "symbols", "catalog", "lint", "figures", "interactive"),
         *("cite", "site"),
-        *("adopt", "output", "pack", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin"),
+        *("cards", "adopt", "output", "pack", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin"),
         "__main__",
     ],
 }
