@@ -21,6 +21,7 @@ const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
   const name = () => { turn.textContent = stored("sidelit-keys") ? words.on : words.off; };
   name();
   dialog.append(make("p", "", [turn, button("", [words.close], () => dialog.close())]));
+  dialog.ariaLabel = words.title;
   const help = () => dialog.showModal();
   one(".foot").append(button("help", [words.title], help));
 
