@@ -9,8 +9,10 @@ const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
 };
 
 {
-  const dialog = one(".shortcuts");
-  const words = dialog.dataset;
+  const written = one("template.keys");
+  const words = written.dataset;
+  const dialog = make("dialog", "shortcuts", [written.content], { ariaLabel: words.title });
+  written.after(dialog);
   const told = (control, word) => { control.ariaLabel = control.title = word; };
 
   // ---- Keys. A list of them opens by `?` and from the foot, where a reader can also switch them off.
@@ -21,7 +23,6 @@ const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
   const name = () => { turn.textContent = stored("sidelit-keys") ? words.on : words.off; };
   name();
   dialog.append(make("p", "", [turn, button("", [words.close], () => dialog.close())]));
-  dialog.ariaLabel = words.title;
   const help = () => dialog.showModal();
   one(".foot").append(button("help", [words.title], help));
 
