@@ -34,6 +34,7 @@ ORDER = {
             "page_names",
             "patterns",
             "proofs",
+            "chapters",
             "prose_pages",
             "inventories",
             "public",
@@ -45,7 +46,7 @@ ORDER = {
         ),
         *("source", "ids", "names", "text", "symbols", "catalog", "lint", "figures", "interactive"),
         *("cite", "site"),
-        *("adopt", "output", "pack", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin"),
+        *("cards", "adopt", "output", "pack", "api", "__init__", "serve", "commands", "cli", "mkdocs_plugin"),
         "__main__",
     ],
 }

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidelit import adopt, api, config, glossary, origin, pack, serve
+from sidelit import adopt, api, cards, config, glossary, origin, pack, serve
 from sidelit.catalog import catalog
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.lint import lint as lints
 from sidelit.lint import symbols
-from sidelit.site import anchoring, citation, content, edition, partial, proved, site
+from sidelit.site import anchoring, citation, content, edition, meta, partial, proved, site
 from sidelit.site.search import ask
 from sidelit.source import source
 
@@ -229,6 +229,14 @@ def search(given: argparse.Namespace) -> int:
         said = "".join(f"[{part}]" if marked else part for part, marked in each.excerpt)
         print(f"{each.address}  {each.name}" + (f"\n    {said}" if said else ""))
     return 0 if answers else 1
+
+
+def draw_cards(given: argparse.Namespace) -> int:
+    """`sidelit cards`."""
+    made = _config(given)
+    written = cards.draw(made, given.font)
+    print(f"{len(written)} cards in {made.shown(made.folder / meta.CARDS)}")
+    return 0
 
 
 def publish(given: argparse.Namespace) -> int:
