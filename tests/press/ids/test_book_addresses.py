@@ -34,7 +34,9 @@ PLACE = re.compile(
 def test_every_id_that_was_published_leads_to_its_section(tmp_path: Path) -> None:
     # All languages have the same addresses and ids, which another test sees to; so English is enough here.
     for folder in ("site", "src", "tests", "examples", "benchmarks"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("locale", "__pycache__"))
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("locale", "__pycache__")
+        )
     read = config.load(tmp_path / "site/sidelit.toml")
     book = replace(read, languages=(read.source_language,))
     pages = {name: data.decode() for name, data in site.files(book).items() if name.endswith(".html")}
