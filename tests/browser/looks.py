@@ -278,13 +278,15 @@ def without_scripts(scriptless: Page, shared: Page) -> Iterator[str]:
 
 def in_print(page: Page) -> Iterator[str]:
     """All of the text, folded or not, and no menu."""
+    # Of a section's links only its number is printed.
+    menus = "header, .langs, .crumbs, .neighbours, .menu, button, dialog, .acts > :not(.at)"
     # A drawing has code in it, too, and another form on paper than on a screen.
     text = "main section .doc > :not(.acts), main section .code:not(svg *)"
     page.evaluate(UNFOLD)
     on_screen = visible(show(page), text)
     page.evaluate(FOLD)
     show(page, media="print")
-    if visible(page, "header, .langs, .crumbs, .neighbours, .menu, button, .acts"):
+    if visible(page, menus):
         yield "there are menus"
     if visible(page, "h1") != 1:
         yield "there is no single title"
