@@ -278,15 +278,14 @@ def without_scripts(scriptless: Page, shared: Page) -> Iterator[str]:
 
 def in_print(page: Page) -> Iterator[str]:
     """All of the text, folded or not, and no menu."""
-    # Of a section's links only its number is printed.
-    menus = "header, .langs, .crumbs, .neighbours, .menu, button, dialog, .acts > :not(.at)"
     # A drawing has code in it, too, and another form on paper than on a screen.
     text = "main section .doc > :not(.acts), main section .code:not(svg *)"
     page.evaluate(UNFOLD)
     on_screen = visible(show(page), text)
     page.evaluate(FOLD)
     show(page, media="print")
-    if visible(page, menus):
+    # The number of a section is printed, and is all that is left of the line that it stands in.
+    if visible(page, "header, .langs, .crumbs, .neighbours, .menu, button, .acts > a"):
         yield "there are menus"
     if visible(page, "h1") != 1:
         yield "there is no single title"

@@ -17,6 +17,8 @@ NAMES = [path.name for path in SCRIPTS]
 LIMITS = {
     "cite.js": 2000,
     "comforts.js": 3020,
+    "original.js": 2100,
+    "original-page.js": 3200,
     "search.js": 700,
     "search-rank.js": 3640,
     "search-dialog.js": 2360,
