@@ -221,7 +221,9 @@ def test_a_part_may_stay_in_the_language_of_its_sources(kept: Path) -> None:
     assert "Not translated yet" not in html
     assert not re.search(r'<p class="acts">.*hreflang', html)
     assert "original.js" not in html
-    assert "original.js" in (kept / "build/site/en/glossary.html").read_text(encoding="utf-8")
+    edit(kept / "site/sidelit.toml", 'languages = ["de"]\n', "")
+    sidelit("build", cwd=kept)
+    assert "original.js" in (kept / "build/site/en/ring.html").read_text(encoding="utf-8")
 
 
 def test_to_the_world_a_page_that_stays_is_one_page(kept: Path) -> None:
