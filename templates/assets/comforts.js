@@ -51,6 +51,27 @@ const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
     acts[event.key]();
   });
 
+  // ---- Who changes the language goes on at the same part of the section, which ends where the next one begins.
+  const extent = (at) => {
+    const [{ top }, ...below] = [...places.slice(places.indexOf(at)), one("footer")].map((place) => place.getBoundingClientRect());
+    return [one(".top").offsetHeight - top, below.find((box) => box.height && box.top > top).top - top];
+  };
+  const READ = "sidelit-read";
+  addEventListener("click", ({ target }) => {
+    const at = named(target.closest(".langs a")?.hash ?? "");
+    if (!places.includes(at)) return;
+    const [read, whole] = extent(at);
+    stored(READ, `${read / whole}`);
+  });
+  const part = stored(READ);
+  stored(READ, "");
+  addEventListener("load", () => {
+    const at = named(location.hash);
+    if (!(part > 0) || !places.includes(at)) return;
+    const [read, whole] = extent(at);
+    scrollBy({ top: part * whole - read, behavior: "instant" });
+  });
+
   // ---- Code is copied without the numbers, the prompts and what was printed.
   for (const block of navigator.clipboard ? all("pre:is(.code, .sample)") : []) {
     const copy = button("copy", [], async () => {
