@@ -74,7 +74,7 @@ def test_who_wants_no_motion_sees_none(visit: Open) -> None:
 
 
 def test_forced_colours_leave_every_control_its_drawing_and_its_state(visit: Open) -> None:
-    page = visit("ja/casting.html")
+    page = visit("ja/zero3.html")
     page.emulate_media(forced_colors="active")
     drawn = "all => all.map(one => getComputedStyle(one, '::before').backgroundColor)"
     ink = page.evaluate("getComputedStyle(document.body).color")
