@@ -17,6 +17,7 @@ NAMES = [path.name for path in SCRIPTS]
 LIMITS = {
     "cite.js": 2000,
     "comforts.js": 3020,
+    "newest.js": 200,
     "search.js": 700,
     "search-rank.js": 3640,
     "search-dialog.js": 2360,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from sidelit.config import Chapter
 from sidelit.origin import fill
+from sidelit.public import DRAFT
 from sidelit.site import citation, views
 from sidelit.site.edition import Edition, Page
 from sidelit.site.press import Press
@@ -30,7 +31,20 @@ def head(press: Press, edition: Edition, around: Ways) -> views.SiteInfo:
         home=around.to(press.config.home),
         course=bool(press.config.course.lessons),
         search=_search(edition, around),
+        versions=_versions(press, edition.lang, around),
     )
+
+
+def _versions(press: Press, lang: str, around: Ways) -> views.Versions | None:
+    public = press.config.public
+    if not public.others:
+        return None
+    # From the page to where all versions lie.
+    top = around.root + "../" * public.base.count("/")
+    others = tuple(views.Link(other.label, f"{top}{other.home(lang)}") for other in public.others)
+    there = around.here if around.here in public.newest else public.others[0].home(lang)
+    label = public.others[0].label if public.notice == DRAFT else press.origin.version
+    return views.Versions(public.notice, label, f"{top}{there}", others)
 
 
 def _search(edition: Edition, around: Ways) -> views.Search | None:
