@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from sidelit.errors import SidelitError, refused
@@ -22,7 +23,12 @@ try:
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] == "sidelit":
         raise
-    sys.exit(f"sidelit: the package {error.name} is not installed; pip install 'shardbook[site]'")
+    try:
+        # Who has installed the press alone has asked for all that it needs, so something of it was lost.
+        wanted = metadata.distribution("sidelit").name
+    except metadata.PackageNotFoundError:
+        wanted = "shardbook[site]"
+    sys.exit(f"sidelit: the package {error.name} is not installed; pip install '{wanted}'")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

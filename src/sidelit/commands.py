@@ -11,14 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidelit import adopt, api, cards, config, glossary, origin, pack, serve, versions
+from sidelit import adopt, api, cards, config, origin, pack, serve, versions
 from sidelit.catalog import catalog
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
-from sidelit.lint import lint as lints
-from sidelit.lint import symbols
-from sidelit.site import anchoring, citation, content, edition, meta, partial, proved, site
+from sidelit.site import anchoring, citation, content, edition, linting, meta, partial, site
 from sidelit.site.search import ask
 from sidelit.source import source
 
@@ -175,22 +173,7 @@ def reviewed(given: argparse.Namespace) -> int:
 
 def lint(given: argparse.Namespace) -> int:
     """`sidelit lint`."""
-    made = _config(given)
-    written = site.texts(made)
-    books = site.shelf(made, written)
-    words = made.folder / "glossary.toml"
-    terms = glossary.read(words, made.shown(words), made.languages)
-    findings: list[lints.Finding] = []
-    for chapter in made.chapters:
-        text = source.read(made.project / chapter.source, shown=chapter.source).text
-        findings += lints.lint_source(text, chapter.source)
-    for book in books.catalogs.values():
-        findings += lints.lint_catalog(book, terms)
-    findings += (lints.refused(error, "directive") for error in site.mistakes(made, written))
-    program = symbols.program(html for page in written for piece in page.pieces for _, html in piece.lines)
-    for page in written:
-        findings += (lints.refused(error, rule) for rule, error in symbols.lint(page.tokens, program))
-    proved.lines(made, lambda error: findings.append(lints.refused(error, "proves")))
+    findings = linting.findings(_config(given))
     for finding in findings:
         print(finding, file=sys.stderr if finding.severity == "error" else sys.stdout)
     errors = sum(finding.severity == "error" for finding in findings)

@@ -18,6 +18,8 @@ LIMITS = {
     "cite.js": 2000,
     "comforts.js": 3020,
     "newest.js": 200,
+    "original.js": 2100,
+    "original-page.js": 3200,
     "search.js": 700,
     "search-rank.js": 3640,
     "search-dialog.js": 2360,

@@ -202,7 +202,7 @@ class Desk:
             doc=doc,
             lines=lines,
             state=words.state,
-            langs=tuple(other for other in self.ways.alternates(name or piece.id) if not other.current),
+            langs=tuple(self.ways.others(name or piece.id)),
             source_url=self.source_url(line),
             report=fill(self.config.public.report_url, self.press.origin, self.item.source, line, piece.id),
             fold=fold,

@@ -29,7 +29,8 @@ def of_page(project: citation.Project | None, shown: Page) -> Meta | None:
     """The head of a page for programs; `None` where the site has no public address."""
     if project is None or not project.config.public.url or citation.forwards(shown):
         return None
-    here = address(project.config, shown, shown.lang)
+    # A page that does not stand in this language is, to the world, the one that it shows.
+    here = address(project.config, shown, project.config.source_language if shown.original else shown.lang)
     return Meta(
         canonical=here,
         alternates=tuple(alternates(project.config, shown)),
@@ -53,8 +54,8 @@ def card(config: Config, output: str) -> str | None:
 
 
 def alternates(config: Config, shown: Page) -> Iterator[tuple[str, str]]:
-    """The addresses of a page in every language, and that for readers of any other."""
-    for lang in config.languages:
+    """The addresses of a page in every language that it stands in, and that for readers of any other."""
+    for lang in config.written_in(shown.text.item):
         yield config.language(lang).tag, address(config, shown, lang)
     yield "x-default", address(config, shown, config.source_language)
 

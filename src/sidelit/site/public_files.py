@@ -54,7 +54,8 @@ def _sitemap(press: Press) -> bytes:
     config = press.config
     top = ElementTree.Element("urlset", {"xmlns": _SITEMAP, "xmlns:xhtml": _XHTML})
     for lang in config.languages:
-        for shown in press.editions[lang].pages.values():
+        pages = press.editions[lang].pages.values()
+        for shown in (each for each in pages if not each.original):
             entry = ElementTree.SubElement(top, "url")
             ElementTree.SubElement(entry, "loc").text = meta.address(config, shown, lang)
             for tag, other in meta.alternates(config, shown):

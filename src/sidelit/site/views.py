@@ -192,6 +192,8 @@ class PageInfo:
     forward: Link | None = None
     """Where the page went whose old address this is."""
     lesson: LessonHead | None = None
+    original: Alternate | None = None
+    """The page that this one is a translation of, where its words can be shown beside it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,13 @@ class Ways:
             current = lang == self.shown.lang
             yield views.Alternate(lang, known.name, known.short, known.tag, url + anchor, current)
 
+    def others(self, section: str) -> Iterator[views.Alternate]:
+        """To a section in the other languages that the page stands in."""
+        written = self.config.written_in(self.shown.text.item)
+        for other in self.alternates(section) if self.shown.lang in written else ():
+            if other.code in written and not other.current:
+                yield other
+
     def _group(
         self, number: str, label: str, items: Sequence[Chapter | Prose], lang: str | None
     ) -> Iterator[views.NavGroup]:
