@@ -57,6 +57,8 @@ ORDER = {
             "api",
             "__init__",
             "serve",
+            "given",
+            "translating",
             "commands",
             "cli",
             "mkdocs_plugin",

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sidelit import adopt, api, cards, config, origin, pack, serve, versions
-from sidelit.catalog import catalog
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
+from sidelit.given import configuration as _config
+from sidelit.given import path as _path
 from sidelit.ids import anchors
-from sidelit.site import anchoring, citation, content, edition, linting, meta, partial, site
+from sidelit.site import anchoring, citation, edition, linting, meta, partial, site
 from sidelit.site.search import ask
 from sidelit.source import source
 
@@ -116,61 +117,6 @@ def sections(given: argparse.Namespace) -> int:
     return 0
 
 
-def sync(given: argparse.Namespace) -> int:
-    """`sidelit sync`."""
-    made = _config(given)
-    pages = content.units(made, site.texts(made))
-    written = catalog.sync(pages, made.folder / "locale", made.languages[1:])
-    for path in written:
-        print(made.shown(path))
-    print(f"{len(written)} catalogues written.")
-    return 0
-
-
-def status(given: argparse.Namespace) -> int:
-    """`sidelit status`."""
-    made = _config(given)
-    books = site.shelf(made, site.texts(made))
-    if given.todo:
-        for each in catalog.pending(books):
-            print(each)
-        return 0
-    rows = catalog.status(books)
-    names = ("page", "lang", "current", "recheck", "stale", "missing")
-    if given.json:
-        print(json.dumps([{name: getattr(row, name) for name in names} for row in rows], indent=2))
-        return 0
-    width = max((len(row.page) for row in rows), default=4) + 2
-    print(f"{'page':<{width}}lang" + "".join(f"{name:>9}" for name in names[2:]))
-    for row in rows:
-        print(f"{row.page:<{width}}{row.lang:<4}" + "".join(f"{getattr(row, name):>9}" for name in names[2:]))
-    return 0
-
-
-def reviewed(given: argparse.Namespace) -> int:
-    """`sidelit reviewed`."""
-    made = _config(given)
-    pages = content.units(made, site.texts(made))
-    known = {page.name for page in pages}
-    if given.lang and given.lang not in made.languages[1:]:
-        raise SidelitError(f"{given.lang!r} is not a language that this site is translated into")
-    cleared = 0
-    for wanted in given.page:
-        name, _, context = wanted.partition("#")
-        if name not in known:
-            raise SidelitError(f"there is no page {name!r}", hint="`sidelit status` lists the pages")
-        cleared += catalog.reviewed(
-            pages,
-            made.folder / "locale",
-            made.languages[1:],
-            page=name,
-            lang=given.lang,
-            context=context or None,
-        )
-    print(f"{cleared} translations marked as reviewed.")
-    return 0
-
-
 def lint(given: argparse.Namespace) -> int:
     """`sidelit lint`."""
     findings = linting.findings(_config(given))
@@ -250,11 +196,3 @@ def _redirects(said: Sequence[str]) -> dict[str, dict[str, str]]:
             raise SidelitError(f"{each!r} is not a redirect", hint="write PAGE#OLD=NEW")
         redirects.setdefault(page, {})[old] = new
     return redirects
-
-
-def _path(given: argparse.Namespace) -> Path:
-    return given.config or config.find(Path.cwd())
-
-
-def _config(given: argparse.Namespace) -> config.Config:
-    return config.load(_path(given))

@@ -27,9 +27,9 @@ from sidelit.site.links import fragment
 from sidelit.site.statements import Citation, Form
 from sidelit.text import markup
 
-# Characters that no text has, for the id, the number, the label and the address of a section.
-BLANKS = Place("\ue000", "\ue001", "\ue002")
-ADDRESS = "\ue003"
+# Signs that hardly any text has, for the id, the number, the label and the address of a section.
+BLANKS = Place("◰", "◱", "◲")
+ADDRESS = "◳"
 
 
 @dataclass(frozen=True, slots=True)
