@@ -31,20 +31,17 @@ def head(press: Press, edition: Edition, around: Ways) -> views.SiteInfo:
         home=around.to(press.config.home),
         course=bool(press.config.course.lessons),
         search=_search(edition, around),
-        versions=_versions(press, edition.lang, around),
+        versions=_versions(press, around),
     )
 
 
-def _versions(press: Press, lang: str, around: Ways) -> views.Versions | None:
-    public = press.config.public
+def _versions(press: Press, around: Ways) -> views.Versions | None:
+    public, shown = press.config.public, around.shown
     if not public.others:
         return None
-    # From the page to where all versions lie.
-    top = around.root + "../" * public.base.count("/")
-    others = tuple(views.Link(other.label, f"{top}{other.home(lang)}") for other in public.others)
-    there = around.here if around.here in public.newest else public.others[0].home(lang)
+    others = (views.Link(other.label, f"{around.top}{other.home(shown.lang)}") for other in public.others)
     label = public.others[0].label if public.notice == DRAFT else press.origin.version
-    return views.Versions(public.notice, label, f"{top}{there}", others)
+    return views.Versions(public.notice, label, around.newest(shown.text.item.output), tuple(others))
 
 
 def _search(edition: Edition, around: Ways) -> views.Search | None:

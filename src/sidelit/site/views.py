@@ -128,6 +128,8 @@ class SectionView:
     """The heading without markup."""
     above: bool = False
     """Whether the words stand above the code and not beside it."""
+    newest: str = ""
+    """Where it is in the newest release, on a page that is out of date."""
 
 
 @dataclass(frozen=True, slots=True)
