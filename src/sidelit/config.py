@@ -24,6 +24,7 @@ from sidelit import (
     prose_pages,
     public,
     reading,
+    strictness,
 )
 from sidelit.chapters import Chapter, Part, module_name
 from sidelit.errors import SidelitError
@@ -31,6 +32,7 @@ from sidelit.inventories import Inventory
 from sidelit.languages import Language
 from sidelit.prose_pages import NO_COURSE, Course, Lesson, Prose
 from sidelit.public import NOWHERE, Public
+from sidelit.strictness import Strictness
 from sidelit.tables import Table, read_table
 
 __all__ = ["SITE", "Chapter", "Config", "Course", "Lesson", "Part", "Prose", "find", "load", "module_name"]
@@ -70,6 +72,8 @@ class Config:
     """Whether a build goes on over a formula, a link or a source that is wrong."""
     override_assets: tuple[str, ...] = ()
     """The files of `assets/` that take the place of the press's own."""
+    strictness: Strictness = field(default_factory=Strictness)
+    """What `sidelit lint` asks of the project's own words."""
     spoken: Mapping[str, Language] = field(default_factory=dict)
     """The languages by their codes, those that were read already."""
 
@@ -157,6 +161,7 @@ def load(path: Path) -> Config:
         inventories=inventories.read(top),
         override_assets=top.strings("override_assets"),
         keep_going=top.take("keep_going", bool, False),
+        strictness=strictness.read(top.table("lint")),
     )
     top.finish()
     _check(config, top)

@@ -9,8 +9,10 @@ const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
 };
 
 {
-  const dialog = one(".shortcuts");
-  const words = dialog.dataset;
+  const written = one("template.keys");
+  const words = written.dataset;
+  const dialog = make("dialog", "shortcuts", [written.content], { ariaLabel: words.title });
+  written.after(dialog);
   const told = (control, word) => { control.ariaLabel = control.title = word; };
 
   // ---- Keys. A list of them opens by `?` and from the foot, where a reader can also switch them off.

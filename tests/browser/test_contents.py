@@ -26,7 +26,8 @@ section => {
 """
 # Which of the blocks of a page is the first that is seen: they are the same in every language.
 READ = """
-() => [...document.querySelectorAll("main :is(p:not(.aside), li, tr, .line)")].filter(block => block.checkVisibility())
+() => [...document.querySelectorAll("main :is(p:not(.aside), li, tr, .line)")]
+    .filter(block => block.checkVisibility())
     .findIndex(block => block.getBoundingClientRect().bottom > document.querySelector(".top").offsetHeight)
 """
 

@@ -78,7 +78,7 @@ def info(
         arranged=kind == "home" and 'class="opening"' in body,
         forward=forward(desk) if kind == "forward" else None,
         lesson=lesson,
-        original=_original(desk) if kind in _IN_BLOCKS else None,
+        original=_original(desk) if kind in _IN_BLOCKS and not shown.original else None,
     )
 
 
