@@ -52,6 +52,7 @@ ORDER = {
             "cards",
             "adopt",
             "output",
+            "versions",
             "pack",
             "api",
             "__init__",

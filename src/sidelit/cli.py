@@ -120,6 +120,15 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--lang", help="default: the language that the site is written in")
     sub = add("cards", "draw the pictures that networks show of pages (needs Pillow)", commands.draw_cards)
     sub.add_argument("--font", type=Path, metavar="FILE", help="a font for letters that the press's own lack")
+    sub = add(
+        "versions", "build the site with every release at an address that stays", commands.compose_versions
+    )
+    sub.add_argument("--out", type=Path, metavar="DIR", help="where to (default: build/versions)")
+    sub.add_argument("--draft", action="store_true", help="show the present state beside the releases, too")
+    sub.add_argument(
+        "--without", action="append", default=[], metavar="TAG", help="leave a release out; may be repeated"
+    )
+    _jobs(sub)
     sub = add("publish", "fix the names of all sections, at a release", commands.publish)
     sub.add_argument(
         "--redirect",

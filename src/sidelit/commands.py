@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sidelit import adopt, api, cards, config, origin, pack, serve
+from sidelit import adopt, api, cards, config, origin, pack, serve, versions
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.given import configuration as _config
@@ -166,6 +166,17 @@ def draw_cards(given: argparse.Namespace) -> int:
     made = _config(given)
     written = cards.draw(made, given.font)
     print(f"{len(written)} cards in {made.shown(made.folder / meta.CARDS)}")
+    return 0
+
+
+def compose_versions(given: argparse.Namespace) -> int:
+    """`sidelit versions`."""
+    made = _config(given)
+    out = given.out or made.project / "build" / "versions"
+    done = versions.compose(made, out, draft=given.draft, without=given.without, jobs=given.jobs)
+    for each in done:
+        label = each.label or "the present state"
+        print(f"{label}: {each.pages} pages in {given.out or made.shown(out)}/{each.folder}")
     return 0
 
 

@@ -35,7 +35,8 @@ class Origin:
 
 def origin(config: Config) -> Origin:
     """Ask the project's own files and its git repository."""
-    version = _version(config.project)
+    # A release is called what its tag says.
+    version = config.public.pinned.strip("v/") or _version(config.project)
     # The configuration must be tracked: otherwise the repository around it is not the project's.
     if _git(config.project, "ls-files", "--error-unmatch", str(config.path)) is None:
         return Origin(version)

@@ -10,9 +10,24 @@ repository follows from `url`. What the configuration says itself is taken as it
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sidelit.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Another version of the site."""
+
+    label: str
+    """Its number; empty for the draft, which has none."""
+    homes: Mapping[str, str]
+    """Its home page in each of its languages, from `url`; that of its sources comes first."""
+
+    def home(self, lang: str) -> str:
+        """Its home page in a language, or in its first one."""
+        return self.homes.get(lang) or next(iter(self.homes.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +49,12 @@ class Public:
     """The folder below `url` in which this build stands, with a slash at its end: that of its version."""
     pinned: str = ""
     """The folder below `url` in which this text stays, if it is a release."""
+    notice: str = ""
+    """Why this build is not what readers should read: "older" or "draft"."""
+    newest: frozenset[str] = frozenset()
+    """The pages of the newest release, in a build that lies in a folder of its own."""
+    others: tuple[Other, ...] = ()
+    """The other versions, the newest one first."""
 
     @property
     def here(self) -> str:
@@ -42,10 +63,15 @@ class Public:
 
     @property
     def lasting(self) -> str:
-        """The address of the root at which this text stays; the same where no release keeps it."""
-        return f"{self.url}{self.pinned or self.base}" if self.url else ""
+        """The address of the root at which this text stays.
+
+        It is `here` where no release keeps it, and empty for a draft, of which only the commit stays.
+        """
+        return f"{self.url}{self.pinned or self.base}" if self.url and self.notice != DRAFT else ""
 
 
+# The two kinds of `notice`.
+OLDER, DRAFT = "older", "draft"
 # What is printed for its author alone.
 NOWHERE = Public()
 

@@ -29,6 +29,12 @@
   const whole = button("beside", [], async () => {
     await toggle(whole);
     stored(KEY, whole.ariaPressed === "true" ? "on" : "");
+    restore();
+  });
+  // A page that is loaded again is at first too short to be at the place at which it was left.
+  const restore = () => { history.scrollRestoration = stored(KEY) && "onscrollend" in window ? "manual" : "auto"; };
+  addEventListener("scrollend", () => {
+    if (stored(KEY)) history.replaceState({ read: scrollY }, "");
   });
   whole.title = whole.ariaLabel = words.all;
   whole.ariaPressed = false;
@@ -45,7 +51,10 @@
     else place.after(make("p", "aside", [made]));
   }
   one(".langs").after(whole);
-  if (stored(KEY)) turn(true).catch(() => {});
+  if (stored(KEY)) {
+    restore();
+    turn(true).then(() => { if (history.state?.read) scrollTo({ top: history.state.read, behavior: "instant" }); }, () => {});
+  }
   addEventListener("keydown", (event) => {
     if (event.key === "o" && keyed(event)) whole.click();
   });

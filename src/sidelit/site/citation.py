@@ -125,7 +125,7 @@ def _address(project: Project, shown: edition.Page, piece: Piece | None) -> str:
 def _public(config: Config, shown: edition.Page) -> str:
     """The address at which this text stays: that of the release, if it is one."""
     output = ways.address(config, shown.text.item.output, shown.lang)
-    return f"{config.public.lasting}{quote(output)}" if config.public.url else ""
+    return f"{config.public.lasting}{quote(output)}" if config.public.lasting else ""
 
 
 def _matches(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece | None]]:

@@ -161,6 +161,7 @@ class Desk:
             langs=tuple(self.ways.others(name or piece.id)),
             source_url=self.source_url(line),
             report=fill(self.config.public.report_url, self.press.origin, self.item.source, line, piece.id),
+            newest=self._newest(piece),
             fold=fold,
             number=piece.number,
             plain_title=markup.plain(words.title),
@@ -172,6 +173,12 @@ class Desk:
             return iter(piece.lines)
         home, host = self.item.output, self.host.text.item.output
         return ((number, identifiers.moved(html, home, host)) for number, html in piece.lines)
+
+    def _newest(self, piece: Piece) -> str:
+        """Where a section is in the newest release, on a page that is out of date."""
+        if not self.config.public.notice:
+            return ""
+        return f"{self.ways.newest(self.item.output)}#{fragment(piece.id)}"
 
     def source_url(self, line: int) -> str | None:
         """The address of a line of the page's source, if the project is published."""
