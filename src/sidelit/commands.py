@@ -54,7 +54,8 @@ def init(given: argparse.Namespace) -> int:
     found, written = adopt.init(given.folder, codes=given.lang, mkdocs=given.mkdocs)
     for path in written:
         print(path.as_posix())
-    print(f"{found.files} files in {len(found.parts)} parts. Next:")
+    files, parts = found.files, len(found.parts)
+    print(f"{files} file{'s' * (files != 1)} in {parts} part{'s' * (parts != 1)}. Next:")
     there = (
         ""
         if given.folder.resolve() == Path.cwd()

@@ -96,6 +96,7 @@ def test_another_folder_and_loose_modules(tmp_path: Path) -> None:
         tmp_path, "tool/tool.py", "tool/setup.py", text='"""環状のバッファです。古い値から順に捨てます。"""\n'
     )
     told = sidelit("init", "tool", cwd=tmp_path).stdout
+    assert "1 file in 1 part. Next:" in told
     assert "sidelit build --config tool/site/sidelit.toml" in told
     sidelit("build", "--config", "tool/site/sidelit.toml", cwd=tmp_path)
     assert page(tmp_path / "tool/build/site", "tool.html").lang == "ja"
