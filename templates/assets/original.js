@@ -38,7 +38,9 @@
   });
   whole.title = whole.ariaLabel = words.all;
   whole.ariaPressed = false;
-  for (const place of all("main :is(section:has(> .doc > p:not(.acts)), .essay > h2, .essay > h3, .text > h2, .text > h3)[id]")) {
+  // Words that stand in their own language are not translated yet, and so there is nothing to show beside them.
+  const WORDS = "p:not([lang], .acts, .aside, .badge, .eyebrow, .label, .origin)";
+  for (const place of all(`main :is(section:has(> .doc > ${WORDS}), :is(.essay, .text) > :is(h2, h3):not([lang]))[id]`)) {
     const made = button("", [words.label], async () => {
       await toggle(made, [place.id]);
       made.scrollIntoView({ block: "nearest" });
@@ -50,7 +52,7 @@
     if (acts) acts.append(made);
     else place.after(make("p", "aside", [made]));
   }
-  one(".langs").after(whole);
+  if (one(`:is(.doc, .essay, .text) > ${WORDS}`)) one(".langs").after(whole);
   if (stored(KEY)) {
     restore();
     turn(true).then(() => { if (history.state?.read) scrollTo({ top: history.state.read, behavior: "instant" }); }, () => {});

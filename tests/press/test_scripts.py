@@ -18,7 +18,7 @@ LIMITS = {
     "cite.js": 2000,
     "comforts.js": 3880,
     "newest.js": 200,
-    "original.js": 1800,
+    "original.js": 1850,
     "original-page.js": 2400,
     "search.js": 700,
     "search-rank.js": 3640,

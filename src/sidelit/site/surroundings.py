@@ -83,7 +83,9 @@ def info(
 
 
 def _original(desk: Desk) -> views.Alternate | None:
-    """The page in the language that it was written in, if this is another one."""
+    """The page in the language that it was written in, if this is a translation of it."""
+    if desk.shown.original:
+        return None
     source = desk.config.source_language
     return next((each for each in desk.ways.alternates() if each.code == source and not each.current), None)
 
