@@ -124,6 +124,7 @@ def parser() -> argparse.ArgumentParser:
         "versions", "build the site with every release at an address that stays", commands.compose_versions
     )
     sub.add_argument("--out", type=Path, metavar="DIR", help="where to (default: build/versions)")
+    sub.add_argument("--url", help="the public address, where the configuration names none")
     sub.add_argument("--draft", action="store_true", help="show the present state beside the releases, too")
     sub.add_argument(
         "--without", action="append", default=[], metavar="TAG", help="leave a release out; may be repeated"

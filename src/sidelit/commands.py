@@ -9,9 +9,10 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from sidelit import adopt, api, cards, config, origin, pack, serve, versions
+from sidelit import adopt, api, cards, config, origin, pack, public, serve, versions
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.given import configuration as _config
@@ -172,6 +173,8 @@ def draw_cards(given: argparse.Namespace) -> int:
 def compose_versions(given: argparse.Namespace) -> int:
     """`sidelit versions`."""
     made = _config(given)
+    if given.url:
+        made = replace(made, public=public.at(made.public, given.url))
     out = given.out or made.project / "build" / "versions"
     done = versions.compose(made, out, draft=given.draft, without=given.without, jobs=given.jobs)
     for each in done:

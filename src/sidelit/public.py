@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sidelit.errors import SidelitError
 from sidelit.tables import Table
 
 
@@ -75,13 +76,16 @@ OLDER, DRAFT = "older", "draft"
 # What is printed for its author alone.
 NOWHERE = Public()
 
+_WEB = re.compile(r"https?://[^\s/?#{}]+(?:/[^\s?#{}]*)?")
 # What follows the repository: a line, a commit, a new issue. Without such a form it shows an empty issue.
 _ABOUT = "{path}%20%23{id}%20at%20{commit}"
+# A form of GitHub takes its fields from the address as well.
+_FIELDS = "&section={path}%23{id}&version={commit}"
 _FORGES = {
     "github.com": (
         "/blob/{commit}/{path}#L{line}",
         "/commit/{commit}",
-        f"/issues/new?template=error.yml&title={_ABOUT}",
+        f"/issues/new?template=error.yml&title={_ABOUT}{_FIELDS}",
     ),
     "gitlab.com": (
         "/-/blob/{commit}/{path}#L{line}",
@@ -103,17 +107,29 @@ def read(top: Table) -> Public:
 
     Raises `SidelitError` for what is no address on the web.
     """
-    url = _address(top, "url")
-    repository = _address(top, "repository") or _repository(url)
-    source, commit, report, colab = _patterns(repository) if repository else (None,) * 4
-    return Public(
-        url=f"{url}/" if url else None,
-        repository=repository,
-        source_url=address(top, "source_url") or source,
-        commit_url=address(top, "commit_url") or commit,
-        report_url=address(top, "report_url") or report,
-        colab_url=colab,
-    )
+    url, repository = _address(top, "url"), _address(top, "repository")
+    said = (address(top, f"{kind}_url") for kind in ("source", "commit", "report"))
+    return _public(url, repository, *said)
+
+
+def at(known: Public, url: str) -> Public:
+    """The same with a public address, for a configuration that names none; one that it names stays.
+
+    Raises `SidelitError` for what is no address on the web.
+    """
+    if known.url:
+        return known
+    if not _WEB.fullmatch(url):
+        raise SidelitError(f"{url!r} is no public address", hint="write it like https://example.org/book/")
+    return _public(url.rstrip("/"), known.repository, known.source_url, known.commit_url, known.report_url)
+
+
+def _public(url: str | None, repository: str | None, *said: str | None) -> Public:
+    """What is known, and what follows from it."""
+    repository = repository or _repository(url)
+    *patterns, colab = _patterns(repository) if repository else (None,) * 4
+    source, commit, report = (own or known for own, known in zip(said, patterns, strict=True))
+    return Public(f"{url}/" if url else None, repository, source, commit, report, colab)
 
 
 def address(top: Table, key: str) -> str | None:
@@ -140,7 +156,7 @@ def authors(top: Table) -> tuple[str, ...]:
 
 def _address(top: Table, key: str) -> str | None:
     given = top.take(key, str, "")
-    if given and not re.fullmatch(r"https?://[^\s/?#{}]+(?:/[^\s?#{}]*)?", given):
+    if given and not _WEB.fullmatch(given):
         hint = f'write it like {key} = "https://example.org/book/"'
         raise top.error(f"{given!r} is no public address", key, hint)
     return given.rstrip("/") or None

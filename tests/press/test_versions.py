@@ -136,6 +136,16 @@ def test_a_project_without_a_release_has_its_present_state_at_the_root(sample: P
     sidelit("versions", cwd=sample)
     sidelit("build", cwd=sample)
     assert tree(sample / "build/versions") == tree(sample / "build/site")
+    # Who publishes it may know the address before the configuration does, which has the last word.
+    config = sample / "site/sidelit.toml"
+    sidelit("versions", "--url", URL.removesuffix("/"), cwd=sample)
+    page = (sample / "build/versions/ring.html").read_text("utf-8")
+    assert f'rel="canonical" href="{URL}ring.html"' in page
+    assert "https://github.com/ada/loom/commit/" in page
+    config.write_text(f'url = "https://example.org/x/"\n{config.read_text("utf-8")}', encoding="utf-8")
+    sidelit("versions", "--url", URL, cwd=sample)
+    page = (sample / "build/versions/ring.html").read_text("utf-8")
+    assert 'rel="canonical" href="https://example.org/x/ring.html"' in page
 
 
 def test_a_release_that_cannot_be_printed_is_named_and_the_old_site_stays(sample: Path) -> None:
@@ -150,6 +160,7 @@ def test_a_release_that_cannot_be_printed_is_named_and_the_old_site_stays(sample
     assert told.startswith("v1.0 cannot be printed: src/sample/ring.py:1: ")
     assert "--without v1.0" in told
     assert not (sample / "build/versions").exists()
+    assert "no public address" in sidelit("versions", "--url", "here", cwd=sample, code=1).stderr
     assert "no tag 'v9'" in sidelit("versions", "--without", "v9", cwd=sample, code=1).stderr
     sidelit("versions", "--without", "v1.0", cwd=sample)
     assert (sample / "build/versions/v1.1/ring.html").is_file()

@@ -92,7 +92,7 @@ def test_one_address_gives_every_link(published: Path) -> None:
         assert f'href="{repository}/blob/{commit}/src/sample/ring.py#L1"' in text
         assert f'href="{repository}/commit/{commit}"' in text
         assert (
-            f'href="{repository}/issues/new?template=error.yml&amp;title=src/sample/ring.py%20%23Ring.put%20at%20{commit}"'
+            f'href="{repository}/issues/new?template=error.yml&amp;title=src/sample/ring.py%20%23Ring.put%20at%20{commit}&amp;section=src/sample/ring.py%23Ring.put&amp;version={commit}"'
             in text
         )
         assert f"{addresses[lang]}" in re.findall(r'<a class="link" href="([^"]+)"', text)
