@@ -176,9 +176,8 @@ class Desk:
 
     def _newest(self, piece: Piece) -> str:
         """Where a section is in the newest release, on a page that is out of date."""
-        if not self.config.public.notice:
-            return ""
-        return f"{self.ways.newest(self.item.output)}#{fragment(piece.id)}"
+        noted, output = self.config.public.notice, self.item.output
+        return f"{self.ways.newest(output)}#{fragment(piece.id)}" if noted else ""
 
     def source_url(self, line: int) -> str | None:
         """The address of a line of the page's source, if the project is published."""

@@ -101,6 +101,25 @@ def test_one_address_gives_every_link(published: Path) -> None:
     assert lab == f"https://colab.research.google.com/github/ada/loom/blob/{commit}/notebooks/one%20lab.ipynb"
 
 
+def test_no_page_has_a_link_that_waits_for_an_address(published: Path) -> None:
+    site, repository = published / "build/site", "https://github.com/ada/loom"
+    commit = git(published, "rev-parse", "HEAD").strip()
+    kinds = {"/blob/": 0, "/commit/": 0, "/issues/new": 0}
+    listed = (site / "sitemap.xml").read_text("utf-8")
+    for name in (name for name in tree(site) if name.endswith(".html") and name != "404.html"):
+        text = unescape((site / name).read_text("utf-8"))
+        (canonical,) = re.findall(r'rel="canonical" href="([^"]+)"', text)
+        assert f"<loc>{canonical}</loc>" in listed
+        for url in re.findall(r'(?:href|src|content)="((?:https?:)?//[^"]*|)"', text):
+            assert url, name
+            assert not re.search(r"[{}]|None|undefined", url), url
+            for kind in kinds:
+                if url.startswith(repository + kind):
+                    assert commit in url
+                    kinds[kind] += 1
+    assert min(kinds.values()) > 10, kinds
+
+
 def test_the_list_of_pages_names_each_of_them_in_each_language(published: Path) -> None:
     site = published / "build/site"
     names = {"": "http://www.sitemaps.org/schemas/sitemap/0.9", "x": "http://www.w3.org/1999/xhtml"}
