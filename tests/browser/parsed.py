@@ -5,6 +5,7 @@ Each check takes a page that was read, and yields complaints.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -247,6 +248,15 @@ def section_links(page: Read, path: str) -> Iterator[str]:
 def repeated_ids(page: Read) -> Iterator[str]:
     """An id names one element."""
     yield from sorted(name for name, count in Counter(page.ids).items() if count > 1)
+
+
+def placeholders(page: Read) -> Iterator[str]:
+    """No link waits for an address: none is empty, names nobody's host, or has a blank to fill in."""
+    for target in page.targets:
+        if not target.strip("#/ ") or re.search(
+            r"[{}]|%7B|\b(None|undefined|TODO)\b|//(\w+\.)*(example\.\w+|localhost)", target
+        ):
+            yield f"{target!r} is no address"
 
 
 def links(page: Read, here: Path) -> Iterator[str]:

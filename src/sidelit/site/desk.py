@@ -18,7 +18,7 @@ from markupsafe import Markup
 from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
 from sidelit.interactive.words import Script, filled
-from sidelit.origin import fill
+from sidelit.origin import fill, report
 from sidelit.site import balance, drawn, identifiers, page, views, ways
 from sidelit.site.content import Piece, Text
 from sidelit.site.directives import registry
@@ -160,7 +160,7 @@ class Desk:
             state=words.state,
             langs=tuple(self.ways.others(name or piece.id)),
             source_url=self.source_url(line),
-            report=fill(self.config.public.report_url, self.press.origin, self.item.source, line, piece.id),
+            report=report(self.config, self.press.origin, self.item.source, self.shown.lang, line, piece.id),
             newest=self._newest(piece),
             fold=fold,
             number=piece.number,

@@ -36,7 +36,7 @@ ASKED_BY_THE_PRESS = {
     *re.findall(r"\bwords\[\"(cite_\w+)\"\]", PRESS),
 }
 # Keys put together in a template from a prefix and a value.
-PUT_TOGETHER = {"state_": ("recheck", "stale", "missing")}
+PUT_TOGETHER = {"state_": ("recheck", "stale", "missing", "original")}
 
 
 def named_in_templates() -> set[str]:
