@@ -9,14 +9,16 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from sidelit import adopt, api, cards, config, origin, pack, serve
-from sidelit.catalog import catalog
+from sidelit import adopt, api, cards, config, origin, pack, public, serve, versions
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
+from sidelit.given import configuration as _config
+from sidelit.given import path as _path
 from sidelit.ids import anchors
-from sidelit.site import anchoring, citation, content, edition, linting, meta, partial, site
+from sidelit.site import anchoring, citation, edition, linting, meta, partial, site
 from sidelit.site.search import ask
 from sidelit.source import source
 
@@ -52,7 +54,8 @@ def init(given: argparse.Namespace) -> int:
     found, written = adopt.init(given.folder, codes=given.lang, mkdocs=given.mkdocs)
     for path in written:
         print(path.as_posix())
-    print(f"{found.files} files in {len(found.parts)} parts. Next:")
+    files, parts = found.files, len(found.parts)
+    print(f"{files} file{'s' * (files != 1)} in {parts} part{'s' * (parts != 1)}. Next:")
     there = (
         ""
         if given.folder.resolve() == Path.cwd()
@@ -116,61 +119,6 @@ def sections(given: argparse.Namespace) -> int:
     return 0
 
 
-def sync(given: argparse.Namespace) -> int:
-    """`sidelit sync`."""
-    made = _config(given)
-    pages = content.units(made, site.texts(made))
-    written = catalog.sync(pages, made.folder / "locale", made.languages[1:])
-    for path in written:
-        print(made.shown(path))
-    print(f"{len(written)} catalogues written.")
-    return 0
-
-
-def status(given: argparse.Namespace) -> int:
-    """`sidelit status`."""
-    made = _config(given)
-    books = site.shelf(made, site.texts(made))
-    if given.todo:
-        for each in catalog.pending(books):
-            print(each)
-        return 0
-    rows = catalog.status(books)
-    names = ("page", "lang", "current", "recheck", "stale", "missing")
-    if given.json:
-        print(json.dumps([{name: getattr(row, name) for name in names} for row in rows], indent=2))
-        return 0
-    width = max((len(row.page) for row in rows), default=4) + 2
-    print(f"{'page':<{width}}lang" + "".join(f"{name:>9}" for name in names[2:]))
-    for row in rows:
-        print(f"{row.page:<{width}}{row.lang:<4}" + "".join(f"{getattr(row, name):>9}" for name in names[2:]))
-    return 0
-
-
-def reviewed(given: argparse.Namespace) -> int:
-    """`sidelit reviewed`."""
-    made = _config(given)
-    pages = content.units(made, site.texts(made))
-    known = {page.name for page in pages}
-    if given.lang and given.lang not in made.languages[1:]:
-        raise SidelitError(f"{given.lang!r} is not a language that this site is translated into")
-    cleared = 0
-    for wanted in given.page:
-        name, _, context = wanted.partition("#")
-        if name not in known:
-            raise SidelitError(f"there is no page {name!r}", hint="`sidelit status` lists the pages")
-        cleared += catalog.reviewed(
-            pages,
-            made.folder / "locale",
-            made.languages[1:],
-            page=name,
-            lang=given.lang,
-            context=context or None,
-        )
-    print(f"{cleared} translations marked as reviewed.")
-    return 0
-
-
 def lint(given: argparse.Namespace) -> int:
     """`sidelit lint`."""
     findings = linting.findings(_config(given))
@@ -222,6 +170,19 @@ def draw_cards(given: argparse.Namespace) -> int:
     return 0
 
 
+def compose_versions(given: argparse.Namespace) -> int:
+    """`sidelit versions`."""
+    made = _config(given)
+    if given.url:
+        made = replace(made, public=public.at(made.public, given.url))
+    out = given.out or made.project / "build" / "versions"
+    done = versions.compose(made, out, draft=given.draft, without=given.without, jobs=given.jobs)
+    for each in done:
+        label = each.label or "the present state"
+        print(f"{label}: {each.pages} pages in {given.out or made.shown(out)}/{each.folder}")
+    return 0
+
+
 def publish(given: argparse.Namespace) -> int:
     """`sidelit publish`."""
     made = _config(given)
@@ -239,11 +200,3 @@ def _redirects(said: Sequence[str]) -> dict[str, dict[str, str]]:
             raise SidelitError(f"{each!r} is not a redirect", hint="write PAGE#OLD=NEW")
         redirects.setdefault(page, {})[old] = new
     return redirects
-
-
-def _path(given: argparse.Namespace) -> Path:
-    return given.config or config.find(Path.cwd())
-
-
-def _config(given: argparse.Namespace) -> config.Config:
-    return config.load(_path(given))

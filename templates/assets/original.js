@@ -29,10 +29,18 @@
   const whole = button("beside", [], async () => {
     await toggle(whole);
     stored(KEY, whole.ariaPressed === "true" ? "on" : "");
+    restore();
+  });
+  // A page that is loaded again is at first too short to be at the place at which it was left.
+  const restore = () => { history.scrollRestoration = stored(KEY) && "onscrollend" in window ? "manual" : "auto"; };
+  addEventListener("scrollend", () => {
+    if (stored(KEY)) history.replaceState({ read: scrollY }, "");
   });
   whole.title = whole.ariaLabel = words.all;
   whole.ariaPressed = false;
-  for (const place of all("main :is(section:has(> .doc > p:not(.acts)), .essay > h2, .essay > h3, .text > h2, .text > h3)[id]")) {
+  // Words that stand in their own language are not translated yet, and so there is nothing to show beside them.
+  const WORDS = "p:not([lang], .acts, .aside, .badge, .eyebrow, .label, .origin)";
+  for (const place of all(`main :is(section:has(> .doc > ${WORDS}), :is(.essay, .text) > :is(h2, h3):not([lang]))[id]`)) {
     const made = button("", [words.label], async () => {
       await toggle(made, [place.id]);
       made.scrollIntoView({ block: "nearest" });
@@ -44,8 +52,11 @@
     if (acts) acts.append(made);
     else place.after(make("p", "aside", [made]));
   }
-  one(".langs").after(whole);
-  if (stored(KEY)) turn(true).catch(() => {});
+  if (one(`:is(.doc, .essay, .text) > ${WORDS}`)) one(".langs").after(whole);
+  if (stored(KEY)) {
+    restore();
+    turn(true).then(() => { if (history.state?.read) scrollTo({ top: history.state.read, behavior: "instant" }); }, () => {});
+  }
   addEventListener("keydown", (event) => {
     if (event.key === "o" && keyed(event)) whole.click();
   });

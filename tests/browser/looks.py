@@ -56,11 +56,12 @@ ONE_OF_EACH_LOOK = """
     }
 }
 """
-# As it comes, axe judges no single letter, and no text on a pseudo-element: each section of a chapter has
-# one, transparent until somebody points at the section. A check needs all of its options.
+# As it comes, axe measures no control and judges no single letter, nor a text on a pseudo-element: each
+# section of a chapter has one, transparent until somebody points at the section. A check needs all of its
+# options.
 CONTRAST = """
 axe.configure({
-    rules: [{ id: "color-contrast", selector: "[data-look]" }],
+    rules: [{ id: "color-contrast", selector: "[data-look]" }, { id: "target-size", enabled: true }],
     checks: [{
         id: "color-contrast",
         options: {

@@ -109,10 +109,11 @@ def test_it_is_remembered_and_narrow_pages_have_it_too(page: Page, home: str) ->
     expect(page.locator(SHOWN)).to_have_count(0)
     page.goto(home + "ja/ring.html")
     expect(whole(page)).to_have_attribute("aria-pressed", "false")
-    # The page that was written in this language has none, nor has one that is not of words.
-    for path in ("ring.html", "ja/glossary.html"):
+    # The page that was written in this language has none, nor one that is not translated yet or not of words.
+    for path in ("ring.html", "zh/ring.html", "zh/notes/reading.html", "ja/glossary.html"):
         page.goto(home + path)
         assert page.locator(".beside, .aside").count() == 0
+        assert page.get_by_role("button", name="原文").count() == 0
 
 
 @pytest.mark.parametrize("page", [{"viewport": {"width": 1280, "height": 300}}], indirect=True)

@@ -42,8 +42,9 @@ def of_page(project: citation.Project | None, shown: Page) -> Meta | None:
 
 
 def address(config: Config, shown: Page, lang: str) -> str:
-    """The public address of a page in a language."""
-    return f"{config.public.here}{quote(ways.address(config, shown.text.item.output, lang))}"
+    """The public address of a page in a language: that of its newest release, if it has the page."""
+    public, name = config.public, ways.address(config, shown.text.item.output, lang)
+    return f"{public.url if name in public.newest else public.here}{quote(name)}"
 
 
 def card(config: Config, output: str) -> str | None:

@@ -78,12 +78,14 @@ def info(
         arranged=kind == "home" and 'class="opening"' in body,
         forward=forward(desk) if kind == "forward" else None,
         lesson=lesson,
-        original=_original(desk) if kind in _IN_BLOCKS else None,
+        original=_original(desk) if kind in _IN_BLOCKS and not shown.original else None,
     )
 
 
 def _original(desk: Desk) -> views.Alternate | None:
-    """The page in the language that it was written in, if this is another one."""
+    """The page in the language that it was written in, if this is a translation of it."""
+    if desk.shown.original:
+        return None
     source = desk.config.source_language
     return next((each for each in desk.ways.alternates() if each.code == source and not each.current), None)
 

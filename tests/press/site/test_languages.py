@@ -220,6 +220,10 @@ def test_a_part_may_stay_in_the_language_of_its_sources(kept: Path) -> None:
     assert "untranslated" not in html
     assert "Not translated yet" not in html
     assert not re.search(r'<p class="acts">.*hreflang', html)
+    assert "original.js" not in html
+    edit(kept / "site/sidelit.toml", 'languages = ["de"]\n', "")
+    sidelit("build", cwd=kept)
+    assert "original.js" in (kept / "build/site/en/ring.html").read_text(encoding="utf-8")
 
 
 def test_to_the_world_a_page_that_stays_is_one_page(kept: Path) -> None:
