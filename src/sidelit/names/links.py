@@ -9,6 +9,7 @@ The name that a definition gives is no link, and neither is what is bound on the
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,13 +52,16 @@ Links = Mapping[int, tuple[Link, ...]]
 
 
 # How much text stays outlined before all of it is put away, in characters.
-MOST = 12_000_000
+MOST = 4_000_000
+
+# After how much more text the collector is told to leave the outlines alone.
+_SETTLED = 300_000
 
 
 class Names:
     """The names of a project.
 
-    A file that Python cannot read has none.
+    A file that Python cannot read has none. Within `with` garbage is not looked for among what was read.
 
     :param most: the length of the texts that may be outlined before the next file is asked for
     """
@@ -65,6 +69,8 @@ class Names:
     def __init__(self, written: Iterable[Written], most: int = MOST) -> None:
         self._written = tuple(written)
         self._most = most
+        self._settled = 0
+        self._within = False
         self._begin()
         self.paths = {each.module: each.path for each in self.shelf.written.values()}
         self._modules = {path: module for module, path in self.paths.items()}
@@ -74,16 +80,38 @@ class Names:
         self.library = Library(self.shelf)
         self.values = Values(self.library)
 
+    def __enter__(self) -> Names:
+        self._within = True
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._within = False
+        self._put_away()
+
+    def _put_away(self) -> None:
+        gc.unfreeze()
+        self._settled = 0
+        self._begin()
+        gc.collect()
+
+    def _settle(self) -> None:
+        """Let the collector pass over the outlines, which are many and all in use."""
+        if self._within and self.shelf.size > self._settled + _SETTLED:
+            self._settled = self.shelf.size
+            gc.collect()
+            gc.freeze()
+
     def links(self, path: str) -> Links:
         """The links of a file, by line."""
         if self.shelf.size > self._most:
-            self._begin()
+            self._put_away()
         if path not in self._modules:
             return {}
         found: dict[int, dict[int, Link]] = {}
         with self.shelf.whole(self._modules[path]) as file:
             for line, link in self._all(file) if file else ():
                 found.setdefault(line, {})[link.start] = link
+        self._settle()
         return {line: tuple(links[start] for start in sorted(links)) for line, links in sorted(found.items())}
 
     def _all(self, file: File) -> Iterator[tuple[int, Link]]:

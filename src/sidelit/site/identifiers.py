@@ -116,7 +116,8 @@ def identifiers(config: Config, texts: Sequence[Text], jobs: int | None = None) 
     chapters = [text for text in texts if isinstance(text.item, Chapter)]
     sources = [text.item.source for text in chapters]
     names = Names(written(config.project, (text.item for text in chapters if isinstance(text.item, Chapter))))
-    links = dict(zip(sources, workers.shared(names.links, sources, jobs), strict=True))
+    with names:
+        links = dict(zip(sources, workers.shared(names.links, sources, jobs), strict=True))
     return Identifiers({text.item.source: shown(text) for text in chapters}, partial(_of, links), documented)
 
 

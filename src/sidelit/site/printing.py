@@ -97,13 +97,14 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
             _File(path, chapter, Path(pieces) / str(number))
             for number, (path, chapter) in enumerate(zip(paths, made.chapters, strict=True))
         ]
-        for read, told in workers.shared(partial(_read, homes, linked, job), files, jobs):
-            if read is None:
-                unread.errors += told
-            else:
-                written.append(read.text)
-                shown[read.text.item.source] = read.shown
-                faults += told
+        with linked:
+            for read, told in workers.shared(partial(_read, homes, linked, job), files, jobs):
+                if read is None:
+                    unread.errors += told
+                else:
+                    written.append(read.text)
+                    shown[read.text.item.source] = read.shown
+                    faults += told
         if job.strict or not written:
             unread.check()
         chapters = tuple(text.item for text in written if isinstance(text.item, Chapter))
