@@ -90,15 +90,14 @@ def test_every_python_that_the_project_supports_is_tested() -> None:
 def test_the_report_link_of_a_page_fills_in_the_form(tmp_path: Path) -> None:
     path = tmp_path / "sidelit.toml"
     path.write_text('url = "https://ada.github.io/loom/"\n', "utf-8")
-    link = public.read(tables.read_table(path, "sidelit.toml")).report_url
-    assert link
-    asked = parse_qs(urlsplit(link).query)
-    (form,) = asked.pop("template")
-    fields = {
-        each.get("id") for each in yaml.safe_load((FORGE / "ISSUE_TEMPLATE" / form).read_text())["body"]
-    }
-    assert set(asked) - {"title"} == {"section", "version"}
-    assert set(asked) - {"title"} <= fields
+    found = public.read(tables.read_table(path, "sidelit.toml"))
+    for link, extra in ((found.report_url, set()), (found.translation_url, {"language"})):
+        asked = parse_qs(urlsplit(link or "").query)
+        (form,) = asked.pop("template")
+        body = yaml.safe_load((FORGE / "ISSUE_TEMPLATE" / form).read_text("utf-8"))["body"]
+        texts = {each.get("id") for each in body if each["type"] in ("input", "textarea")}
+        assert set(asked) - {"title"} == {"section", "version"} | extra
+        assert set(asked) - {"title"} <= texts
 
 
 # ---- Releases ----

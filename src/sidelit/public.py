@@ -35,7 +35,7 @@ class Other:
 class Public:
     """Where a site and its sources are published.
 
-    Patterns have the blanks {commit}, {path}, {line} and {id}.
+    Patterns have the blanks {commit}, {path}, {line} and {id}; that of reports has {lang}, too.
     """
 
     url: str | None = None
@@ -56,6 +56,12 @@ class Public:
     """The pages of the newest release, in a build that lies in a folder of its own."""
     others: tuple[Other, ...] = ()
     """The other versions, the newest one first."""
+
+    @property
+    def translation_url(self) -> str | None:
+        """Where an error on a translated page is reported: a form of its own, where the forge has forms."""
+        form = "template=translation.yml&language={lang}"
+        return self.report_url and self.report_url.replace("template=error.yml", form)
 
     @property
     def here(self) -> str:

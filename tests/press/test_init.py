@@ -32,6 +32,9 @@ def repository(tmp_path: Path) -> Path:
         ),
         *("src/nets/layers/deep/dense.py", "src/nets/layers/tests/test_dense.py", "src/nets/data/set.py"),
         *("setup.py", "tests/test_it.py", "docs/conf.py"),
+        *("conftest.py", "src/nets/conftest.py", "src/nets/layers/deep/conftest.py"),
+        # Folders that hold nothing but tests.
+        *("src/nets/quality/tests/test_nets.py", "src/nets/fixtures/conftest.py"),
     )
     write(tmp_path, "src/nets/data/old.py", text="print 'two'\n")
     write(tmp_path, "src/nets/odd.py", text='r"""Odd: $\\undefined$ and [a page](nowhere.md)."""\n')

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sidelit.config import Chapter
-from sidelit.origin import fill
+from sidelit.origin import fill, report
 from sidelit.public import DRAFT
 from sidelit.site import citation, views
 from sidelit.site.edition import Edition, Page
@@ -62,7 +62,7 @@ def foot(press: Press, shown: Page) -> views.Foot:
         date=origin.date,
         torch=press.config.figures_torch,
         run=item.run if isinstance(item, Chapter) else None,
-        report=fill(press.config.public.report_url, origin, item.source),
+        report=report(press.config, origin, item.source, shown.lang),
         proofs=tuple(_proofs(press, item)) if isinstance(item, Chapter) else (),
         cite=citation.of_page(press.cited, shown),
     )

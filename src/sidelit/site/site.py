@@ -114,14 +114,6 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
     gathered.check()
     names = anchoring.assign(config, tuple(placed.values()))
     found: list[content.Text] = []
-    linked = identifiers.identifiers(
-        config,
-        [
-            (item, placed[item.source].document, anchors)
-            for item in config.chapters
-            if not isinstance(anchors := names[item.name], SidelitError)
-        ],
-    )
     numbers = {chapter.name: number for number, chapter in enumerate(config.chapters, start=1)}
     for item in config.order:
         if isinstance(item, Prose):
@@ -130,8 +122,7 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
             gathered.add(anchors)
         else:
             document, report = placed[item.source].document, (notes or gathered).add
-            marks = linked.marks(item)
-            found.append(content.chapter(item, document, anchors, numbers[item.name], report, marks))
+            found.append(content.chapter(item, document, anchors, numbers[item.name], report))
     gathered.check()
     return tuple(found)
 
@@ -174,6 +165,7 @@ def write(
         index=index.index(config, written, leads, terms, works),
         leads=leads,
         texts={text.item.source: text for text in written},
+        names=identifiers.identifiers(config, written, jobs),
         notations={text.item.source: notation.read(text.tokens) for text in written},
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
         origin=project.origin,
