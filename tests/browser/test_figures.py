@@ -49,13 +49,13 @@ def test_a_figure_is_shown_large_and_closed_again(page: Page, home: str, way: st
         page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog", name="Ring holds 900\u202fB at most")
     assert dialog.is_visible()
-    assert width(page, "dialog") > before + 100
+    assert width(page, "dialog.sheet") > before + 100
     page.keyboard.press("Escape")
-    page.locator("dialog").wait_for(state="detached")
+    page.locator("dialog.sheet").wait_for(state="detached")
     # The reader is where they were: the button has the focus, and opens it again.
     page.keyboard.press("Enter")
     dialog.get_by_role("button", name=WORDS["en"]["drawing_close"]).click()
-    page.locator("dialog").wait_for(state="detached")
+    page.locator("dialog.sheet").wait_for(state="detached")
 
 
 @pytest.mark.parametrize("lang", ["en", "ja", "zh"])
@@ -70,14 +70,14 @@ def test_on_a_phone_the_wide_drawing_scrolls_within_the_window(page: Page, home:
     page.goto(home + PAGE)
     assert page.locator("figure svg.narrow").is_visible()
     page.locator("figure svg.narrow").click()
-    box = page.locator("dialog").bounding_box()
+    box = page.locator("dialog.sheet").bounding_box()
     assert box is not None
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 390
     # Letters are as large as on a wide screen.
-    assert width(page, "dialog") >= 640
+    assert width(page, "dialog.sheet") >= 640
     # Whoever has scrolled to the end can still close it.
-    page.locator("dialog").evaluate("dialog => dialog.scrollLeft = dialog.scrollWidth")
+    page.locator("dialog.sheet").evaluate("dialog => dialog.scrollLeft = dialog.scrollWidth")
     close = page.get_by_role("button", name=WORDS["en"]["drawing_close"]).bounding_box()
     assert close is not None
     assert 300 < close["x"] < close["x"] + close["width"] <= 390
@@ -90,7 +90,7 @@ def test_without_scripts_a_figure_offers_nothing_that_is_dead(page: Page, home: 
     assert page.locator("figure svg.wide").is_visible()
     assert page.locator("figure button").count() == 0
     page.locator("figure svg.wide").click()
-    assert page.locator("dialog").count() == 0
+    assert page.locator("dialog.sheet").count() == 0
 
 
 def test_the_script_is_small_and_needs_no_exception_from_the_policy() -> None:
