@@ -21,6 +21,8 @@ SOURCES = {page.output: page.source for page in (*CONFIG.prose, *CONFIG.chapters
 
 Open = Callable[..., Page]
 WIDE, NARROW, HEIGHT = 1280, 390, 900
+# What is left of a window of 1280 pixels at 200 % and at 400 %.
+ZOOMED, NARROWEST = 640, 320
 # A page hears of a new width with the next frame, and has answered when that frame is painted.
 FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import email
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from importlib.metadata import version
@@ -21,6 +24,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
+PRESS = ROOT / "packaging" / "sidelit"
 LITERATE = '''"""# A doubling
 
 The claim: $2x = x + x$.
@@ -36,16 +40,29 @@ def double(x):
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this tree, built with the tools of this environment."""
-    target = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, ROOT, cwd=target)
-    (built,) = target.glob("*.whl")
-    return built
+    return built(ROOT, tmp_path_factory.mktemp("wheel"), "--wheel")
+
+
+@pytest.fixture(scope="session")
+def press(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the press alone."""
+    return built(PRESS, tmp_path_factory.mktemp("press"), "--wheel")
+
+
+def built(source: Path, target: Path, kind: str) -> Path:
+    target.mkdir(exist_ok=True)
+    run(sys.executable, "-m", "build", kind, "--no-isolation", "--outdir", target, source, cwd=target)
+    (found,) = target.iterdir()
+    return found
 
 
 @pytest.fixture(scope="session")
 def outside(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment that holds the wheel and nothing else."""
-    folder = tmp_path_factory.mktemp("outside") / "env"
+    return environment(wheel, tmp_path_factory.mktemp("outside") / "env")
+
+
+def environment(wheel: Path, folder: Path) -> Path:
     venv.create(folder, with_pip=False)
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet"]
     run(*pip, "--no-index", "--no-deps", wheel, cwd=folder)
@@ -126,6 +143,72 @@ def test_the_press_prints_pages_outside_of_the_clone(outside: Path, tmp_path: Pa
 def purelib() -> str:
     """The packages of this environment; its editable install of this project is not among them."""
     return sysconfig.get_path("purelib")
+
+
+FOREIGN = {
+    "src/rings/__init__.py": '"""# Rings\n\n> What is full forgets its oldest value.\n"""\n',
+    "src/rings/ring.py": LITERATE,
+    "src/rings/google.py": 'def add(a):\n    """Add.\n\n    Args:\n        a: One number.\n    """\n',
+    "src/rings/deep/numbers.py": "from rings.ring import double\n\nFOUR = double(2)\n",
+    "README.md": "# Rings\n",
+}
+
+
+def test_the_press_is_a_distribution_of_its_own(press: Path, tmp_path: Path) -> None:
+    """It has the version and the requirements that the repository states, and nothing of the book."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    archive = zipfile.ZipFile(press)
+    (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    said = email.message_from_string(archive.read(about).decode())
+    assert (said["Name"], said["Version"]) == ("sidelit", project["version"])
+    asked = [Requirement(each) for each in said.get_all("Requires-Dist")]
+    assert {each.name for each in asked} == {
+        Requirement(each).name for each in project["optional-dependencies"]["site"]
+    }
+    assert [each.name for each in asked if "extra" in str(each.marker)] == ["mkdocs"]
+    assert {name.partition("/")[0] for name in archive.namelist()} == {"sidelit", about.partition("/")[0]}
+    with zipfile.ZipFile(press) as held:
+        names = {name for name in held.namelist() if ".dist-info/" not in name}
+    for folder, place in ((ROOT / "src" / "sidelit", "sidelit"), (ROOT / "templates", "sidelit/templates")):
+        for file in folder.rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                assert f"{place}/{file.relative_to(folder).as_posix()}" in names
+
+
+@pytest.mark.full
+def test_the_source_archive_of_the_press_gives_the_same_wheel(press: Path, tmp_path: Path) -> None:
+    with tarfile.open(built(PRESS, tmp_path / "archive", "--sdist")) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    again = built(source, tmp_path / "wheel", "--wheel")
+    assert again.name == press.name
+    assert {each.filename: each.CRC for each in zipfile.ZipFile(again).infolist()} == {
+        each.filename: each.CRC for each in zipfile.ZipFile(press).infolist()
+    }
+
+
+def test_a_stranger_prints_a_repository_with_it(press: Path, tmp_path: Path) -> None:
+    """Installed alone, it makes a whole site in two commands, and no word of the book is on it."""
+    for name, text in FOREIGN.items():
+        file = tmp_path / "rings" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
+    sidelit = environment(press, tmp_path / "env") / "bin" / "sidelit"
+    lost = attempt(sidelit, "init", cwd=tmp_path / "rings").stderr
+    assert "pip install 'sidelit'" in lost
+    run(sidelit, "init", cwd=tmp_path / "rings", PYTHONPATH=purelib())
+    told = run(sidelit, "build", cwd=tmp_path / "rings", PYTHONPATH=purelib())
+    assert told.stderr == ""
+    site = tmp_path / "rings" / "build" / "site"
+    pages = {path.relative_to(site).as_posix(): path.read_text("utf-8") for path in site.rglob("*.html")}
+    assert {"index.html", "rings/__init__.html", "rings/deep/numbers.html"} <= set(pages)
+    for path in site.rglob("*"):
+        assert path.is_dir() or b"shardbook" not in path.read_bytes().lower(), path
+    for name, text in pages.items():
+        for address in re.findall(r'(?:href|src)="([^"#:]+)', text):
+            assert (site / name).parent.joinpath(address).is_file(), f"{name}: {address}"
+    assert "<math" in pages["rings/ring.html"]
+    assert 'href="../ring.html#double"' in pages["rings/deep/numbers.html"]
 
 
 def test_torch_is_capped_to_what_the_tests_run_on() -> None:

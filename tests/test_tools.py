@@ -141,6 +141,7 @@ def test_make_lists_its_targets() -> None:
     assert targets == [
         "help",
         "site",
+        "pack",
         "serve",
         "test",
         "test-all",
@@ -148,6 +149,7 @@ def test_make_lists_its_targets() -> None:
         "soak",
         "lint",
         "bench",
+        "bench-press",
         "record",
         "clean",
     ]

@@ -25,7 +25,9 @@ _PASSED_OVER = {
     *("build", "dist", "docs", "doc", "env", "examples", "node_modules", "site", "site-packages", "target"),
     *("test", "testing", "tests", "venv", "benchmarks", "scripts", "tools"),
 }
-_TOOLS = {"conftest.py", "fabfile.py", "noxfile.py", "setup.py", "tasks.py", "versioneer.py"}
+_TOOLS = {"fabfile.py", "noxfile.py", "setup.py", "tasks.py", "versioneer.py"}
+# What pytest reads lies among the modules that it tests.
+_OF_TESTS = "conftest.py"
 CONFIGURATION, HOME, MKDOCS = "site/sidelit.toml", "site/pages/index.md", "mkdocs.yml"
 
 
@@ -127,10 +129,17 @@ def look(folder: Path) -> Found:
 def _package(package: Path, base: Path, root: str) -> Iterator[Part]:
     """One part for what lies in a package itself, and one for each of its subfolders, whole."""
     for folder, pattern in ((package, "*.py"), *((each, "**/*.py") for each in _folders(package))):
-        if any(folder.glob(pattern)):
+        if any(_is_kept(path.relative_to(folder)) for path in folder.glob(pattern)):
             place = folder.relative_to(base).as_posix()
             without = [f"!{path}/**/*.py" for path in _passed_over(folder)] if pattern != "*.py" else []
+            found = folder.glob(pattern.replace("*.py", _OF_TESTS))
+            without += sorted(f"!{path.relative_to(folder).as_posix()}" for path in found)
             yield Part(place.replace("/", "."), f"{root}/{place}" if root else place, (pattern, *without))
+
+
+def _is_kept(inside: Path) -> bool:
+    """Whether a source becomes a page; `inside` is its path below the folder of its part."""
+    return inside.name != _OF_TESTS and not _PASSED_OVER.intersection(inside.parent.parts)
 
 
 def _passed_over(folder: Path) -> Iterator[str]:
@@ -149,7 +158,8 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _python(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.glob("*.py")) if path.is_file() and not path.is_symlink()]
+    found = (path for path in sorted(folder.glob("*.py")) if path.name != _OF_TESTS)
+    return [path for path in found if path.is_file() and not path.is_symlink()]
 
 
 def _modules(folder: Path) -> Iterator[Path]:

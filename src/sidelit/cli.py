@@ -11,18 +11,24 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from sidelit.errors import SidelitError, refused
 
 # The distribution installs this command for everybody, and the packages it needs only for those who ask.
 try:
-    from sidelit import commands, dialects
+    from sidelit import commands, dialects, translating
     from sidelit.cite import forms
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] == "sidelit":
         raise
-    sys.exit(f"sidelit: the package {error.name} is not installed; pip install 'shardbook[site]'")
+    try:
+        # Who has installed the press alone has asked for all that it needs, so something of it was lost.
+        wanted = metadata.distribution("sidelit").name
+    except metadata.PackageNotFoundError:
+        wanted = "shardbook[site]"
+    sys.exit(f"sidelit: the package {error.name} is not installed; pip install '{wanted}'")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,12 +95,12 @@ def parser() -> argparse.ArgumentParser:
     _print(add("print", "print any literate Python as pages, without a configuration", commands.print_files))
     sub = add("sections", "show how a file is cut into sections, as JSON", commands.sections)
     sub.add_argument("file", type=Path)
-    sub = add("sync", "bring the catalogues up to date with the sources", commands.sync)
-    sub = add("status", "show the state of the translations, page by page", commands.status)
+    sub = add("sync", "bring the catalogues up to date with the sources", translating.sync)
+    sub = add("status", "show the state of the translations, page by page", translating.status)
     sub.add_argument("--json", action="store_true", help="the same as JSON")
     sub.add_argument("--todo", action="store_true", help="list every sentence that waits for a translator")
     sub = add(
-        "reviewed", "say that translations still fit the code that changed beside them", commands.reviewed
+        "reviewed", "say that translations still fit the code that changed beside them", translating.reviewed
     )
     sub.add_argument(
         "page", nargs="+", help="a page as in `sidelit status`, or one context of it: PAGE#CONTEXT"
@@ -112,6 +118,18 @@ def parser() -> argparse.ArgumentParser:
     sub = add("search", "search the site as its readers do", commands.search)
     sub.add_argument("words", nargs="+", metavar="WORD", help="a name, a part of it, or words")
     sub.add_argument("--lang", help="default: the language that the site is written in")
+    sub = add("cards", "draw the pictures that networks show of pages (needs Pillow)", commands.draw_cards)
+    sub.add_argument("--font", type=Path, metavar="FILE", help="a font for letters that the press's own lack")
+    sub = add(
+        "versions", "build the site with every release at an address that stays", commands.compose_versions
+    )
+    sub.add_argument("--out", type=Path, metavar="DIR", help="where to (default: build/versions)")
+    sub.add_argument("--url", help="the public address, where the configuration names none")
+    sub.add_argument("--draft", action="store_true", help="show the present state beside the releases, too")
+    sub.add_argument(
+        "--without", action="append", default=[], metavar="TAG", help="leave a release out; may be repeated"
+    )
+    _jobs(sub)
     sub = add("publish", "fix the names of all sections, at a release", commands.publish)
     sub.add_argument(
         "--redirect",

@@ -9,16 +9,16 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from sidelit import adopt, api, config, glossary, origin, pack, serve
-from sidelit.catalog import catalog
+from sidelit import adopt, api, cards, config, origin, pack, public, serve, versions
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
+from sidelit.given import configuration as _config
+from sidelit.given import path as _path
 from sidelit.ids import anchors
-from sidelit.lint import lint as lints
-from sidelit.lint import symbols
-from sidelit.site import anchoring, citation, content, edition, partial, proved, site
+from sidelit.site import anchoring, citation, edition, linting, meta, partial, site
 from sidelit.site.search import ask
 from sidelit.source import source
 
@@ -54,7 +54,8 @@ def init(given: argparse.Namespace) -> int:
     found, written = adopt.init(given.folder, codes=given.lang, mkdocs=given.mkdocs)
     for path in written:
         print(path.as_posix())
-    print(f"{found.files} files in {len(found.parts)} parts. Next:")
+    files, parts = found.files, len(found.parts)
+    print(f"{files} file{'s' * (files != 1)} in {parts} part{'s' * (parts != 1)}. Next:")
     there = (
         ""
         if given.folder.resolve() == Path.cwd()
@@ -118,79 +119,9 @@ def sections(given: argparse.Namespace) -> int:
     return 0
 
 
-def sync(given: argparse.Namespace) -> int:
-    """`sidelit sync`."""
-    made = _config(given)
-    pages = content.units(made, site.texts(made))
-    written = catalog.sync(pages, made.folder / "locale", made.languages[1:])
-    for path in written:
-        print(made.shown(path))
-    print(f"{len(written)} catalogues written.")
-    return 0
-
-
-def status(given: argparse.Namespace) -> int:
-    """`sidelit status`."""
-    made = _config(given)
-    books = site.shelf(made, site.texts(made))
-    if given.todo:
-        for each in catalog.pending(books):
-            print(each)
-        return 0
-    rows = catalog.status(books)
-    names = ("page", "lang", "current", "recheck", "stale", "missing")
-    if given.json:
-        print(json.dumps([{name: getattr(row, name) for name in names} for row in rows], indent=2))
-        return 0
-    width = max((len(row.page) for row in rows), default=4) + 2
-    print(f"{'page':<{width}}lang" + "".join(f"{name:>9}" for name in names[2:]))
-    for row in rows:
-        print(f"{row.page:<{width}}{row.lang:<4}" + "".join(f"{getattr(row, name):>9}" for name in names[2:]))
-    return 0
-
-
-def reviewed(given: argparse.Namespace) -> int:
-    """`sidelit reviewed`."""
-    made = _config(given)
-    pages = content.units(made, site.texts(made))
-    known = {page.name for page in pages}
-    if given.lang and given.lang not in made.languages[1:]:
-        raise SidelitError(f"{given.lang!r} is not a language that this site is translated into")
-    cleared = 0
-    for wanted in given.page:
-        name, _, context = wanted.partition("#")
-        if name not in known:
-            raise SidelitError(f"there is no page {name!r}", hint="`sidelit status` lists the pages")
-        cleared += catalog.reviewed(
-            pages,
-            made.folder / "locale",
-            made.languages[1:],
-            page=name,
-            lang=given.lang,
-            context=context or None,
-        )
-    print(f"{cleared} translations marked as reviewed.")
-    return 0
-
-
 def lint(given: argparse.Namespace) -> int:
     """`sidelit lint`."""
-    made = _config(given)
-    written = site.texts(made)
-    books = site.shelf(made, written)
-    words = made.folder / "glossary.toml"
-    terms = glossary.read(words, made.shown(words), made.languages)
-    findings: list[lints.Finding] = []
-    for chapter in made.chapters:
-        text = source.read(made.project / chapter.source, shown=chapter.source).text
-        findings += lints.lint_source(text, chapter.source)
-    for book in books.catalogs.values():
-        findings += lints.lint_catalog(book, terms)
-    findings += (lints.refused(error, "directive") for error in site.mistakes(made, written))
-    program = symbols.program(html for page in written for piece in page.pieces for _, html in piece.lines)
-    for page in written:
-        findings += (lints.refused(error, rule) for rule, error in symbols.lint(page.tokens, program))
-    proved.lines(made, lambda error: findings.append(lints.refused(error, "proves")))
+    findings = linting.findings(_config(given))
     for finding in findings:
         print(finding, file=sys.stderr if finding.severity == "error" else sys.stdout)
     errors = sum(finding.severity == "error" for finding in findings)
@@ -231,6 +162,27 @@ def search(given: argparse.Namespace) -> int:
     return 0 if answers else 1
 
 
+def draw_cards(given: argparse.Namespace) -> int:
+    """`sidelit cards`."""
+    made = _config(given)
+    written = cards.draw(made, given.font)
+    print(f"{len(written)} cards in {made.shown(made.folder / meta.CARDS)}")
+    return 0
+
+
+def compose_versions(given: argparse.Namespace) -> int:
+    """`sidelit versions`."""
+    made = _config(given)
+    if given.url:
+        made = replace(made, public=public.at(made.public, given.url))
+    out = given.out or made.project / "build" / "versions"
+    done = versions.compose(made, out, draft=given.draft, without=given.without, jobs=given.jobs)
+    for each in done:
+        label = each.label or "the present state"
+        print(f"{label}: {each.pages} pages in {given.out or made.shown(out)}/{each.folder}")
+    return 0
+
+
 def publish(given: argparse.Namespace) -> int:
     """`sidelit publish`."""
     made = _config(given)
@@ -248,11 +200,3 @@ def _redirects(said: Sequence[str]) -> dict[str, dict[str, str]]:
             raise SidelitError(f"{each!r} is not a redirect", hint="write PAGE#OLD=NEW")
         redirects.setdefault(page, {})[old] = new
     return redirects
-
-
-def _path(given: argparse.Namespace) -> Path:
-    return given.config or config.find(Path.cwd())
-
-
-def _config(given: argparse.Namespace) -> config.Config:
-    return config.load(_path(given))

@@ -16,64 +16,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from sidelit import (
+    chapters,
     dialects,
     inventories,
     languages,
-    page_names,
     patterns,
-    proofs,
     prose_pages,
     public,
     reading,
+    strictness,
 )
+from sidelit.chapters import Chapter, Part, module_name
 from sidelit.errors import SidelitError
 from sidelit.inventories import Inventory
 from sidelit.languages import Language
-from sidelit.page_names import Former
-from sidelit.proofs import Proof
 from sidelit.prose_pages import NO_COURSE, Course, Lesson, Prose
 from sidelit.public import NOWHERE, Public
+from sidelit.strictness import Strictness
 from sidelit.tables import Table, read_table
 
 __all__ = ["SITE", "Chapter", "Config", "Course", "Lesson", "Part", "Prose", "find", "load", "module_name"]
 
 # The catalogue of the words that stand on no page.
 SITE = "site"
-
-
-@dataclass(frozen=True, slots=True)
-class Chapter:
-    """One literate source and where its page goes."""
-
-    source: str
-    """Path from the project folder, with forward slashes: `src/shardbook/unit.py`."""
-    output: str
-    """Path of the page in the site: `unit.html`."""
-    name: str
-    """Name of its catalogue and of its entry in the ledger, wherever the source lies: `shardbook/unit`."""
-    run: str | None = None
-    """The command that runs this chapter."""
-    proves: tuple[Proof, ...] = ()
-    """The tests that prove it."""
-    module: str = ""
-    """The name a program imports it by, as far as its path tells: `shardbook.zero.unit`."""
-    former: tuple[Former, ...] = ()
-    """What it was called before."""
-    line: int = 1
-    """Where the configuration names it."""
-    dialect: str = "markdown"
-    """What its docstrings are written in, one of `sidelit.dialects.DIALECTS`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Chapters under one heading of the table of contents."""
-
-    number: str
-    label: str
-    chapters: tuple[Chapter, ...]
-    question: str = ""
-    """What a reader may ask that it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +72,8 @@ class Config:
     """Whether a build goes on over a formula, a link or a source that is wrong."""
     override_assets: tuple[str, ...] = ()
     """The files of `assets/` that take the place of the press's own."""
+    strictness: Strictness = field(default_factory=Strictness)
+    """What `sidelit lint` asks of the project's own words."""
     spoken: Mapping[str, Language] = field(default_factory=dict)
     """The languages by their codes, those that were read already."""
 
@@ -128,6 +95,10 @@ class Config:
         known = self.spoken.get(code)
         folder = self.folder / languages.FOLDER
         return known or languages.load(code, folder, self.shown(folder))
+
+    def written_in(self, item: Chapter | Prose) -> tuple[str, ...]:
+        """The codes of the languages that a page stands in; in the others it is shown in the first one."""
+        return item.languages or self.languages
 
     @property
     def chapters(self) -> tuple[Chapter, ...]:
@@ -169,15 +140,16 @@ def load(path: Path) -> Config:
     top = read_table(path, shown)
     root = top.take("source_root", str, "src").strip("/")
     tree, dialect = patterns.tree(project, root, top), dialects.read(top, "markdown")
+    codes = languages.codes(top)
     config = Config(
         path=path,
         project=project,
         title=top.take("title", str),
         tagline=top.take("tagline", str, ""),
-        languages=languages.codes(top),
-        front=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("front")),
-        parts=tuple(_part(table, tree, dialect) for table in top.tables("parts")),
-        back=tuple(prose_pages.prose(table, path.parent.name) for table in top.tables("back")),
+        languages=codes,
+        front=tuple(prose_pages.prose(table, path.parent.name, codes) for table in top.tables("front")),
+        parts=tuple(chapters.part(table, tree, dialect, codes) for table in top.tables("parts")),
+        back=tuple(prose_pages.prose(table, path.parent.name, codes) for table in top.tables("back")),
         course=prose_pages.course(top.table("course"), path.parent.name),
         source_root=root,
         public=public.read(top),
@@ -189,6 +161,7 @@ def load(path: Path) -> Config:
         inventories=inventories.read(top),
         override_assets=top.strings("override_assets"),
         keep_going=top.take("keep_going", bool, False),
+        strictness=strictness.read(top.table("lint")),
     )
     top.finish()
     _check(config, top)
@@ -207,49 +180,6 @@ def _macros(top: Table) -> dict[str, str]:
         if not isinstance(meaning, str):
             raise top.error(f"the macro {name} must be a string", name)
     return macros
-
-
-def _part(table: Table, tree: patterns.Tree, usual: str) -> Part:
-    number, label, question = (
-        table.take("number", str, ""),
-        table.take("label", str),
-        table.take("question", str, ""),
-    )
-    folder, output = table.take("folder", str, tree.root).strip("/"), table.take("output", str, "").strip("/")
-    dialect, entries = dialects.read(table, usual), patterns.chapters(table, folder, tree)
-    found = (_chapter(entry, folder, output, tree.root, line) for entry, line in entries)
-    chapters = tuple(replace(each, dialect=dialect) for each in found)
-    table.finish()
-    return Part(number, label, chapters, question)
-
-
-def _chapter(table: Table, folder: str, output: str, root: str, line: int | None) -> Chapter:
-    given = table.take("source", str)
-    if not given.endswith(".py"):
-        raise table.error(f"{given!r} is not a Python file", given)
-    source = PurePosixPath(folder) / given
-    below = source.relative_to(root) if source.is_relative_to(root) else source
-    run, proved = table.take("run", str, "") or None, proofs.read(table, given)
-    called = page_names.chapter(table, source, given, below, output)
-    table.finish()
-    return Chapter(
-        source=str(source),
-        output=called.output,
-        name=called.name,
-        run=run,
-        proves=proved,
-        module=module_name(source, below),
-        former=called.former,
-        line=line or table.line(given),
-    )
-
-
-def module_name(source: PurePosixPath, below: PurePosixPath) -> str:
-    """The name a program imports a source by, when its path below the source root is `below`."""
-    parts = below.with_suffix("").parts
-    if parts == ("__init__",):
-        return source.parent.name
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _check(config: Config, top: Table) -> None:

@@ -111,6 +111,24 @@ def codes(top: Table) -> tuple[str, ...]:
     return named
 
 
+def kept(table: Table, named: Sequence[str], near: str) -> tuple[str, ...]:
+    """The languages that a part or a page stands in, where it says so; `named` are those of the site.
+
+    :param near: a text of that table, for the line of a mistake.
+
+    Raises `SidelitError` if the language of the sources is not the first of them, or the site lacks one.
+    """
+    said = table.strings("languages")
+    for code in said:
+        if code not in named:
+            what = f"`languages` names {code!r}, which is no language of this site"
+            raise table.error(what, near, hint=f"it has {', '.join(named)}")
+    if said and (said[0] != named[0] or len(set(said)) != len(said)):
+        what = f"`languages` must begin with {named[0]!r}, what everything is written in, and name each once"
+        raise table.error(what, near)
+    return said
+
+
 def spoken(named: Sequence[str], folder: Path, shown: str, top: Table) -> dict[str, Language]:
     """Read the languages of a site; `folder` and `shown` are as in `load`.
 

@@ -35,7 +35,8 @@ class Origin:
 
 def origin(config: Config) -> Origin:
     """Ask the project's own files and its git repository."""
-    version = _version(config.project)
+    # A release is called what its tag says.
+    version = config.public.pinned.strip("v/") or _version(config.project)
     # The configuration must be tracked: otherwise the repository around it is not the project's.
     if _git(config.project, "ls-files", "--error-unmatch", str(config.path)) is None:
         return Origin(version)
@@ -47,12 +48,23 @@ def origin(config: Config) -> Origin:
     return Origin(version, commit, dirty, date)
 
 
-def fill(pattern: str | None, origin: Origin, path: str, line: int = 1, section: str = "") -> str | None:
+def report(
+    config: Config, origin: Origin, path: str, lang: str, line: int = 1, section: str = ""
+) -> str | None:
+    """Where a reader of the page in one language reports an error in it."""
+    pattern = config.public.report_url if lang == config.source_language else config.public.translation_url
+    return fill(pattern, origin, path, line, section, config.language(lang).name)
+
+
+def fill(
+    pattern: str | None, origin: Origin, path: str, line: int = 1, section: str = "", lang: str = ""
+) -> str | None:
     """Fill the blanks of an address pattern; without the commit it wants it gives nothing."""
     if pattern is None or ("{commit}" in pattern and origin.commit is None):
         return None
     values = {"commit": origin.commit or "", "path": quote(path), "line": str(line), "id": quote(section)}
-    return re.sub(r"\{(commit|path|line|id)\}", lambda blank: values[blank[1]], pattern)
+    values["lang"] = quote(lang)
+    return re.sub(r"\{(commit|path|line|id|lang)\}", lambda blank: values[blank[1]], pattern)
 
 
 def _version(project: Path) -> str | None:

@@ -9,6 +9,7 @@ what it is. The archive has the same bytes whenever the same commit is packed.
 
 from __future__ import annotations
 
+import json
 import re
 import zipfile
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ from sidelit.site import partial
 
 # What a host answers with, or what machines ask it for.
 _HOSTED = re.compile(r"(?:.*/)?404\.html|robots\.txt|[^/]*\.xml|CNAME|\.nojekyll")
+# What a page shows of its original, which is its words.
+_MAIN = re.compile(r"(?s)<main\b.*</main>")
+_CODE = re.compile(r'(?s)<pre class="code.*?</pre>')
 # The first day that an archive can name.
 _NO_DATE = "1980-01-01"
 
@@ -37,6 +41,7 @@ def pack(config: Config, out: Path) -> tuple[Path, Path]:
     output.check_target(folder)
     made, _ = partial.files(config)
     files = {path: data for path, data in made.items() if not _HOSTED.fullmatch(path)}
+    files.update(originals(config, files))
     output.write(files, folder)
     draft = archive.with_name(f".{archive.name}")
     try:
@@ -47,6 +52,21 @@ def pack(config: Config, out: Path) -> tuple[Path, Path]:
     finally:
         draft.unlink(missing_ok=True)
     return folder, archive
+
+
+def originals(config: Config, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The words of the pages that others are translations of, as scripts.
+
+    A page that was opened from a disk may not read another page, but it may ask for a script.
+    """
+    made = {}
+    for path, data in files.items():
+        translations = (files.get(f"{lang}/{path}", b"") for lang in config.languages[1:])
+        main = _MAIN.search(data.decode()) if path.endswith(".html") else None
+        if main and any(b"/original.js" in page for page in translations):
+            words = json.dumps(_CODE.sub("", main[0]))
+            made[f"{path}.js"] = f"globalThis.sidelitOriginal={words};\n".encode()
+    return made
 
 
 def zipped(files: Mapping[str, bytes], folder: str, date: str) -> bytes:

@@ -7,10 +7,11 @@ Both are read from `site/sidelit.toml`: prose before and behind the chapters, le
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from sidelit import page_names
+from sidelit import languages, page_names
 from sidelit.page_names import Former
 from sidelit.tables import Table
 
@@ -29,6 +30,8 @@ class Prose:
     append: str | None = None
     former: tuple[Former, ...] = ()
     line: int = 1
+    languages: tuple[str, ...] = ()
+    """The languages it stands in; empty for all those of the site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,8 @@ class Course:
 NO_COURSE = Course()
 
 
-def prose(table: Table, folder: str) -> Prose:
-    """Read the entry of a page of prose; `folder` is that of the site."""
+def prose(table: Table, folder: str, codes: Sequence[str]) -> Prose:
+    """Read the entry of a page of prose; `folder` is that of the site, `codes` are its languages."""
     given, append = table.take("source", str), table.take("append", str, "") or None
     if not given.endswith(".md"):
         raise table.error(f"{given!r} is not a Markdown file", given)
@@ -63,9 +66,10 @@ def prose(table: Table, folder: str) -> Prose:
         )
     path = PurePosixPath(given)
     called = page_names.prose(table, str(path), "pages")
+    kept = languages.kept(table, codes, given)
     table.finish()
     source = f"{folder}/pages/{path}"
-    return Prose(source, called.output, called.name, append, called.former, table.line(given))
+    return Prose(source, called.output, called.name, append, called.former, table.line(given), kept)
 
 
 def course(table: Table | None, folder: str) -> Course:

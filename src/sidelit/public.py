@@ -10,16 +10,32 @@ repository follows from `url`. What the configuration says itself is taken as it
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sidelit.errors import SidelitError
 from sidelit.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Another version of the site."""
+
+    label: str
+    """Its number; empty for the draft, which has none."""
+    homes: Mapping[str, str]
+    """Its home page in each of its languages, from `url`; that of its sources comes first."""
+
+    def home(self, lang: str) -> str:
+        """Its home page in a language, or in its first one."""
+        return self.homes.get(lang) or next(iter(self.homes.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Public:
     """Where a site and its sources are published.
 
-    Patterns have the blanks {commit}, {path}, {line} and {id}.
+    Patterns have the blanks {commit}, {path}, {line} and {id}; that of reports has {lang}, too.
     """
 
     url: str | None = None
@@ -34,6 +50,18 @@ class Public:
     """The folder below `url` in which this build stands, with a slash at its end: that of its version."""
     pinned: str = ""
     """The folder below `url` in which this text stays, if it is a release."""
+    notice: str = ""
+    """Why this build is not what readers should read: "older" or "draft"."""
+    newest: frozenset[str] = frozenset()
+    """The pages of the newest release, in a build that lies in a folder of its own."""
+    others: tuple[Other, ...] = ()
+    """The other versions, the newest one first."""
+
+    @property
+    def translation_url(self) -> str | None:
+        """Where an error on a translated page is reported: a form of its own, where the forge has forms."""
+        form = "template=translation.yml&language={lang}"
+        return self.report_url and self.report_url.replace("template=error.yml", form)
 
     @property
     def here(self) -> str:
@@ -42,20 +70,28 @@ class Public:
 
     @property
     def lasting(self) -> str:
-        """The address of the root at which this text stays; the same where no release keeps it."""
-        return f"{self.url}{self.pinned or self.base}" if self.url else ""
+        """The address of the root at which this text stays.
+
+        It is `here` where no release keeps it, and empty for a draft, of which only the commit stays.
+        """
+        return f"{self.url}{self.pinned or self.base}" if self.url and self.notice != DRAFT else ""
 
 
+# The two kinds of `notice`.
+OLDER, DRAFT = "older", "draft"
 # What is printed for its author alone.
 NOWHERE = Public()
 
+_WEB = re.compile(r"https?://[^\s/?#{}]+(?:/[^\s?#{}]*)?")
 # What follows the repository: a line, a commit, a new issue. Without such a form it shows an empty issue.
 _ABOUT = "{path}%20%23{id}%20at%20{commit}"
+# A form of GitHub takes its fields from the address as well.
+_FIELDS = "&section={path}%23{id}&version={commit}"
 _FORGES = {
     "github.com": (
         "/blob/{commit}/{path}#L{line}",
         "/commit/{commit}",
-        f"/issues/new?template=error.yml&title={_ABOUT}",
+        f"/issues/new?template=error.yml&title={_ABOUT}{_FIELDS}",
     ),
     "gitlab.com": (
         "/-/blob/{commit}/{path}#L{line}",
@@ -77,17 +113,29 @@ def read(top: Table) -> Public:
 
     Raises `SidelitError` for what is no address on the web.
     """
-    url = _address(top, "url")
-    repository = _address(top, "repository") or _repository(url)
-    source, commit, report, colab = _patterns(repository) if repository else (None,) * 4
-    return Public(
-        url=f"{url}/" if url else None,
-        repository=repository,
-        source_url=address(top, "source_url") or source,
-        commit_url=address(top, "commit_url") or commit,
-        report_url=address(top, "report_url") or report,
-        colab_url=colab,
-    )
+    url, repository = _address(top, "url"), _address(top, "repository")
+    said = (address(top, f"{kind}_url") for kind in ("source", "commit", "report"))
+    return _public(url, repository, *said)
+
+
+def at(known: Public, url: str) -> Public:
+    """The same with a public address, for a configuration that names none; one that it names stays.
+
+    Raises `SidelitError` for what is no address on the web.
+    """
+    if known.url:
+        return known
+    if not _WEB.fullmatch(url):
+        raise SidelitError(f"{url!r} is no public address", hint="write it like https://example.org/book/")
+    return _public(url.rstrip("/"), known.repository, known.source_url, known.commit_url, known.report_url)
+
+
+def _public(url: str | None, repository: str | None, *said: str | None) -> Public:
+    """What is known, and what follows from it."""
+    repository = repository or _repository(url)
+    *patterns, colab = _patterns(repository) if repository else (None,) * 4
+    source, commit, report = (own or known for own, known in zip(said, patterns, strict=True))
+    return Public(f"{url}/" if url else None, repository, source, commit, report, colab)
 
 
 def address(top: Table, key: str) -> str | None:
@@ -114,7 +162,7 @@ def authors(top: Table) -> tuple[str, ...]:
 
 def _address(top: Table, key: str) -> str | None:
     given = top.take(key, str, "")
-    if given and not re.fullmatch(r"https?://[^\s/?#{}]+(?:/[^\s?#{}]*)?", given):
+    if given and not _WEB.fullmatch(given):
         hint = f'write it like {key} = "https://example.org/book/"'
         raise top.error(f"{given!r} is no public address", key, hint)
     return given.rstrip("/") or None

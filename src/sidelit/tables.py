@@ -128,4 +128,4 @@ class Table:
         return start
 
 
-_NAMES: dict[type, str] = {str: "string", list: "list", dict: "table", bool: "boolean"}
+_NAMES: dict[type, str] = {str: "string", list: "list", dict: "table", bool: "boolean", int: "number"}

@@ -13,6 +13,7 @@ do not bear them.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -77,7 +78,9 @@ class _Crew:
             # A process must not hold the ends of the others open: it ends when its own is closed.
             self._connections.append(own)
             process = forked.Process(
-                target=_work, args=(function, items, other, tuple(self._connections)), daemon=True
+                target=_work,
+                args=(function, items, other, tuple(self._connections), os.getpid()),
+                daemon=True,
             )
             process.start()
             other.close()
@@ -135,20 +138,43 @@ def _received(connection: Connection) -> Any:
 
 
 def _work(
-    function: Callable[[Any], Any], items: Sequence[Any], own: Connection, others: Sequence[Connection]
+    function: Callable[[Item], Any],
+    items: Sequence[Item],
+    own: Connection,
+    others: Sequence[Connection],
+    first: int,
 ) -> None:
-    """What a forked process does: the items it is told, until nobody tells it any more."""
+    """What a forked process does: the items it is told, until nobody tells it any more.
+
+    :param first: the process that was forked.
+    """
     # Ctrl-C reaches all processes of a terminal; the first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with(first)
     for other in others:
         other.close()
-    while True:
-        try:
+    # Where the first one was killed, nobody listens any more.
+    with suppress(EOFError, ConnectionError):
+        while True:
             number = own.recv()
-        except (EOFError, ConnectionError):
-            return
-        try:
-            outcome = True, function(items[number])
-        except Exception as error:
-            outcome = False, error
-        own.send((number, *outcome))
+            try:
+                outcome = True, function(items[number])
+            except Exception as error:
+                outcome = False, error
+            own.send((number, *outcome))
+
+
+def _end_with(parent: int) -> None:
+    """End this process at once when its parent is killed.
+
+    It would end behind its item anyway, but hold the parent's folder until then, which the next build then
+    takes for one that somebody is making.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "prctl"):
+        libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+# The number that the C library gives to these words.
+_PARENT_DEATH_SIGNAL = 1

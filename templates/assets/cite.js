@@ -31,9 +31,9 @@
       const say = written[form.dataset.form];
       // The key of an entry, which comes first, has the id as it is.
       const text = one("pre", form);
-      const keyed = text.textContent.replace(":\ue000", `:${id}`);
-      const said = { "\ue000": say(id), "\ue001": number, "\ue002": say(label), "\ue003": url };
-      text.textContent = keyed.replace(/[\ue000-\ue003]/g, (blank) => said[blank] ?? "");
+      const keyed = text.textContent.replace(":◰", `:${id}`);
+      const said = { "◰": say(id), "◱": number, "◲": say(label), "◳": url };
+      text.textContent = keyed.replace(/[◰-◳]/g, (blank) => said[blank] ?? "");
     }
     const link = one(".link", filled);
     link.textContent = link.href = url ?? new URL(`#${anchor}`, location).href;

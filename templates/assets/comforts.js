@@ -9,8 +9,10 @@ const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
 };
 
 {
-  const dialog = one(".shortcuts");
-  const words = dialog.dataset;
+  const written = one("template.keys");
+  const words = written.dataset;
+  const dialog = make("dialog", "shortcuts", [written.content], { ariaLabel: words.title });
+  written.after(dialog);
   const told = (control, word) => { control.ariaLabel = control.title = word; };
 
   // ---- Keys. A list of them opens by `?` and from the foot, where a reader can also switch them off.
@@ -28,9 +30,9 @@ const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
   const walk = (step) => {
     const sill = one(".top").offsetHeight + 13;
     const seen = places.filter((place) => place.checkVisibility());
-    const past = (place) => (place.getBoundingClientRect().top - sill) * step > 13 - 13 * step;
+    const beyond = (place) => (place.getBoundingClientRect().top - sill) * step > 13 - 13 * step;
     const from = seen.indexOf(document.activeElement);
-    const place = from < 0 ? seen[step > 0 ? "find" : "findLast"](past) : seen[from + step];
+    const place = from < 0 ? seen[step > 0 ? "find" : "findLast"](beyond) : seen[from + step];
     if (!place) return;
     place.tabIndex = -1;
     place.focus({ preventScroll: true });
@@ -49,6 +51,31 @@ const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
     if (!acts[event.key] || !keyed(event)) return;
     event.preventDefault();
     acts[event.key]();
+  });
+
+  // ---- Who changes the language goes on at the same line of the section: all languages have the same ones.
+  const READ = "sidelit-read";
+  const lines = (hash) => {
+    const found = all("main :is([id], p, li, tr):not(.badge, .aside, .original *)");
+    const at = found.indexOf(named(hash)) + 1;
+    return at ? found.slice(at) : [];
+  };
+  const past = (line) => {
+    const { top, height } = line.getBoundingClientRect();
+    return [one(".top").offsetHeight - top, height];
+  };
+  addEventListener("click", ({ target }) => {
+    const below = lines(target.closest(".langs a")?.hash ?? "");
+    const place = below.findIndex((line) => past(line)[1] > Math.max(0, past(line)[0]));
+    if (place < 0) return;
+    const [gone, height] = past(below[place]);
+    stored(READ, `${place} ${gone / height}`);
+  });
+  const [place, part] = (stored(READ) ?? "").split(" ");
+  stored(READ, "");
+  addEventListener("load", () => {
+    const line = part && lines(location.hash)[place];
+    if (line) scrollBy({ top: past(line)[1] * part - past(line)[0], behavior: "instant" });
   });
 
   // ---- Code is copied without the numbers, the prompts and what was printed.

@@ -48,6 +48,12 @@
   const languages = all(".langs a").map((link) => [link, link.getAttribute("href").split("#")[0]]);
   // A section has an entry in the panel, and another one where the page opens.
   const entries = Map.groupBy(all(".toc a"), (link) => decodeURIComponent(link.hash.slice(1)));
+  // What a lesson shows of a chapter belongs to the heading above it.
+  let last = [];
+  for (const { id } of all(".course [id]")) {
+    last = entries.get(id) ?? last;
+    entries.set(id, last);
+  }
   const here = make("li", "here");
   here.ariaHidden = "true";
   one(".chapter .crumbs ol")?.append(here);

@@ -5,6 +5,7 @@ Each check takes a page that was read, and yields complaints.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 from posixpath import dirname, normpath, relpath
 from urllib.parse import unquote, urldefrag, urlsplit
 
-from built import LANGUAGES, language_of, name_of, path_of
+from built import CONFIG, LANGUAGES, language_of, name_of, path_of
 
 VOID = frozenset(
     ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr")
@@ -226,10 +227,16 @@ def strangers(page: Read) -> Iterator[str]:
 
 
 def section_links(page: Read, path: str) -> Iterator[str]:
-    """Each section links to itself in all other languages, so a reader stays there without any script."""
+    """Each section links to itself in all other languages, so a reader stays there without any script.
+
+    It does not to a language in which its page would say the same words once more.
+    """
+    item = next((each for each in CONFIG.order if each.output == name_of(path)), None)
+    stands = CONFIG.written_in(item) if item else LANGUAGES
     for section in page.sections:
         here = dirname(path) or "."
-        other = [language for language in LANGUAGES if language != language_of(path)]
+        own = language_of(path)
+        other = [language for language in stands if language != own and own in stands]
         expected = [(tag_of(one), relpath(path_of(name_of(path), one), here), section) for one in other]
         found = [
             (language, *map(unquote, urldefrag(target))) for language, target in page.others.get(section, ())
@@ -241,6 +248,15 @@ def section_links(page: Read, path: str) -> Iterator[str]:
 def repeated_ids(page: Read) -> Iterator[str]:
     """An id names one element."""
     yield from sorted(name for name, count in Counter(page.ids).items() if count > 1)
+
+
+def placeholders(page: Read) -> Iterator[str]:
+    """No link waits for an address: none is empty, names nobody's host, or has a blank to fill in."""
+    for target in page.targets:
+        if not target.strip("#/ ") or re.search(
+            r"[{}]|%7B|\b(None|undefined|TODO)\b|//(\w+\.)*(example\.\w+|localhost)", target
+        ):
+            yield f"{target!r} is no address"
 
 
 def links(page: Read, here: Path) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page
 
-from built import CHAPTERS, CONFIG, FRAMES, LANGUAGES, LONG_CHAPTERS, NARROW, WIDE, Open, path_of
+from built import CHAPTERS, CONFIG, FRAMES, LANGUAGES, LONG_CHAPTERS, NARROW, WIDE, Open, longest, path_of
 
 # The last chapter of the longest part: in a list that opened at its top it would be out of sight.
 FAR = max(CONFIG.parts, key=lambda part: len(part.chapters)).chapters[-1].output
@@ -16,6 +16,19 @@ link => {
     const { top, bottom } = link.getBoundingClientRect();
     return top >= list.top && bottom <= Math.min(list.bottom, innerHeight);
 }
+"""
+# The heading above a section.
+ABOVE = """
+section => {
+    while (section.tagName !== "H2") section = section.previousElementSibling;
+    return section.id;
+}
+"""
+# Which of the blocks of a page is the first that is seen: they are the same in every language.
+READ = """
+() => [...document.querySelectorAll("main :is(p:not(.aside), li, tr, .line)")]
+    .filter(block => block.checkVisibility())
+    .findIndex(block => block.getBoundingClientRect().bottom > document.querySelector(".top").offsetHeight)
 """
 
 
@@ -45,6 +58,30 @@ def test_the_section_one_is_in_is_marked(visit: Open, width: int) -> None:
     marks = page.locator(".toc a[aria-current=location]")
     assert marks.evaluate_all("all => all.map(link => link.hash)") == [last, last]
     assert page.locator(".panel .toc [aria-current]").evaluate(IN_SIGHT)
+
+
+def test_a_section_that_a_lesson_shows_belongs_to_its_heading(visit: Open) -> None:
+    page = visit(CONFIG.course.lessons[-1].output)
+    taken = page.locator(".text > h2 ~ .taken").last
+    taken.evaluate("section => section.scrollIntoView()")
+    page.evaluate(FRAMES)
+    heading = taken.evaluate(ABOVE)
+    marks = page.locator("main .toc a[aria-current=location]")
+    assert marks.evaluate_all("all => all.map(link => link.hash)") == [f"#{heading}"]
+
+
+@pytest.mark.parametrize("name", [longest([each.output for each in CONFIG.prose], 1)[0], LONG_CHAPTERS[-1]])
+def test_who_changes_the_language_reads_on_at_the_same_place(visit: Open, name: str) -> None:
+    """Not at the beginning of its section, which may be several screens above."""
+    page = visit(name, width=NARROW)
+    page.evaluate("scrollTo(0, document.body.scrollHeight * .6)")
+    page.evaluate(FRAMES)
+    before = page.evaluate(READ)
+    page.locator(f".langs [data-lang={LANGUAGES[-1]}]").click()
+    page.wait_for_url(f"**/{LANGUAGES[-1]}/**")
+    page.wait_for_load_state()
+    page.evaluate(FRAMES)
+    assert page.evaluate(READ) == pytest.approx(before, abs=1)
 
 
 def test_one_step_leads_past_the_contents(visit: Open) -> None:

@@ -24,13 +24,15 @@ from browser.looks import (
     violations,
     without_scripts,
 )
-from built import LANGUAGES, LONG, NARROW, PAGES, WIDE, language_of, show
+from built import LANGUAGES, LONG, NARROW, NARROWEST, PAGES, WIDE, language_of, show
 
-# What `make test` does not ask of two widths, two themes and all rules.
+# What `make test` does not ask of three widths, two themes and all rules.
 OTHER_LOOKS: list[tuple[int, str, dict[str, Any]]] = [
     (WIDE, "light", COLOURS),
     (WIDE, "dark", ALL),
     (NARROW, "light", ALL),
+    (NARROWEST, "light", ALL),
+    (NARROWEST, "dark", COLOURS),
 ]
 ENGLISH = [path for path in PAGES if language_of(path) == LANGUAGES[0]]
 LONG_IN_ENGLISH = LONG.intersection(ENGLISH)

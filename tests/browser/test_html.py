@@ -32,6 +32,7 @@ CHECKS: dict[str, Check] = {
     "strangers": lambda page, path, site: parsed.strangers(page),
     "section links": lambda page, path, site: parsed.section_links(page, path),
     "ids": lambda page, path, site: parsed.repeated_ids(page),
+    "placeholders": lambda page, path, site: parsed.placeholders(page),
     "links": lambda page, path, site: parsed.links(page, site / path),
 }
 # A check, a text of a page, and what to put in its place.
@@ -56,6 +57,10 @@ MISTAKES = [
     ("section links", r'(?s)(class="acts">.*?href=")ja/', r"\1zh/"),
     ("section links", r'(?s)(class="acts">.*?) hreflang="ja"', r"\1"),
     ("ids", r'<section id="([^"]+)"', r'<p id="\1"></p>\g<0>'),
+    ("placeholders", 'href="#main-text"', 'href=""'),
+    ("placeholders", 'href="#main-text"', 'href="#"'),
+    ("placeholders", 'href="index.html"', 'href="https://www.example.org/book/"'),
+    ("placeholders", 'href="index.html"', 'href="https://a.b/blob/{commit}"'),
     ("links", 'href="index.html"', 'href="/index.html"'),
     ("links", 'href="index.html"', 'href="missing.html"'),
     ("links", 'href="ja/', 'href="ja/missing/'),

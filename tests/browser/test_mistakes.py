@@ -87,7 +87,7 @@ MISTAKES: list[tuple[Check, tuple[int, Any], str]] = [
     (stacked, NARROWLY, style(f"{BOTH} pre.code", "width", "500px")),
 ]
 IN_PRINT = [
-    in_print_only("html main .acts { display: block !important }"),
+    in_print_only("html main .acts > a { display: block !important }"),
     in_print_only("main p { display: none }"),
     in_print_only("h1 { display: none }"),
     in_print_only(".drawing svg { display: block !important }"),

@@ -32,6 +32,9 @@ def repository(tmp_path: Path) -> Path:
         ),
         *("src/nets/layers/deep/dense.py", "src/nets/layers/tests/test_dense.py", "src/nets/data/set.py"),
         *("setup.py", "tests/test_it.py", "docs/conf.py"),
+        *("conftest.py", "src/nets/conftest.py", "src/nets/layers/deep/conftest.py"),
+        # Folders that hold nothing but tests.
+        *("src/nets/quality/tests/test_nets.py", "src/nets/fixtures/conftest.py"),
     )
     write(tmp_path, "src/nets/data/old.py", text="print 'two'\n")
     write(tmp_path, "src/nets/odd.py", text='r"""Odd: $\\undefined$ and [a page](nowhere.md)."""\n')
@@ -96,6 +99,7 @@ def test_another_folder_and_loose_modules(tmp_path: Path) -> None:
         tmp_path, "tool/tool.py", "tool/setup.py", text='"""環状のバッファです。古い値から順に捨てます。"""\n'
     )
     told = sidelit("init", "tool", cwd=tmp_path).stdout
+    assert "1 file in 1 part. Next:" in told
     assert "sidelit build --config tool/site/sidelit.toml" in told
     sidelit("build", "--config", "tool/site/sidelit.toml", cwd=tmp_path)
     assert page(tmp_path / "tool/build/site", "tool.html").lang == "ja"

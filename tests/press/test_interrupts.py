@@ -1,13 +1,15 @@
 """A command that is stopped, at any moment: no traceback, the last whole site stays, nothing is left over.
 
 The moments are those at which Python asks the system for something: it tells of each, so that a command can
-be stopped in the middle of it, and at the same place every time.
+be stopped in the middle of it, and at the same place every time. Where several processes share the work, it
+is the first one that is stopped; the others must end with it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -24,11 +26,11 @@ from sidelit import leftovers, output
 CHILD = """
 import json, os, runpy, sys
 log, number, at, module, *arguments = sys.argv[1:]
-seen = []
+seen, first = [], os.getpid()
 DOORS = {"sidelit": "sidelit.cli", "mkdocs": "sidelit.site"}
 WANTED = {"import", "open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "ctypes.dlsym"}
 def hook(event, given):
-    if event not in WANTED or seen is None:
+    if event not in WANTED or seen is None or os.getpid() != first:
         return
     if not seen and not (event == "import" and given[0] == DOORS[module]):
         return
@@ -47,6 +49,7 @@ finally:
 """
 COMMANDS: dict[str, list[str]] = {
     "build": ["sidelit", "build"],
+    "shared": ["sidelit", "build", "--jobs", "3"],
     "print": ["sidelit", "print", "src/sample", "--out", "build/site"],
     "sync": ["sidelit", "sync"],
     "mkdocs": ["mkdocs", "build", "--strict", "-q"],
@@ -57,13 +60,29 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
 def start(
     command: str, project: Path, number: int = 0, at: int = 0, log: str = "-"
 ) -> subprocess.CompletedProcess[str]:
+    """Run a command, send it a signal at a moment, and wait until all its processes have ended."""
     # A shell lets what it runs in the background ignore this signal, and a child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments = [sys.executable, "-c", CHILD, log, str(number), str(at), *COMMANDS[command]]
     environment = {**os.environ, "HOME": str(project), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(
-        arguments, cwd=project, env=environment, capture_output=True, text=True, timeout=120, check=False
+    # Every process of the command holds the writing end of this, and nobody writes.
+    told, held = os.pipe()
+    done = subprocess.run(
+        arguments,
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        pass_fds=(held,),
     )
+    os.close(held)
+    assert select.select([told], [], [], 60)[0], (
+        f"{command} was stopped at {at}, and a process of it lives on"
+    )
+    os.close(told)
+    return done
 
 
 def moments(command: str, project: Path, count: int) -> list[int]:
@@ -82,8 +101,14 @@ def moments(command: str, project: Path, count: int) -> list[int]:
     return sorted({*some, *changes[-half:]})
 
 
-def whole(project: Path) -> None:
+def whole(project: Path, command: str) -> None:
     """Make a site and catalogues, and then a change that each command would print."""
+    if command == "shared":
+        names = [f"more_{number}.py" for number in range(24)]
+        for name in names:
+            (project / "src/sample" / name).write_text(f'"""# {name}\n\n> One."""\n', encoding="utf-8")
+        listed = "".join(f'"{name}", ' for name in names)
+        edit(project / "site/sidelit.toml", "chapters = [", f"chapters = [{listed}")
     sidelit("sync", cwd=project)
     (project / "site/locale/ja/sample/ring.po").unlink()
     sidelit("build", cwd=project)
@@ -96,14 +121,16 @@ def whole(project: Path) -> None:
     [
         ("build", 4),
         ("mkdocs", 2),
+        ("shared", 4),
         pytest.param("build", 60, marks=pytest.mark.full),
+        pytest.param("shared", 60, marks=pytest.mark.full),
         pytest.param("print", 20, marks=pytest.mark.full),
         pytest.param("sync", 20, marks=pytest.mark.full),
         pytest.param("mkdocs", 20, marks=pytest.mark.full),
     ],
 )
 def test_a_command_that_is_stopped_leaves_all_as_it_was(sample: Path, command: str, count: int) -> None:
-    whole(sample)
+    whole(sample, command)
     site, locale = sample / "build/site", sample / "site/locale"
     before = tree(site), tree(locale)
     stages = moments(command, sample, count)

@@ -16,7 +16,10 @@ NAMES = [path.name for path in SCRIPTS]
 # The search loads with its first use; a page has only its button.
 LIMITS = {
     "cite.js": 2000,
-    "comforts.js": 3020,
+    "comforts.js": 3880,
+    "newest.js": 200,
+    "original.js": 1850,
+    "original-page.js": 2400,
     "search.js": 700,
     "search-rank.js": 3640,
     "search-dialog.js": 2360,
@@ -89,7 +92,8 @@ def test_what_moves_shares_no_class_with_pages_that_it_may_stand_on() -> None:
     sheets = {path.name: classes(path.read_text("utf-8")) for path in FOLDER.glob("*.css")}
     moving = {"stepper.css", "sliders.css"}
     for name in moving:
-        for other in sheets.keys() - moving:
+        # What is printed of it stands in the sheet for print, by its own name.
+        for other in sheets.keys() - moving - {"print.css"}:
             common = sheets[name] & sheets[other] - SHARED
             # These stand inside of a class of their own wherever they are named.
             assert common <= {"s1", "s2", "parts"}, (name, other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -146,3 +147,33 @@ def test_ctrl_c_ends_all_processes_and_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [sources.name]
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="other systems do not tell a process that its parent ended"
+)
+def test_a_process_ends_with_the_one_that_was_killed() -> None:
+    program = """
+        import os, signal
+        from sidelit import workers
+        def work(number):
+            # The first answer lets the first process go on, which is killed; this one never answers again.
+            while number:
+                pass
+        for _ in workers.shared(work, range(40), 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    told, held = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        pass_fds=(held,),
+        start_new_session=True,
+    )
+    os.close(held)
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    ended = select.select([told], [], [], 30)[0]
+    os.close(told)
+    if not ended:
+        os.killpg(process.pid, signal.SIGKILL)
+    assert ended

@@ -134,7 +134,8 @@ class Recording:
 
     def sweep(self) -> None:
         """Record which storages were freed since the last event."""
-        # This is what `StorageWeakRef.expired` calls. The direct call is faster, and there are millions.
+        # `is_expired` is what `StorageWeakRef.expired` calls. The direct call is faster, and there are
+        # millions.
         for storage in [
             number
             for number, known in self.storages.items()

@@ -195,7 +195,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
         return tree_unflatten(found, structure)
     value = copy(value)
     for name, new in zip(names, found, strict=True):
-        # This also works for a frozen dataclass.
+        # A frozen dataclass can be changed in this way, too.
         object.__setattr__(value, name, new)
     return value
 

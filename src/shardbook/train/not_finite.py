@@ -166,7 +166,7 @@ def fault(
         said = (
             f"the loss itself, of rank {rank}, micro-batch {micro}, is infinite or NaN"
         )
-        # Here the units are searched in the order of the forward pass.
+        # The units are searched in the order of the forward pass.
         units = list(reversed(in_backward_order(model)))
         guilty = first_bad(model, units, parameters_of)
         return f"{said}, as are parameters of {guilty.name}" if guilty else said
@@ -212,8 +212,8 @@ def parameters_of(unit: Unit) -> Iterator[Tensor]:
 
 def finite(tensor: Tensor) -> bool:
     """Whether all elements of a tensor are finite."""
-    # This takes one byte of memory for each element. A norm would take none, but the
-    # square of a large finite number can be infinite.
+    # The result takes one byte of memory for each element. A norm would take none, but
+    # the square of a large finite number can be infinite.
     return bool(tensor.isfinite().all())
 
 

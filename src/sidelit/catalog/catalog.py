@@ -9,6 +9,9 @@
 | stale | the original was reworded since | the original, marked |
 | missing | nobody translated it, or somebody pasted the original | the original, marked |
 
+A part may say in which languages its pages stand; in the others they are shown as they were written, without
+any of these states, and nobody waits for a translation.
+
 A site's words for building are `load`, `Shelf.catalog` and `translate`; for translators `sync`, `status`
 and `reviewed`. All of them match catalogues with pages in memory first, so they agree with each other.
 """
@@ -16,7 +19,7 @@ and `reviewed`. All of them match catalogues with pages in memory first, so they
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +42,7 @@ from sidelit.errors import SidelitError
 from sidelit.text import markup
 
 __all__ = [
+    "ORIGINAL",
     "Catalog",
     "Entry",
     "PageUnits",
@@ -60,6 +64,10 @@ __all__ = [
     "text",
     "translate",
 ]
+
+
+# The state of a page, in a language that it does not stand in: shown as it was written, on purpose.
+ORIGINAL = "original"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +104,14 @@ def load(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str],
     for lang, files in _read_all(locale_dir, languages).items():
         memory = remember(entry for entries in files.values() for entry in entries)
         homes = shelves(pages, files)
-        for page in pages:
+        for page in (each for each in pages if each.stands_in(lang)):
             own = (files[name] for name in (page.name, *page.former) if homes.get(name) == page.name)
             merged = merge(page, unique(entry for entries in own for entry in entries), memory)
             live = {entry.key: entry for entry in merged if not entry.obsolete}
             obsolete = tuple(entry for entry in merged if entry.obsolete)
             catalogs[page.name, lang] = Catalog(page.name, lang, live, obsolete, digests_of(page), source)
-    return Shelf(catalogs, tuple(languages), source)
+    originals = ((page.name, lang) for page in pages for lang in languages if not page.stands_in(lang))
+    return Shelf(catalogs, tuple(languages), source, frozenset(originals))
 
 
 def _read_all(locale_dir: Path, languages: Sequence[str]) -> dict[str, dict[str, tuple[Entry, ...]]]:
@@ -201,6 +210,8 @@ def reviewed(
     cleared = 0
     for name in languages if lang is None else (lang,):
         catalog = shelf.catalog(page, name)
+        if catalog.original:
+            continue
         keys = [
             key
             for key in catalog.entries
@@ -225,6 +236,10 @@ def translate(tokens: Sequence[Token], catalog: Catalog, context: str, code_dige
     out = list(tokens)
     states: list[State] = ["current"]
     for index in unit_indices(tokens):
+        if catalog.original:
+            mark = {"lang": catalog.source, "data-state": ORIGINAL}
+            out[index - 1], out[index + 1] = _marked(tokens[index - 1], tokens[index + 1], mark)
+            continue
         found = text(msgid(tokens[index]), catalog, context, code_digest)
         states.append(found.state)
         if found.state in ("current", "recheck"):
@@ -248,7 +263,11 @@ def text(msgid: str, catalog: Catalog, context: str, code_digest: str = "") -> T
 def _untranslated(opening: Token, closing: Token, state: State, source: str) -> tuple[Token, Token]:
     """Mark a block that stays as it was written: browsers read it out, hyphenate and translate it as such."""
     names = f"{opening.attrs.get('class', '')} untranslated".strip()
-    attrs = {**opening.attrs, "lang": source, "class": names, "data-state": state}
+    return _marked(opening, closing, {"lang": source, "class": names, "data-state": state})
+
+
+def _marked(opening: Token, closing: Token, marks: Mapping[str, str]) -> tuple[Token, Token]:
+    attrs = {**opening.attrs, **marks}
     if not opening.hidden:
         return opening.copy(attrs=attrs), closing
     # The paragraph of a tight list item prints no tag that could carry the mark.

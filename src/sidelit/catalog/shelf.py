@@ -32,6 +32,8 @@ class Catalog:
     digests: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
     source: str = "en"
     """The tag of the language that it translates from."""
+    original: bool = False
+    """Whether the page does not stand in this language, so that nothing of it waits for a translator."""
 
     def state(self, key: Key) -> State:
         """The state of one sentence: the worst of all the places where its context has it."""
@@ -60,10 +62,14 @@ class Shelf:
     """The languages translated into."""
     source: str = "en"
     """The tag of the language that everything is written in."""
+    originals: frozenset[tuple[str, str]] = frozenset()
+    """The pages, each with a language, that are shown there as they were written."""
 
     def catalog(self, page: str, lang: str) -> Catalog:
         """The catalogue of a page; an empty one for a page that `load` was not given."""
-        return self.catalogs.get((page, lang)) or Catalog(page, lang, source=self.source)
+        original = (page, lang) in self.originals
+        known = self.catalogs.get((page, lang))
+        return known or Catalog(page, lang, source=self.source, original=original)
 
     def translation(self, page: str, lang: str) -> Catalog | None:
         """The same, but nothing in the language that the page is written in: there is nothing to look up."""

@@ -39,12 +39,17 @@ class PageUnits:
     """The sections of one page, in source order.
 
     `name` is its catalogue's path below the language, `former` are the paths at which older catalogues may
-    lie.
+    lie. `languages` are those it stands in; empty for all those of the site.
     """
 
     name: str
     sections: tuple[SectionUnits, ...]
     former: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+
+    def stands_in(self, lang: str) -> bool:
+        """Whether the page has a catalogue in a language."""
+        return not self.languages or lang in self.languages
 
 
 def extract(context: str, tokens: Sequence[Token], code_digest: str = "") -> SectionUnits:

@@ -84,8 +84,8 @@ def csl(record: Record, words: Mapping[str, str]) -> str:
 def key(record: Record) -> str:
     """What a text cites it by: `shardbook:shardbook/unit:Unit.gather`."""
     name = f"{record.book.lower()}:{record.name}:{record.place.id}".removesuffix(":")
-    # In the form for a script private characters stand for what it will put there.
-    return re.sub(r"[^\w.:/@\ue000-\uf8ff-]+", "-", name)
+    # In the form for a script four signs stand for what it will put there.
+    return re.sub(r"[^\w.:/@◰-◳-]+", "-", name)
 
 
 def _note(record: Record, words: Mapping[str, str]) -> list[str]:

@@ -2,11 +2,11 @@
 
 > A link to a section still leads to it after the next release, or the build fails.
 
-The [ledger](ledger.py) holds the ids that readers may have kept, with an imprint of each section. Only a
+The ledger holds the ids that readers may have kept, with an imprint of each section. Only a
 release writes it (`sidelit publish`). Every build reads it, finds the published sections again, and gives
 each its old id. An id changes only where the qualified name changes; the old one then stays as an alias. A
-published id that would lead nowhere stops the build. This module looks at one page; [moves](moves.py) at
-sections that went to another.
+published id that would lead nowhere stops the build. This module looks at one page; `moves` at sections
+that went to another.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ WORDS = 5
 def propose(sections: Sequence[Section]) -> tuple[str, ...]:
     """Return an id for each section; no two are equal, and their order has no influence.
 
-    Where a name is claimed twice, all who claim it say what tells them apart: first by their decorator or the
-    condition around them, then code by its other lines, and all else by words that not all of them hold. What
-    has no such word is counted, in the order of the texts.
+    Where sections claim one name, what tells them apart is added: their decorator or the condition around
+    them. Where that is not enough, code adds its other lines, and all else words that not all of them hold.
+    What has no such word is counted, in the order of the texts.
     """
     ids = [_base(section) for section in sections]
     for tell in (_traits, _other_lines):

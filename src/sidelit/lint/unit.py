@@ -108,6 +108,11 @@ def _side(content: str, labels: Iterable[str]) -> Side:
     )
 
 
+def words_of(token: Token) -> str:
+    """The words of one unit of text, its code, formulas and pictures each as one private character."""
+    return "".join(map(_words, _flat(token.children or ())))
+
+
 def _flat(tokens: Iterable[Token]) -> Iterator[Token]:
     for token in tokens:
         yield token

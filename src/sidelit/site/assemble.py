@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from sidelit.config import Chapter, Lesson
 from sidelit.errors import SidelitError
-from sidelit.site import frame, lesson_head, listing, meta, surroundings, views
+from sidelit.site import folding, frame, lesson_head, listing, meta, surroundings, symbol_rows, views
 from sidelit.site.desk import Desk
 from sidelit.site.edition import Page
 from sidelit.site.press import Press
@@ -38,9 +38,9 @@ def view(press: Press, shown: Page) -> views.View:
             lesson, tokens = _lesson(desk, shown.text.item, tokens)
         tokens, _ = fields.parted(tokens, notation.KIND)
         body = desk.html(tokens, heading_ids=True)
-        rows = Markup("").join(desk.symbol_rows())
+        rows = Markup("").join(symbol_rows.rows(desk))
     else:
-        sections = tuple(desk.sections())
+        sections = tuple(folding.sections(desk))
     return views.View(
         lang=shown.lang,
         html_lang=desk.language.tag,

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from markdown_it.token import Token
 
-from sidelit import reading
+from sidelit import drawings, reading
 from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.site.content import Text
@@ -24,7 +24,6 @@ from sidelit.site.content import Text
 # What browsers show as a picture.
 _KINDS = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".avif", ".svg")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
-_PROGRAM = re.compile(rb"<\s*(?:\w+:)?(?:script|foreignObject|iframe)|\son\w+\s*=|javascript:", re.IGNORECASE)
 FOLDER = "assets/pictures"
 
 
@@ -93,7 +92,7 @@ def _picture(project: Path, folder: Path, target: str) -> Picture | None:
             return None
         if path.suffix.lower() not in _KINDS:
             raise SidelitError(f"the file {target} is no picture", hint=f"use {', '.join(_KINDS)}")
-        if path.suffix.lower() == ".svg" and _PROGRAM.search(reading.data(path)):
+        if path.suffix.lower() == ".svg" and drawings.runs(reading.data(path)):
             raise SidelitError(f"the picture {target} holds a program", hint="remove it from the drawing")
     except (OSError, ValueError):
         # A name that no file can have.

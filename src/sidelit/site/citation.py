@@ -27,9 +27,9 @@ from sidelit.site.links import fragment
 from sidelit.site.statements import Citation, Form
 from sidelit.text import markup
 
-# Characters that no text has, for the id, the number, the label and the address of a section.
-BLANKS = Place("\ue000", "\ue001", "\ue002")
-ADDRESS = "\ue003"
+# Signs that hardly any text has, for the id, the number, the label and the address of a section.
+BLANKS = Place("◰", "◱", "◲")
+ADDRESS = "◳"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def record(project: Project, shown: edition.Page, piece: Piece | None = None) ->
         place=place,
         source=item.source,
         authors=credits.authors,
-        language=project.config.language(shown.lang).tag,
+        language=shown.source_lang if shown.original else project.config.language(shown.lang).tag,
         version=origin.version or credits.version,
         commit=origin.label or "",
         date=origin.date or credits.date,
@@ -125,7 +125,7 @@ def _address(project: Project, shown: edition.Page, piece: Piece | None) -> str:
 def _public(config: Config, shown: edition.Page) -> str:
     """The address at which this text stays: that of the release, if it is one."""
     output = ways.address(config, shown.text.item.output, shown.lang)
-    return f"{config.public.lasting}{quote(output)}" if config.public.url else ""
+    return f"{config.public.lasting}{quote(output)}" if config.public.lasting else ""
 
 
 def _matches(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece | None]]:

@@ -217,7 +217,8 @@ def page_units(text: Text, current: Collection[str] = ()) -> catalog.PageUnits:
     sections = (units for before, piece in pairs if piece for units in _units(before, piece))
     # What a page might have been called by its path is nothing to a page that is called so.
     former = (each.name for each in text.item.former if each.told or each.name not in current)
-    return catalog.PageUnits(text.item.name, tuple(sections), tuple(dict.fromkeys(former)))
+    names = tuple(dict.fromkeys(former))
+    return catalog.PageUnits(text.item.name, tuple(sections), names, text.item.languages)
 
 
 def _units(before: Piece | None, piece: Piece) -> Iterator[catalog.SectionUnits]:

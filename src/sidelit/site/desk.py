@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from markdown_it.token import Token
 from markupsafe import Markup
@@ -19,7 +18,7 @@ from markupsafe import Markup
 from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
 from sidelit.interactive.words import Script, filled
-from sidelit.origin import fill
+from sidelit.origin import fill, report
 from sidelit.site import balance, drawn, identifiers, page, views, ways
 from sidelit.site.content import Piece, Text
 from sidelit.site.directives import registry
@@ -29,9 +28,7 @@ from sidelit.site.hanging import Hanging
 from sidelit.site.links import fragment
 from sidelit.site.press import Press, Watched
 from sidelit.site.symbol_list import Symbols
-from sidelit.symbols import notation
-from sidelit.symbols.marking import Marker
-from sidelit.text import fields, markup, prose
+from sidelit.text import markup, prose
 from sidelit.text.directives import Directive
 
 
@@ -92,37 +89,17 @@ class Desk:
         name = f"{text.item.output.removesuffix('.html')}/{piece.id}"
         self._taken[name] += 1
         again = f":{self._taken[name]}" if self._taken[name] > 1 else ""
-        return self._beside(there).section(piece, words, None, name + again)
+        return self.beside(there).section(piece, words, None, name + again)
 
-    def _beside(self, there: Page) -> Desk:
+    def beside(self, there: Page) -> Desk:
         """A desk for what this page shows of another one."""
         return Desk(self.press, there, self.host or self.shown, self.symbols)
-
-    def symbol_rows(self) -> Iterator[Markup]:
-        """The rows of the notation that belongs at the end of this page: its own, and what it has taken."""
-        if not self.symbols.used:
-            return
-        yield self._rows(self.shown, self.symbols.own, every=True)
-        for there, marker in tuple(self.symbols.taken()):
-            yield self._beside(there)._rows(there, marker)
-
-    def _rows(self, there: Page, marker: Marker, every: bool = False) -> Markup:
-        """The rows of a page's notation, in the language of this page, that have no row here yet."""
-        tokens = [token for words in there.words for token in words.tokens]
-        rows = []
-        for row in fields.take(tokens, notation.KIND)[1]:
-            keys = {marker.key_of(symbol) for symbol in notation.declared(row)}
-            if every or (keys & marker.used) - self.symbols.listed:
-                rows.append(row)
-            self.symbols.listed |= keys
-        table = self.html(fields.listed(rows)) if rows else ""
-        return Markup(table.partition("<tbody>")[2].partition("</tbody>")[0])
 
     def editions(self, text: Text, piece: Piece) -> Iterator[views.Edition]:
         """A section of another page in every language, each with links that start from this page."""
         for language in self.ways.alternates():
             there = self.press.editions[language.code].pages[text.item.output]
-            desk = self._beside(there)
+            desk = self.beside(there)
             (words,) = (
                 said for each, said in zip(text.pieces, there.words, strict=True) if each.id == piece.id
             )
@@ -163,27 +140,6 @@ class Desk:
         context = replace(self._context("", place="figure"), resolve=resolve)
         return Markup(prose.render_inline(inline, context=context))
 
-    def sections(self) -> Iterator[views.SectionView]:
-        """The sections of a chapter, those that are folded together with one fold."""
-        pairs = zip(self.shown.text.pieces, self.shown.words, strict=True)
-        for _, group in groupby(pairs, key=lambda pair: pair[0].fold and pair[0].fold.line):
-            together = list(group)
-            fold = self._fold(*together[0], [number for piece, _ in together for number, _ in piece.lines])
-            yield from (self.section(piece, words, fold) for piece, words in together)
-
-    def _fold(self, piece: Piece, words: Words, numbers: Sequence[int]) -> views.Fold | None:
-        """What stands above folded sections; a click on it opens them, so a link has no place there."""
-        if piece.fold is None:
-            return None
-        inline = words.fold[1]
-        if any(child.type == "link_open" for child in inline.children or ()):
-            what, line = "a link cannot stand in the line above depth", markup.line_of(inline)
-            path, hint = markup.path_of(inline), "put it into the text of a section"
-            self.press.report(SidelitError(what, path=path, line=line, hint=hint))
-        said = ways.unlinked(self.inline(words.fold, "depth", piece.id))
-        lines = (numbers[0], numbers[-1]) if numbers else (0, 0)
-        return views.Fold(piece.fold.line, said, words.fold_state, *lines)
-
     def section(
         self, piece: Piece, words: Words, fold: views.Fold | None, name: str = ""
     ) -> views.SectionView:
@@ -202,9 +158,10 @@ class Desk:
             doc=doc,
             lines=lines,
             state=words.state,
-            langs=tuple(other for other in self.ways.alternates(name or piece.id) if not other.current),
+            langs=tuple(self.ways.others(name or piece.id)),
             source_url=self.source_url(line),
-            report=fill(self.config.public.report_url, self.press.origin, self.item.source, line, piece.id),
+            report=report(self.config, self.press.origin, self.item.source, self.shown.lang, line, piece.id),
+            newest=self._newest(piece),
             fold=fold,
             number=piece.number,
             plain_title=markup.plain(words.title),
@@ -216,6 +173,11 @@ class Desk:
             return iter(piece.lines)
         home, host = self.item.output, self.host.text.item.output
         return ((number, identifiers.moved(html, home, host)) for number, html in piece.lines)
+
+    def _newest(self, piece: Piece) -> str:
+        """Where a section is in the newest release, on a page that is out of date."""
+        noted, output = self.config.public.notice, self.item.output
+        return f"{self.ways.newest(output)}#{fragment(piece.id)}" if noted else ""
 
     def source_url(self, line: int) -> str | None:
         """The address of a line of the page's source, if the project is published."""

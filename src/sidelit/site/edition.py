@@ -65,6 +65,11 @@ class Page:
         """The language of the title where it is not the page's."""
         return None if self.title_state in (None, "recheck") else self.source_lang
 
+    @property
+    def original(self) -> bool:
+        """Whether it does not stand in its language, and so shows what was written."""
+        return self.title_state == catalog.ORIGINAL
+
 
 @dataclass(frozen=True, slots=True)
 class Edition:
@@ -107,6 +112,9 @@ def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:
     title = () if opening.title is None else (opening.title,)
     lede_state = next((_state(token) for token in opening.lede if _state(token)), None)
     title_state = _state(first.tokens[0]) if title else None
+    if book and book.original:
+        # Said once, at the top, and of a page without a title, too.
+        title_state = lede_state = catalog.ORIGINAL
     # Other pages ask for the title and the lede; the words are wanted when the page itself is made.
     words = Kept(partial(_words, text, book), len(text.pieces), f"{lang}/{text.item.source}")
     label = markup.plain(title) or text.label

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sidelit.config import Chapter
-from sidelit.origin import fill
+from sidelit.origin import fill, report
+from sidelit.public import DRAFT
 from sidelit.site import citation, views
 from sidelit.site.edition import Edition, Page
 from sidelit.site.press import Press
@@ -30,7 +31,17 @@ def head(press: Press, edition: Edition, around: Ways) -> views.SiteInfo:
         home=around.to(press.config.home),
         course=bool(press.config.course.lessons),
         search=_search(edition, around),
+        versions=_versions(press, around),
     )
+
+
+def _versions(press: Press, around: Ways) -> views.Versions | None:
+    public, shown = press.config.public, around.shown
+    if not public.others:
+        return None
+    others = (views.Link(other.label, f"{around.top}{other.home(shown.lang)}") for other in public.others)
+    label = public.others[0].label if public.notice == DRAFT else press.origin.version
+    return views.Versions(public.notice, label, around.newest(shown.text.item.output), tuple(others))
 
 
 def _search(edition: Edition, around: Ways) -> views.Search | None:
@@ -51,7 +62,7 @@ def foot(press: Press, shown: Page) -> views.Foot:
         date=origin.date,
         torch=press.config.figures_torch,
         run=item.run if isinstance(item, Chapter) else None,
-        report=fill(press.config.public.report_url, origin, item.source),
+        report=report(press.config, origin, item.source, shown.lang),
         proofs=tuple(_proofs(press, item)) if isinstance(item, Chapter) else (),
         cite=citation.of_page(press.cited, shown),
     )

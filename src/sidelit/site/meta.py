@@ -29,7 +29,8 @@ def of_page(project: citation.Project | None, shown: Page) -> Meta | None:
     """The head of a page for programs; `None` where the site has no public address."""
     if project is None or not project.config.public.url or citation.forwards(shown):
         return None
-    here = address(project.config, shown, shown.lang)
+    # A page that does not stand in this language is, to the world, the one that it shows.
+    here = address(project.config, shown, project.config.source_language if shown.original else shown.lang)
     return Meta(
         canonical=here,
         alternates=tuple(alternates(project.config, shown)),
@@ -41,8 +42,9 @@ def of_page(project: citation.Project | None, shown: Page) -> Meta | None:
 
 
 def address(config: Config, shown: Page, lang: str) -> str:
-    """The public address of a page in a language."""
-    return f"{config.public.here}{quote(ways.address(config, shown.text.item.output, lang))}"
+    """The public address of a page in a language: that of its newest release, if it has the page."""
+    public, name = config.public, ways.address(config, shown.text.item.output, lang)
+    return f"{public.url if name in public.newest else public.here}{quote(name)}"
 
 
 def card(config: Config, output: str) -> str | None:
@@ -52,8 +54,8 @@ def card(config: Config, output: str) -> str | None:
 
 
 def alternates(config: Config, shown: Page) -> Iterator[tuple[str, str]]:
-    """The addresses of a page in every language, and that for readers of any other."""
-    for lang in config.languages:
+    """The addresses of a page in every language that it stands in, and that for readers of any other."""
+    for lang in config.written_in(shown.text.item):
         yield config.language(lang).tag, address(config, shown, lang)
     yield "x-default", address(config, shown, config.source_language)
 

@@ -2,7 +2,8 @@
 
 > A page that is not there, a list of those that are, the releases, and the pictures that networks show.
 
-All of them need the public address; without one there are none.
+All of them need the public address; without one there are none. Of a site with several versions, only the
+newest one has more than pictures: programs need no list of pages that are out of date.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ def files(press: Press, project: Project) -> dict[str, bytes]:
     config = press.config
     if not config.public.url:
         return {}
-    made = {NOT_FOUND: _not_found(press), "sitemap.xml": _sitemap(press)}
-    if project.releases:
-        made[feed.NAME] = feed.atom(config, project.credits, project.releases)
+    made: dict[str, bytes] = {}
+    if not config.public.base:
+        made = {NOT_FOUND: _not_found(press), "sitemap.xml": _sitemap(press)}
+        if project.releases:
+            made[feed.NAME] = feed.atom(config, project.credits, project.releases)
     for path in sorted((config.folder / meta.CARDS).rglob("*.png")):
         made[f"{meta.CARDS}/{path.relative_to(config.folder / meta.CARDS).as_posix()}"] = reading.data(path)
     return made
@@ -51,7 +54,8 @@ def _sitemap(press: Press) -> bytes:
     config = press.config
     top = ElementTree.Element("urlset", {"xmlns": _SITEMAP, "xmlns:xhtml": _XHTML})
     for lang in config.languages:
-        for shown in press.editions[lang].pages.values():
+        pages = press.editions[lang].pages.values()
+        for shown in (each for each in pages if not each.original):
             entry = ElementTree.SubElement(top, "url")
             ElementTree.SubElement(entry, "loc").text = meta.address(config, shown, lang)
             for tag, other in meta.alternates(config, shown):

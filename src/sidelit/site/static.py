@@ -8,10 +8,9 @@ pages carries none, so it may not be one that a browser opens as a page: no HTML
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
-from sidelit import assets, reading
+from sidelit import assets, drawings, reading
 from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.look import Look
@@ -19,10 +18,6 @@ from sidelit.site import index, links
 
 # What a browser shows as a page when it is opened by itself.
 _PAGES = (".html", ".htm", ".xhtml", ".xht", ".shtml", ".mhtml", ".mht", ".xml", ".xsl")
-_PROGRAM = re.compile(
-    rb"<\s*(?:\w+:)?(?:script|foreignObject|handler)\b|[\s\"'/]on\w+\s*=|javascript\s*:|<!ENTITY",
-    re.IGNORECASE,
-)
 
 
 def files(config: Config, look: Look, made: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -42,8 +37,10 @@ def files(config: Config, look: Look, made: Mapping[str, bytes]) -> dict[str, by
             what = f"two files would be written to {name}, and one of them is the press's own"
             raise SidelitError(what, path=shown, hint="give it another name")
         content = reading.data(path)
-        if name.lower().endswith(".svg") and _PROGRAM.search(content):
+        if name.lower().endswith(".svg") and drawings.runs(content):
             what = "this drawing holds a program, which would run when a reader opens it by itself"
-            raise SidelitError(what, path=shown, hint="remove its scripts, handlers and entities")
+            raise SidelitError(
+                what, path=shown, hint="remove its scripts, handlers, entities and stylesheets"
+            )
         found[name] = content
     return found

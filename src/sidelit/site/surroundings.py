@@ -18,6 +18,8 @@ from sidelit.site.desk import Desk
 from sidelit.site.links import fragment
 from sidelit.text import prose
 
+# The kinds of pages whose words stand one block below the other.
+_IN_BLOCKS = ("chapter", "lesson", "prose")
 # The two faces of KaTeX that letters and signs are set in, and what of its HTML shows that a page uses them.
 _MATH_FACES = {
     "katex/fonts/KaTeX_Main-Regular.woff2": re.compile(
@@ -76,7 +78,16 @@ def info(
         arranged=kind == "home" and 'class="opening"' in body,
         forward=forward(desk) if kind == "forward" else None,
         lesson=lesson,
+        original=_original(desk) if kind in _IN_BLOCKS and not shown.original else None,
     )
+
+
+def _original(desk: Desk) -> views.Alternate | None:
+    """The page in the language that it was written in, if this is a translation of it."""
+    if desk.shown.original:
+        return None
+    source = desk.config.source_language
+    return next((each for each in desk.ways.alternates() if each.code == source and not each.current), None)
 
 
 def _opening_figure(desk: Desk) -> Markup:

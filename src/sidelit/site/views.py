@@ -128,6 +128,8 @@ class SectionView:
     """The heading without markup."""
     above: bool = False
     """Whether the words stand above the code and not beside it."""
+    newest: str = ""
+    """Where it is in the newest release, on a page that is out of date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,8 @@ class PageInfo:
     forward: Link | None = None
     """Where the page went whose old address this is."""
     lesson: LessonHead | None = None
+    original: Alternate | None = None
+    """The page that this one is a translation of, where its words can be shown beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +250,20 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
+class Versions:
+    """The other versions of the site."""
+
+    notice: str
+    """Why this page is not what readers should read, as in `Public.notice`."""
+    label: str | None
+    """The number of this version, or for a draft that of the newest one."""
+    newest: str
+    """Where this page is in the newest release."""
+    others: tuple[Link, ...]
+    """To the home pages of the others; the draft has no label."""
+
+
+@dataclass(frozen=True, slots=True)
 class SiteInfo:
     """What is the same on every page of one language."""
 
@@ -261,6 +279,7 @@ class SiteInfo:
     course: bool = False
     """Whether it has lessons, so that pages may mark those that are finished."""
     search: Search | None = None
+    versions: Versions | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,16 @@ class Ways:
         """From the root of the page's language to the root of the site."""
         return "" if self.shown.lang == self.config.source_language else "../"
 
+    @property
+    def top(self) -> str:
+        """To where all versions of the site lie."""
+        return self.root + "../" * self.config.public.base.count("/")
+
+    def newest(self, output: str) -> str:
+        """To a page in the newest release, or to the home page of that where it has no such page."""
+        public, name = self.config.public, address(self.config, output, self.shown.lang)
+        return f"{self.top}{name if name in public.newest else public.others[0].home(self.shown.lang)}"
+
     def to(self, output: str) -> str:
         """To another page in the same language."""
         return links.relative(output, self.shown.text.item.output)
@@ -118,6 +128,13 @@ class Ways:
             known = self.config.language(lang)
             current = lang == self.shown.lang
             yield views.Alternate(lang, known.name, known.short, known.tag, url + anchor, current)
+
+    def others(self, section: str) -> Iterator[views.Alternate]:
+        """To a section in the other languages that the page stands in."""
+        written = self.config.written_in(self.shown.text.item)
+        for other in self.alternates(section) if self.shown.lang in written else ():
+            if other.code in written and not other.current:
+                yield other
 
     def _group(
         self, number: str, label: str, items: Sequence[Chapter | Prose], lang: str | None

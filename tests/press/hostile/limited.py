@@ -13,6 +13,7 @@ import math
 import resource
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,7 @@ def words(folder: Path, case: cases.Case) -> None:
     """Print a text as other people's docstring and as a page of a site."""
     said = cases.text(case)
     (folder / "module.py").write_text(f'"""# A title"""\n\n\ndef f():\n    {said!r}\n', "utf-8")
-    printing.files(printing.Job((folder / "module.py",)))
+    _print(folder / "module.py")
     pages = folder / "project" / "site" / "pages"
     pages.mkdir(parents=True, exist_ok=True)
     (pages.parent / "sidelit.toml").write_text(PAGE, "utf-8")
@@ -49,7 +50,12 @@ def words(folder: Path, case: cases.Case) -> None:
 def source(folder: Path, case: cases.Case) -> None:
     """Print a whole source."""
     (folder / "module.py").write_bytes(cases.text(case).encode("utf-8", "surrogatepass"))
-    printing.files(printing.Job((folder / "module.py",)))
+    _print(folder / "module.py")
+
+
+def _print(path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as out:
+        printing.write(printing.Job((path,)), Path(out))
 
 
 def data(folder: Path, case: cases.Case) -> None:

@@ -33,9 +33,12 @@ PLACE = re.compile(
 @pytest.mark.full
 def test_every_id_that_was_published_leads_to_its_section(tmp_path: Path) -> None:
     # All languages have the same addresses and ids, which another test sees to; so English is enough here.
-    shutil.copytree(ROOT / "site", tmp_path / "site", ignore=shutil.ignore_patterns("locale"))
-    read = config.load(ROOT / "site/sidelit.toml")
-    book = replace(read, path=tmp_path / "site/sidelit.toml", languages=("en",))
+    for folder in ("site", "src", "tests", "examples", "benchmarks"):
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("locale", "__pycache__")
+        )
+    read = config.load(tmp_path / "site/sidelit.toml")
+    book = replace(read, languages=(read.source_language,))
     pages = {name: data.decode() for name, data in site.files(book).items() if name.endswith(".html")}
     places = {name: list(PLACE.finditer(text)) for name, text in pages.items()}
     sections = {name: {each["section"] or each["alias"] for each in found} for name, found in places.items()}

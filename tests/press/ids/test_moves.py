@@ -237,7 +237,11 @@ def test_the_history_of_a_book(book: Book) -> None:
     ]
     book.chapters(*entries)
     moved = book.build()
-    assert {name: data.replace(b"book/zero/", b"book/") for name, data in moved.items()} == first
+    as_it_was = {
+        name: data.replace(b"book/zero/", b"book/").replace(b"book.zero.", b"book.")
+        for name, data in moved.items()
+    }
+    assert as_it_was == first
     assert "0 catalogues" in book.run("sync")
     assert tree(book.root / "site/locale") == catalogues
     ledger = (book.root / "site/anchors.json").read_bytes()

@@ -195,3 +195,60 @@ def test_files_are_printed_in_a_language_of_their_project(german: Path) -> None:
     aside = ("--locale", "site/locale", "--source", "de", "--out", "aside")
     sidelit("print", "src/ring.py", "--lang", "en", *aside, cwd=german)
     assert "The ring" in page(german / "aside", "ring.html").text
+
+
+@pytest.fixture
+def kept(german: Path) -> Path:
+    """A project whose chapters stay in German, though its other pages are translated into English."""
+    edit(german / "site/sidelit.toml", 'label = "Teile"', 'label = "Teile"\nlanguages = ["de"]')
+    edit(german / "site/sidelit.toml", 'title = "Ring"', 'title = "Ring"\nurl = "https://example.org/ring/"')
+    return german
+
+
+def test_a_part_may_stay_in_the_language_of_its_sources(kept: Path) -> None:
+    sidelit("sync", cwd=kept)
+    assert not (kept / "site/locale/en/ring.po").exists()
+    told = sidelit("status", cwd=kept).stdout
+    assert [line.split()[0] for line in told.splitlines()[1:]] == ["pages/index", "pages/glossary", "site"]
+    sidelit("build", cwd=kept)
+    html = (kept / "build/site/en/ring.html").read_text(encoding="utf-8")
+    assert html.count("Not translated; shown in the original language") == 1
+    for shown in ('<h1 lang="de">Der Ring', '<p class="lede" lang="de">', '<h2 lang="de">Über die Größe'):
+        assert shown in html
+    assert re.search(r'<p lang="de"[^>]*>Sie wächst um 1\.', html)
+    # Neither the state of a sentence that waits for a translator, nor a link to the same words once more.
+    assert "untranslated" not in html
+    assert "Not translated yet" not in html
+    assert not re.search(r'<p class="acts">.*hreflang', html)
+    assert "original.js" not in html
+    edit(kept / "site/sidelit.toml", 'languages = ["de"]\n', "")
+    sidelit("build", cwd=kept)
+    assert "original.js" in (kept / "build/site/en/ring.html").read_text(encoding="utf-8")
+
+
+def test_to_the_world_a_page_that_stays_is_one_page(kept: Path) -> None:
+    sidelit("build", cwd=kept)
+    built = kept / "build/site"
+    html = (built / "en/ring.html").read_text(encoding="utf-8")
+    assert '<link rel="canonical" href="https://example.org/ring/ring.html">' in html
+    assert 'hreflang="en" href="https' not in html
+    assert '<meta name="citation_language" content="de">' in html
+    assert "/en/ring.html" not in (built / "sitemap.xml").read_text(encoding="utf-8")
+    assert "/en/index.html" in (built / "sitemap.xml").read_text(encoding="utf-8")
+    said = sidelit("cite", "grow", "--lang", "en", "--form", "csl", cwd=kept).stdout
+    assert '"language": "de"' in said
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ('["en"]', "`languages` must begin with 'de', what everything is written in"),
+        ('["de", "fr"]', "`languages` names 'fr', which is no language of this site; it has de, en"),
+        ('["de", "de"]', "and name each once"),
+    ],
+)
+def test_the_languages_of_a_part_are_those_of_the_site(german: Path, said: str, what: str) -> None:
+    line = edit(german / "site/sidelit.toml", 'label = "Teile"', f'label = "Teile"\nlanguages = {said}')
+    told = sidelit("build", cwd=german, code=1).stderr
+    assert what in told
+    assert abs(int(told.split(":")[1]) - line) <= 2

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from press.project import edit, sidelit
+from sidelit import assets
 
 
 def write(path: Path, text: str) -> Path:
@@ -80,3 +81,11 @@ def test_files_that_have_no_place_among_assets(sample: Path, tmp_path: Path) -> 
     secret = write(tmp_path / "secret", "s")
     (sample / "site/assets/ours.txt").symlink_to(secret)
     assert "leads out of the project's folder" in sidelit("build", cwd=sample, code=1).stderr
+
+
+@pytest.mark.parametrize("name", [name for name, _ in assets.asset_files() if name.endswith(".css")])
+def test_no_rule_of_a_stylesheet_stands_twice(name: str) -> None:
+    """Half of a merge once stood behind a selector, and undid the rule that was meant to be narrowed."""
+    rules = (assets.templates_folder() / "assets" / name).read_text("utf-8").splitlines()
+    long = [rule for rule in rules if rule.endswith("}") and len(rule) > 40]
+    assert sorted(long) == sorted(set(long))

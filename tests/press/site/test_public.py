@@ -6,6 +6,7 @@ import json
 import re
 from html import unescape
 from pathlib import Path
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 import pytest
@@ -91,14 +92,33 @@ def test_one_address_gives_every_link(published: Path) -> None:
         repository = "https://github.com/ada/loom"
         assert f'href="{repository}/blob/{commit}/src/sample/ring.py#L1"' in text
         assert f'href="{repository}/commit/{commit}"' in text
-        assert (
-            f'href="{repository}/issues/new?template=error.yml&amp;title=src/sample/ring.py%20%23Ring.put%20at%20{commit}"'
-            in text
-        )
+        form = "error.yml" if lang == "en" else f"translation.yml&language={quote('中文')}"
+        about = f"&title=src/sample/ring.py%20%23Ring.put%20at%20{commit}"
+        fields = f"&section=src/sample/ring.py%23Ring.put&version={commit}"
+        assert f'href="{repository}/issues/new?template={form}{about}{fields}"' in unescape(text)
         assert f"{addresses[lang]}" in re.findall(r'<a class="link" href="([^"]+)"', text)
     made = config.load(published / "site/sidelit.toml")
     lab = origin.fill(made.public.colab_url, origin.origin(made), "notebooks/one lab.ipynb")
     assert lab == f"https://colab.research.google.com/github/ada/loom/blob/{commit}/notebooks/one%20lab.ipynb"
+
+
+def test_no_page_has_a_link_that_waits_for_an_address(published: Path) -> None:
+    site, repository = published / "build/site", "https://github.com/ada/loom"
+    commit = git(published, "rev-parse", "HEAD").strip()
+    kinds = {"/blob/": 0, "/commit/": 0, "/issues/new": 0}
+    listed = (site / "sitemap.xml").read_text("utf-8")
+    for name in (name for name in tree(site) if name.endswith(".html") and name != "404.html"):
+        text = unescape((site / name).read_text("utf-8"))
+        (canonical,) = re.findall(r'rel="canonical" href="([^"]+)"', text)
+        assert f"<loc>{canonical}</loc>" in listed
+        for url in re.findall(r'(?:href|src|content)="((?:https?:)?//[^"]*|)"', text):
+            assert url, name
+            assert not re.search(r"[{}]|None|undefined", url), url
+            for kind in kinds:
+                if url.startswith(repository + kind):
+                    assert commit in url
+                    kinds[kind] += 1
+    assert min(kinds.values()) > 10, kinds
 
 
 def test_the_list_of_pages_names_each_of_them_in_each_language(published: Path) -> None:

@@ -67,7 +67,7 @@ def _section(shown: Page, piece: Piece, words: Words, head: str) -> Place:
     code = _code(piece)
     said = " ".join(filter(None, (head, _said(words.tokens))))
     named = module or (piece.kind in ("class", "function") and "/" not in piece.id)
-    foreign = words.state in ("stale", "missing")
+    foreign = shown.original or words.state in ("stale", "missing")
     return Place(piece.id, title, SYMBOL if named else WORDS, said, code, foreign)
 
 
@@ -85,16 +85,18 @@ def _headings(shown: Page) -> Iterator[Place]:
     for words in shown.words:
         for index, token in enumerate(words.tokens):
             if token.type == "heading_open" and token.meta.get("slug"):
-                yield _heading(place, title, held, states)
+                yield _heading(shown, place, title, held, states)
                 place, title = str(token.meta["slug"]), _said([words.tokens[index + 1]])
                 held, states = [], [words.state]
             else:
                 held.append(token)
-    yield _heading(place, title, held, states)
+    yield _heading(shown, place, title, held, states)
 
 
-def _heading(place: str, title: str, held: Sequence[Token], states: Sequence[str | None]) -> Place:
-    foreign = any(state in ("stale", "missing") for state in states)
+def _heading(
+    shown: Page, place: str, title: str, held: Sequence[Token], states: Sequence[str | None]
+) -> Place:
+    foreign = shown.original or any(state in ("stale", "missing") for state in states)
     return Place(place, title, WORDS, _said(held).removeprefix(title).strip(), foreign=foreign)
 
 

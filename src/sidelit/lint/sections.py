@@ -1,0 +1,132 @@
+"""# Lints for sections
+
+> What a section lacks can be counted: words beside its code, words under its pictures, a name one can say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from markdown_it.token import Token
+
+from sidelit.ids import naming
+from sidelit.lint import echo, english
+from sidelit.lint.unit import words_of
+from sidelit.strictness import Strictness
+from sidelit.text import markup
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section of a source, or a stretch of a page, as its lints see it.
+
+    :param id: its id, or the heading of the stretch.
+    :param line: where it begins.
+    :param prose: whether it is part of a page rather than of a source.
+    :param code: the lines beside its words.
+    :param definition: whether its words are the docstring of a function or a class.
+    """
+
+    source: str
+    id: str
+    line: int
+    prose: bool
+    tokens: Sequence[Token]
+    code: tuple[str, ...] = ()
+    definition: bool = False
+
+
+Rule = Callable[[Section, Strictness], Iterator[tuple[int, str]]]
+
+
+def lint(section: Section, asked: Strictness, *, is_english: bool) -> Iterator[tuple[str, int, str]]:
+    """What is wrong with a section: each with the name of the rule, the line and a sentence."""
+    for name, rule in (*ANY.items(), *(ENGLISH.items() if is_english else ())):
+        if asked.severities[name] != "off":
+            yield from ((name, line, sentence) for line, sentence in rule(section, asked))
+
+
+def _code_without_words(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+    count = sum(bool(line.strip()) for line in section.code)
+    if count > asked.lines and not section.prose and not any(markup.units(section.tokens)):
+        yield section.line, f"{count} lines of code without a word; say what they do, or cut them by comments"
+
+
+def _hash_id(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+    for word in re.findall("[0-9a-z]+", section.id.casefold()):
+        if naming.UNSAYABLE.fullmatch(word):
+            what = f"nobody can say the id {section.id}"
+            yield section.line, f"{what}; give it a name: `sidelit publish --redirect PAGE#OLD=NEW`"
+
+
+def _picture_without_words(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+    for owner, image in _images(section.tokens):
+        address = str(image.attrs.get("src", ""))
+        words = markup.plain(image.children or ()).strip()
+        # The name of the file is what a dialect puts there that has no words for pictures.
+        if not words or words == address.rpartition("/")[2]:
+            what = f"the picture {address} has no words for those who do not see it"
+            yield markup.line_of(image, owner), f"{what}; write them between the brackets"
+
+
+def _images(tokens: Iterable[Token], owner: Token | None = None) -> Iterator[tuple[Token | None, Token]]:
+    for token in tokens:
+        if token.type == "image":
+            yield owner, token
+        yield from _images(token.children or (), owner or token)
+
+
+def _repeats_code(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+    spoken = [(token, words) for token, words in english.sentences(section.tokens, everywhere=True)]
+    if len(spoken) != 1 or section.prose:
+        return
+    words = markup.plain(section.tokens)
+    if echo.repeats(words, section.code, definition=section.definition):
+        yield (
+            markup.line_of(spoken[0][0]),
+            "these words say what the line of code says; say why, or leave them out",
+        )
+
+
+def _long_sentence(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+    for token, words in english.sentences(section.tokens):
+        if (count := len(words.split())) > asked.words:
+            yield markup.line_of(token), f"a sentence of {count} words: “{english.begin(words)}”; cut it"
+
+
+def _short_sentences(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+    for token, run in english.runs(section.tokens):
+        what = f"{len(run)} sentences of under {english.SHORT} words one after the other"
+        yield markup.line_of(token), f"{what}: “{english.begin(' '.join(run))}”; join some of them"
+
+
+def _opening(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+    first = next(markup.units(section.tokens), None)
+    if first is not None and not section.prose and (word := english.pointer(words_of(first))):
+        yield markup.line_of(first), f"a section is read alone, and {word!r} points out of it; name the thing"
+
+
+def _word(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
+    if not asked.forbidden:
+        return
+    for token in markup.units(section.tokens):
+        words = words_of(token)
+        for each in asked.forbidden:
+            if found := each.pattern.search(words):
+                yield markup.line_of(token), f"“{found[0]}”: {each.say}"
+
+
+ANY: dict[str, Rule] = {
+    "code-without-words": _code_without_words,
+    "picture-without-words": _picture_without_words,
+    "hash-id": _hash_id,
+    "word": _word,
+}
+ENGLISH: dict[str, Rule] = {
+    "repeats-code": _repeats_code,
+    "long-sentence": _long_sentence,
+    "short-sentences": _short_sentences,
+    "opening": _opening,
+}

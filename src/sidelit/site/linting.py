@@ -1,0 +1,81 @@
+"""# Linting a site
+
+> Sources, pages, symbols and translations are read once, and each is shown to the rules that are about it.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+
+from sidelit import glossary
+from sidelit.config import Config
+from sidelit.errors import SidelitError
+from sidelit.lint import lint, sections, symbols
+from sidelit.lint.lint import Finding
+from sidelit.site import content, proved, site
+from sidelit.source import source
+
+_TAG = re.compile("<[^>]*>")
+
+
+def findings(config: Config) -> tuple[Finding, ...]:
+    """All that is wrong with a site and can be said without a build.
+
+    Raises `SidelitError` if a file of it cannot be read.
+    """
+    written = site.texts(config)
+    books = site.shelf(config, written)
+    words = config.folder / "glossary.toml"
+    terms = glossary.read(words, config.shown(words), config.languages)
+    found: list[Finding] = []
+    for chapter in config.chapters:
+        text = source.read(config.project / chapter.source, shown=chapter.source).text
+        found += lint.lint_source(text, chapter.source)
+    for book in books.catalogs.values():
+        found += lint.lint_catalog(book, terms)
+    found += (lint.refused(error, "directive") for error in site.mistakes(config, written))
+    found += _chosen(config, written)
+    proved.lines(config, lambda error: found.append(lint.refused(error, "proves")))
+    return tuple(found)
+
+
+def _chosen(config: Config, written: Sequence[content.Text]) -> Iterator[Finding]:
+    """What breaks a rule that the configuration may choose, and the allowances that nothing needs."""
+    needed = set()
+    allowed = {(each.rule, each.source, each.section) for each in config.strictness.allowed}
+    for rule, section, error in (*_symbols(written), *_sections(config, written)):
+        severity = config.strictness.severities[rule]
+        asked = rule, str(error.path), section
+        if asked in allowed:
+            needed.add(asked)
+        elif severity != "off":
+            yield Finding(str(error.path), error.line or 1, rule, _said(error), severity)
+    for each in config.strictness.allowed:
+        if (each.rule, each.source, each.section) not in needed:
+            sentence = f"nothing in {each.source} at {each.section} breaks the rule {each.rule}; remove this"
+            yield Finding(config.shown(config.path), each.line, lint.ALLOW, sentence)
+
+
+def _said(error: SidelitError) -> str:
+    return error.what + (f"; {error.hint}" if error.hint else "")
+
+
+def _symbols(written: Sequence[content.Text]) -> Iterator[tuple[str, str, SidelitError]]:
+    """What is wrong with the notation of pages; it belongs to a page as a whole."""
+    program = symbols.program(line for page in written for piece in page.pieces for _, line in piece.lines)
+    for page in written:
+        yield from ((rule, "", error) for rule, error in symbols.lint(page.tokens, program))
+
+
+def _sections(config: Config, written: Sequence[content.Text]) -> Iterator[tuple[str, str, SidelitError]]:
+    is_english = config.language(config.source_language).tag.partition("-")[0] == "en"
+    for page in written:
+        for piece in page.pieces:
+            code = tuple(html.unescape(_TAG.sub("", line)) for _, line in piece.lines)
+            name, path = piece.id or piece.context, page.item.source
+            definition = piece.kind in ("function", "class")
+            one = sections.Section(path, name, piece.first_line, page.prose, piece.tokens, code, definition)
+            for rule, line, sentence in sections.lint(one, config.strictness, is_english=is_english):
+                yield rule, name, SidelitError(sentence, path=path, line=line)
