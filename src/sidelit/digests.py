@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import marshal
+import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import fields, is_dataclass
 from pathlib import Path, PurePath
@@ -19,7 +20,7 @@ _FORMAT = 2
 
 
 def digest(*values: object) -> str:
-    """A digest of values: texts, numbers, paths, records, and tuples, lists, mappings and sets of such.
+    """A digest of texts, numbers, paths, patterns, records, and of tuples, lists, mappings and sets of such.
 
     Raises `TypeError` for a value of another kind.
     """
@@ -67,6 +68,8 @@ class _Walk:
             return self._record(value)
         if isinstance(value, PurePath | str):
             return str(value)
+        if isinstance(value, re.Pattern):
+            return "pattern", value.pattern, value.flags
         if isinstance(value, Exception):
             return kind.__qualname__, str(value)
         raise TypeError(f"a {kind.__qualname__} has no digest")
