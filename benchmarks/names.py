@@ -31,8 +31,9 @@ from mypy.find_sources import create_source_list
 from mypy.options import Options
 
 from sidelit import config
-from sidelit.names import outside
-from sidelit.names.links import Definition, Names, Written
+from sidelit.names import outside, shelf
+from sidelit.names.links import Definition, Names
+from sidelit.names.shelf import Written
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -104,32 +105,31 @@ class Oracle:
 
 def compare(written: Sequence[Written], documented: Mapping[str, str]) -> Tally:
     """Compare all links of these files."""
-    names, tally = Names(tuple(written)), Tally()
+    names, tally = Names(written), Tally()
     oracle = Oracle([Path(each.path) for each in written])
     for each in written:
-        links = names.links(each.path)
-        file = names.files.get(each.path)
+        links, file = names.links(each.path), shelf.read(each)
         if file is None:
             continue
         tally.names += sum(
             1 for node, _ in file.survey.uses if getattr(node, "id", "") not in ("self", "cls")
         )
         for line, row in links.items():
-            text = names.lines[each.path][line - 1]
+            text = file.lines[line - 1]
             for link in row:
                 if isinstance(link.to, str) and not outside.address(documented, link.to):
                     continue
                 tally.links += 1
-                known = oracle.ask(each.path, line, len(text[: link.end].encode()))
-                where = f"{each.path}:{line}:{link.start + 1} {text[link.start : link.end]}"
-                _judge(tally, names, link.to, known, where)
+                known = oracle.ask(each.path, line, len(text[: link.start + len(link.text)].encode()))
+                where = f"{each.path}:{line}:{link.start + 1} {link.text}"
+                _judge(tally, link.to, known, where)
     return tally
 
 
-def _judge(tally: Tally, names: Names, to: Definition | str, known: Sequence[Answer], where: str) -> None:
+def _judge(tally: Tally, to: Definition | str, known: Sequence[Answer], where: str) -> None:
     if not known:
         tally.unknown += 1
-    elif any(_agrees(names, to, each) for each in known):
+    elif any(_agrees(to, each) for each in known):
         tally.right += 1
     else:
         said = ", ".join(f"{each.name} {each.path}:{each.line}" for each in known)
@@ -137,13 +137,13 @@ def _judge(tally: Tally, names: Names, to: Definition | str, known: Sequence[Ans
         tally.wrong.append(f"{where}: the link leads to {ours}, mypy says {said}")
 
 
-def _agrees(names: Names, to: Definition | str, said: Answer) -> bool:
+def _agrees(to: Definition | str, said: Answer) -> bool:
     if isinstance(to, Definition):
         if to.kind == "module":
             return to.path == said.path and said.line <= 1
         if to.kind in ("variable", "parameter"):
             # mypy takes a local name for the module of that name, and knows only the first binding of it.
-            return said.name == to.qualname.rpartition(".")[2] and said.line in _bindings(names, to)
+            return said.name == to.qualname.rpartition(".")[2] and said.line in _bindings(to)
         return to.path == said.path and said.line in _lines(to.path).get(to.line, range(to.line, to.line + 1))
     last = to.rpartition(".")[2]
     if said.name.rpartition(".")[2] != last:
@@ -158,11 +158,17 @@ def _agrees(names: Names, to: Definition | str, said: Answer) -> bool:
     return above or (abstract is not object and bool(mro) and issubclass(mro[0], abstract))
 
 
-def _bindings(names: Names, to: Definition) -> set[int]:
+@cache
+def _file(path: str) -> shelf.File | None:
+    return shelf.read(Written(path, path, Path(path)))
+
+
+def _bindings(to: Definition) -> set[int]:
     """The lines that bind the variable of a definition."""
     found = {to.line}
-    survey = names.files[to.path].survey
-    for scope in (survey.top, *survey.inner.values()):
+    file = _file(to.path)
+    top = [file.survey.top] if file else []
+    for scope in (*top, *(inner for each in top for inner in each.inner.values())):
         bound = scope.bindings.get(to.qualname.rpartition(".")[2], [])
         if any((each.line, each.qualname) == (to.line, to.qualname) for each in bound):
             found.update(each.line for each in bound)

@@ -50,7 +50,7 @@ class Kept(Sequence[Item]):
         return iter(self._whole())
 
     def _whole(self) -> tuple[Item, ...]:
-        _note(self.name)
+        note(self.name)
         whole: tuple[Item, ...] = _made(self)
         return whole
 
@@ -67,11 +67,11 @@ class Noted(Mapping[Key, Value]):
         self._known, self._name = known, name
 
     def __getitem__(self, key: Key) -> Value:
-        _note(self._name)
+        note(self._name)
         return self._known[key]
 
     def __iter__(self) -> Iterator[Key]:
-        _note(self._name)
+        note(self._name)
         return iter(self._known)
 
     def __len__(self) -> int:
@@ -82,7 +82,8 @@ class Noted(Mapping[Key, Value]):
 _asked: list[set[str]] = []
 
 
-def _note(name: str) -> None:
+def note(name: str) -> None:
+    """Tell `asking` that something of this name is looked at."""
     for names in _asked:
         names.add(name)
 

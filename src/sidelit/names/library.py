@@ -10,38 +10,25 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from sidelit.names import scopes
 from sidelit.names.scopes import Binding, Scope
-from sidelit.names.survey import Survey
+from sidelit.names.shelf import Shelf
 
 Meaning: TypeAlias = "Binding | str"
 
 _BUILT_IN = frozenset(name for name in dir(builtins) if not name.startswith("_"))
 
 
-@dataclass(frozen=True, slots=True)
-class File:
-    """A source: the path that the project knows it by, the name of its module, its names."""
-
-    path: str
-    module: str
-    survey: Survey
-
-
 class Library:
-    """All modules of a project.
+    """All modules of a project."""
 
-    :param unread: modules of the project whose names nobody knows
-    """
-
-    def __init__(self, files: Iterable[File], unread: Iterable[str] = ()) -> None:
-        self.files: Mapping[str, File] = {each.module: each for each in files}
-        self.packages = {name[:end] for name in self.files for end in _ends(name)}
-        self.tops = {name.partition(".")[0] for name in (*self.files, *unread)}
+    def __init__(self, shelf: Shelf) -> None:
+        self.files = shelf
+        self.packages = {name[:end] for name in shelf.modules for end in _ends(name)}
+        self.tops = {name.partition(".")[0] for name in shelf.modules}
         self._asked: set[tuple[str, str]] = set()
         self._members: dict[tuple[str, str], Meaning | None] = {}
 

@@ -9,27 +9,17 @@ The name that a definition gives is no link, and neither is what is bound on the
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sidelit.names.binding import absolute, place
-from sidelit.names.library import File, Library, Meaning
+from sidelit.names.library import Library, Meaning
 from sidelit.names.scopes import Binding, Scope
-from sidelit.names.survey import Import, survey
+from sidelit.names.shelf import File, Shelf, Written
+from sidelit.names.survey import Import
 from sidelit.names.values import Values
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A source: its path in the project, the module that it is, its text, whether it is the `__init__` of a
-    package.
-    """
-
-    path: str
-    module: str
-    text: str
-    package: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,48 +39,79 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An identifier: its columns in its line, counted in characters, and what it means: a definition of the
-    project, or a dotted name from outside.
+    """An identifier: its column in its line, counted in characters, its text, and what it means: a definition
+    of the project, or a dotted name from outside.
     """
 
     start: int
-    end: int
+    text: str
     to: Definition | str
 
 
 Links = Mapping[int, tuple[Link, ...]]
 
 
+# How much text stays outlined before all of it is put away, in characters.
+MOST = 4_000_000
+
+# After how much more text the collector is told to leave the outlines alone.
+_SETTLED = 300_000
+
+
 class Names:
     """The names of a project.
 
-    A file that Python cannot read has none.
+    A file that Python cannot read has none. Within `with` garbage is not looked for among what was read.
+
+    :param most: the length of the texts that may be outlined before the next file is asked for
     """
 
-    def __init__(self, written: Iterable[Written]) -> None:
-        self.lines: dict[str, list[str]] = {}
-        files, unread = [], []
-        for each in written:
-            text = re.sub(r"\r\n?", "\n", each.text)
-            try:
-                tree = ast.parse(text.removeprefix("\ufeff"))
-                files.append(File(each.path, each.module, survey(tree, each.module, each.package)))
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
-                unread.append(each.module)
-                continue
-            self.lines[each.path] = text.split("\n")
-        self.files = {each.path: each for each in files}
-        self.library = Library(files, unread)
+    def __init__(self, written: Iterable[Written], most: int = MOST) -> None:
+        self._written = tuple(written)
+        self._most = most
+        self._settled = 0
+        self._within = False
+        self._begin()
+        self.paths = {each.module: each.path for each in self.shelf.written.values()}
+        self._modules = {path: module for module, path in self.paths.items()}
+
+    def _begin(self) -> None:
+        self.shelf = Shelf(self._written)
+        self.library = Library(self.shelf)
         self.values = Values(self.library)
-        self.paths = {each.module: each.path for each in files}
-        self.packages = {each.path: each.package for each in written} if isinstance(written, tuple) else {}
+
+    def __enter__(self) -> Names:
+        self._within = True
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._within = False
+        self._put_away()
+
+    def _put_away(self) -> None:
+        gc.unfreeze()
+        self._settled = 0
+        self._begin()
+        gc.collect()
+
+    def _settle(self) -> None:
+        """Let the collector pass over the outlines, which are many and all in use."""
+        if self._within and self.shelf.size > self._settled + _SETTLED:
+            self._settled = self.shelf.size
+            gc.collect()
+            gc.freeze()
 
     def links(self, path: str) -> Links:
         """The links of a file, by line."""
+        if self.shelf.size > self._most:
+            self._put_away()
+        if path not in self._modules:
+            return {}
         found: dict[int, dict[int, Link]] = {}
-        file = self.files.get(path)
-        for line, link in self._all(file) if file else ():
-            found.setdefault(line, {})[link.start] = link
+        with self.shelf.whole(self._modules[path]) as file:
+            for line, link in self._all(file) if file else ():
+                found.setdefault(line, {})[link.start] = link
+        self._settle()
         return {line: tuple(links[start] for start in sorted(links)) for line, links in sorted(found.items())}
 
     def _all(self, file: File) -> Iterator[tuple[int, Link]]:
@@ -114,9 +135,9 @@ class Names:
             for alias in node.names:
                 yield from self._module(file, alias.name, alias.lineno, alias.col_offset, alias.name)
             return
-        package = file.module if self.packages.get(file.path) else file.module.rpartition(".")[0]
+        package = file.module if file.package else file.module.rpartition(".")[0]
         origin = absolute(node, package)
-        line = self.lines[file.path][node.lineno - 1]
+        line = file.lines[node.lineno - 1]
         said = re.compile(r"from\s+(\.*)\s*").match(line, _characters(line, node.col_offset))
         if said and node.module:
             column = len(line[: said.end()].encode())
@@ -142,15 +163,15 @@ class Names:
             return
         if isinstance(to, Definition) and (to.path, to.line) == (file.path, line):
             return
-        row = self.lines[file.path][line - 1]
+        row = file.lines[line - 1]
         start = _characters(row, column)
         # Some versions of Python are mistaken about places inside of f-strings.
         if row[start : start + len(text)] == text:
-            yield line, Link(start, start + len(text), to)
+            yield line, Link(start, text, to)
 
     def _target(self, meaning: Meaning | None) -> Definition | str | None:
         if isinstance(meaning, str):
-            if meaning in self.paths:
+            if meaning in self.shelf:
                 return Definition(self.paths[meaning], 0, "module", "")
             return None if self.library.inside(meaning) else meaning
         if meaning is None or meaning.kind == "import" or _is_receiver(meaning):

@@ -33,9 +33,6 @@ class Objects:
     def __init__(self, library: Library) -> None:
         self.library = library
         self.classes = Classes(self._body, self._base)
-        self._inner = {
-            node: scope for file in library.files.values() for node, scope in file.survey.inner.items()
-        }
         self._bound: dict[Binding, Known | None] = {}
         self._open: set[Binding] = set()
 
@@ -213,7 +210,7 @@ class Objects:
         return Above(receiver.what, receiver)
 
     def _body(self, what: Binding) -> Scope:
-        return self._inner[what.node]
+        return what.scope.top.inner[what.node]
 
     def _base(self, node: ast.expr, scope: Scope) -> Base:
         if not isinstance(node, ast.Name | ast.Attribute):

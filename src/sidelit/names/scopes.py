@@ -10,7 +10,7 @@ is called, and then there is no answer here.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -86,6 +86,8 @@ class Scope:
     """What the methods of a class assign to `self`."""
     receiver: str = ""
     """What a method calls its object, or its class if it is a class method."""
+    inner: dict[ast.AST, Scope] = field(default_factory=dict)
+    """Of a module: the scope that each definition and comprehension in it opens."""
 
     @property
     def qualname(self) -> str:
@@ -105,6 +107,14 @@ class Scope:
         while scope.kind == "comprehension" and scope.parent:
             scope = scope.parent
         return scope
+
+    @property
+    def around(self) -> Iterator[Scope]:
+        """The scopes that it stands in, from the nearest to the module's."""
+        scope = self.parent
+        while scope:
+            yield scope
+            scope = scope.parent
 
     @property
     def top(self) -> Scope:

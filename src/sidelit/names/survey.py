@@ -28,13 +28,11 @@ class Survey:
 
     :param uses: each name and attribute with the scope it is read in.
     :param imports: each statement that imports, with its scope.
-    :param inner: the scope that each definition opens.
     """
 
     top: Scope
     uses: list[tuple[ast.Name | ast.Attribute, Scope]] = field(default_factory=list)
     imports: list[tuple[Import, Scope]] = field(default_factory=list)
-    inner: dict[ast.AST, Scope] = field(default_factory=dict)
 
 
 def survey(tree: ast.Module, module: str, package: bool) -> Survey:
@@ -130,7 +128,7 @@ class _Walk:
 
     def open(self, kind: str, node: ast.AST, scope: Scope) -> Scope:
         inner = Scope(kind, node, scope.module, scope)  # type: ignore[arg-type]
-        self.found.inner[node] = inner
+        self.found.top.inner[node] = inner
         return inner
 
     def visit_if(self, node: ast.AST | None, scope: Scope) -> None:

@@ -105,10 +105,10 @@ class Values(Objects):
         return Instance("builtins.dict", tuple(sides))
 
     def made(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp, scope: Scope) -> Known | None:
-        return Instance(f"builtins.{_DISPLAYS[type(node)]}", (self.of(node.elt, self._inner[node]),))
+        return Instance(f"builtins.{_DISPLAYS[type(node)]}", (self.of(node.elt, scope.top.inner[node]),))
 
     def made_table(self, node: ast.DictComp, scope: Scope) -> Known | None:
-        inner = self._inner[node]
+        inner = scope.top.inner[node]
         return Instance("builtins.dict", (self.of(node.key, inner), self.of(node.value, inner)))
 
     def choice(self, node: ast.IfExp, scope: Scope) -> Known | None:

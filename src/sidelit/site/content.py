@@ -10,7 +10,7 @@ it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -99,11 +99,10 @@ def chapter(
     names: Sequence[Anchor],
     number: int = 0,
     report: Callable[[SidelitError], None] = lambda error: None,
-    marks: Mapping[int, Sequence[code.Mark]] = code.NO_MARKS,
 ) -> Text:
     """Make the text of a source; `names` are the anchors of its sections, `number` is its place in the book.
 
-    What is wrong with a docstring in its dialect goes to `report`. `marks` are the links in its lines.
+    What is wrong with a docstring in its dialect goes to `report`.
 
     Sections that are hidden from readers are left out here, once for all languages.
     """
@@ -120,7 +119,7 @@ def chapter(
             kind=section.kind,
             qualname=section.qualname,
             tokens=docstrings.read(section.commentary, section.commentary_line or 1),
-            lines=tuple(code.numbered(lines, section.code, marks)),
+            lines=tuple(code.numbered(lines, section.code)),
             code_digest=catalog.code_digest(line for _, line in section.code),
             first_line=section.first_line,
             fold=folds[section.depth] if section.depth else None,
@@ -130,7 +129,7 @@ def chapter(
     )
     pieces = tuple(_numbered(_with_anchors(pieces), number))
     ids = frozenset(name for piece in pieces for name in (piece.id, *piece.aliases))
-    digest = digests.digest(document.text, item, names, number, marks)
+    digest = digests.digest(document.text, item, names, number)
     if not pieces or pieces[0].kind != "module":
         return Text(item, item.module, pieces, ids, number, digest=digest)
     tokens, named = fields.take(pieces[0].tokens, "figure")

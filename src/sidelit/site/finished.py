@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from sidelit import assets, digests
+from sidelit.site import identifiers
 from sidelit.site.beside import Picture
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition, Page
@@ -27,7 +28,7 @@ from sidelit.store import Store
 
 # No page may look at these but by way of what is told of each text: `_told`, `_words`, `kept.asking`. The
 # others are told of by the files that they are made from.
-_APART = {"editions", "texts", "notations", "uses", "math", "shelf", "figures", "report"}
+_APART = {"editions", "texts", "notations", "names", "uses", "math", "shelf", "figures", "report"}
 # However small a site is, this much may be kept, in bytes; of a larger one, as much as it has twice.
 _LEAST = 64 << 20
 
@@ -74,6 +75,7 @@ def _words(press: Press) -> Iterator[tuple[str, str]]:
     yield USES, digests.digest(press.uses)
     for source, text in press.texts.items():
         yield source, text.digest
+        yield identifiers.NOTED.format(source), digests.digest(list(press.names.told(source)))
     for lang, edition in press.editions.items():
         for page in edition.pages.values():
             yield f"{lang}/{page.text.item.source}", page.digest

@@ -9,126 +9,138 @@ of its section, and any other line by its number.
 from __future__ import annotations
 
 import posixpath
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
-from typing import TypeAlias
+from pathlib import Path
 from urllib.parse import quote
 
+from sidelit import kept, workers
 from sidelit.config import Chapter, Config
-from sidelit.ids.anchors import Anchor
 from sidelit.names import outside
-from sidelit.names.links import Definition, Names, Written
+from sidelit.names.links import Definition, Links, Names
+from sidelit.names.shelf import Written
+from sidelit.site.content import Text
 from sidelit.site.links import fragment
-from sidelit.source.source import Document
+from sidelit.text import code
 from sidelit.text.code import Mark
-
-_OPENED = re.compile(r'<a class="n" href="([^"]*)"')
-
-
-Read: TypeAlias = tuple[Chapter, Document, Sequence[Anchor]]
-"""A source, and the anchors of its sections."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a line of code is shown: its page, and its id there."""
+class Shown:
+    """What of a source is on its page.
+
+    :param lines: the lines of code.
+    :param sections: the id of each class and function, by the line and the name of its definition.
+    """
 
     output: str
-    anchor: str
+    lines: frozenset[int]
+    sections: Mapping[tuple[int, str], str]
 
 
+def shown(text: Text) -> Shown:
+    """What the page of a source shows."""
+    lines, sections = set[int](), {}
+    for piece in text.pieces:
+        for number, _ in piece.lines:
+            lines.add(number)
+            if piece.kind in ("class", "function"):
+                sections[number, piece.qualname] = piece.id
+    return Shown(text.item.output, frozenset(lines), sections)
+
+
+def _of(links: Mapping[str, Links], source: str) -> Links:
+    return links.get(source, {})
+
+
+@dataclass(frozen=True, slots=True)
 class Identifiers:
-    """The links of all chapters of a site."""
+    """The names in the code of a site.
 
-    def __init__(self, read: Sequence[Read], documented: Mapping[str, str]) -> None:
-        self.documented = documented
-        self.names = Names(
-            tuple(
-                Written(item.source, item.module, document.text, item.source.endswith("__init__.py"))
-                for item, document, _ in read
-                if item.module
-            )
-        )
-        self.outputs = {item.source: item.output for item, _, _ in read}
-        self.places: dict[str, dict[int, str]] = {}
-        self.sections: dict[str, dict[tuple[int, str], str]] = {}
-        for item, document, anchors in read:
-            self.places[item.source] = places = {}
-            self.sections[item.source] = sections = {}
-            for section, anchor in zip(document.sections, anchors, strict=True):
-                for number, _ in section.code if not section.hidden else ():
-                    places[number] = anchor.id
-                    if section.kind in ("class", "function"):
-                        sections[number, section.qualname] = anchor.id
+    :param shown: what of each source is on its page.
+    :param links: finds the links of a source.
+    :param documented: the addresses of names of others.
+    """
 
-    def marks(self, item: Chapter) -> dict[int, tuple[Mark, ...]]:
-        """The links of a chapter, by line, with addresses as its own page needs them."""
-        found = {}
-        for line, links in self.names.links(item.source).items():
-            marks = []
-            for link in links:
-                href = self.address(link.to, item.output)
-                if href:
-                    marks.append(
-                        Mark(
-                            link.start, link.end, f'<a class="n" href="{escape(href)}" tabindex="-1">', "</a>"
-                        )
-                    )
-            if marks:
-                found[line] = tuple(marks)
-        return found
+    shown: Mapping[str, Shown]
+    links: Callable[[str], Links]
+    documented: Mapping[str, str]
+
+    def lines(self, source: str, lines: Iterable[tuple[int, str]], page: str) -> Iterator[tuple[int, str]]:
+        """Lines of code of a source, with links as a page of the site needs them."""
+        kept.note(NOTED.format(source))
+        links = self.links(source)
+        for number, html in lines:
+            if number in links:
+                marks = [
+                    Mark(link.start, link.text, f'<a class="n" href="{escape(href)}" tabindex="-1">', "</a>")
+                    for link in links[number]
+                    if (href := self.address(link.to, page))
+                ]
+                yield number, code.marked(html, marks)
+            else:
+                yield number, html
+
+    def told(self, source: str) -> Iterator[tuple[int, int, str, str | None]]:
+        """All links of a source: line, first column, text, and address as seen from its own page."""
+        page = self.shown[source].output if source in self.shown else ""
+        for number, links in self.links(source).items():
+            yield from ((number, link.start, link.text, self.address(link.to, page)) for link in links)
 
     def address(self, to: Definition | str, page: str) -> str | None:
         """The address of what a name means, seen from a page of the site."""
         if isinstance(to, str):
             return outside.address(self.documented, to)
-        place = self.place(to)
-        if place is None:
+        place = self.shown.get(to.path)
+        anchor = self.anchor(to)
+        if place is None or anchor is None:
             return None
         path = "" if place.output == page else _relative(place.output, page)
-        return path + (f"#{fragment(place.anchor)}" if place.anchor else "") or None
+        return path + (f"#{fragment(anchor)}" if anchor else "") or None
 
-    def place(self, to: Definition) -> Place | None:
-        """Where a definition is shown, if it is."""
+    def anchor(self, to: Definition) -> str | None:
+        """The id of a definition on its page, if it is shown there; empty for the page itself."""
+        place = self.shown.get(to.path)
         if to.line == 0:
-            return Place(self.outputs[to.path], "")
-        if to.line not in self.places[to.path]:
+            return ""
+        if place is None or to.line not in place.lines:
             return None
-        section = (
-            self.sections[to.path].get((to.line, to.qualname)) if to.kind in ("class", "function") else None
-        )
-        return Place(self.outputs[to.path], section or f"line-{to.line}")
+        named = to.kind in ("class", "function")
+        return (named and place.sections.get((to.line, to.qualname))) or f"line-{to.line}"
 
 
-def identifiers(config: Config, read: Sequence[Read]) -> Identifiers:
-    """Find the links of all chapters.
+# What `kept.asking` calls the links of a source.
+NOTED = ":names/{}"
+NOBODY = Identifiers({}, partial(_of, {}), {})
+
+
+def identifiers(config: Config, texts: Sequence[Text], jobs: int | None = None) -> Identifiers:
+    """Find the names of all chapters.
 
     :raises SidelitError: a list of documented names cannot be read.
     """
-    folder = config.folder
-    return Identifiers(read, outside.addresses(config.inventories, folder, config.shown(folder)))
+    documented = outside.addresses(config.inventories, config.folder, config.shown(config.folder))
+    chapters = [text for text in texts if isinstance(text.item, Chapter)]
+    sources = [text.item.source for text in chapters]
+    names = Names(written(config.project, (text.item for text in chapters if isinstance(text.item, Chapter))))
+    with names:
+        links = dict(zip(sources, workers.shared(names.links, sources, jobs), strict=True))
+    return Identifiers({text.item.source: shown(text) for text in chapters}, partial(_of, links), documented)
 
 
-def moved(html: str, home: str, page: str) -> str:
-    """Code of one page as another page shows it: its links start from there."""
-
-    def lead(found: re.Match[str]) -> str:
-        path, sign, anchor = found[1].partition("#")
-        if ":" in path:
-            return found[0]
-        target = posixpath.join(posixpath.dirname(home), path) if path else quote(home)
-        return (
-            f'<a class="n" href="{posixpath.relpath(target, posixpath.dirname(page) or ".")}{sign}{anchor}"'
-        )
-
-    return _OPENED.sub(lead, html)
+def written(folder: Path, chapters: Iterable[Chapter]) -> tuple[Written, ...]:
+    """The sources of chapters that a program can import; their paths start from the folder."""
+    return tuple(
+        Written(each.source, each.module, folder / each.source, _is_package(each))
+        for each in chapters
+        if each.module
+    )
 
 
-def plain(html: str) -> str:
-    """Code without its links."""
-    return re.sub(r'<a class="n"[^>]*>|</a>', "", html)
+def _is_package(chapter: Chapter) -> bool:
+    return posixpath.basename(chapter.source) == "__init__.py"
 
 
 def _relative(target: str, page: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from sidelit import config, languages
@@ -18,7 +19,8 @@ from sidelit.languages import Language
 def configuration(paths: Sequence[Path], lang: str) -> Config:
     """A site made of nothing but these files, each at its place below the folder they have in common."""
     base = Path(os.path.commonpath([path.resolve().parent for path in paths]))
-    chapters = tuple(_chapter(path, base) for path in paths)
+    is_package = cache(lambda folder: (folder / "__init__.py").is_file())
+    chapters = tuple(_chapter(path, base, is_package) for path in paths)
     taken: dict[str, str] = {}
     for chapter in chapters:
         if (other := taken.setdefault(chapter.output, chapter.source)) != chapter.source:
@@ -50,15 +52,16 @@ def _language(base: Path, lang: str) -> Language:
     return languages.load(lang, nearest, str(nearest))
 
 
-def _chapter(path: Path, base: Path) -> Chapter:
+def _chapter(path: Path, base: Path, is_package: Callable[[Path], bool]) -> Chapter:
     below = PurePosixPath(path.resolve().relative_to(base).as_posix())
-    module = config.module_name(PurePosixPath(path.resolve().as_posix()), below)
+    placed = config.module_name(PurePosixPath(path.resolve().as_posix()), below)
+    module = _import_name(path, placed, is_package)
     return Chapter(
         path.as_posix(), str(below.with_suffix(".html")), str(below.with_suffix("")), module=module
     )
 
 
-def import_name(path: Path, placed: str) -> str:
+def _import_name(path: Path, placed: str, is_package: Callable[[Path], bool]) -> str:
     """The name a program imports a file by. Packages are the folders around it that say they are.
 
     Without any, `placed` is the name, made of the folders below the common one, if it can be a name.
@@ -66,7 +69,7 @@ def import_name(path: Path, placed: str) -> str:
     path = path.resolve()
     names = [] if path.stem == "__init__" else [path.stem]
     folder = path.parent
-    while (folder / "__init__.py").is_file():
+    while is_package(folder):
         names.insert(0, folder.name)
         folder = folder.parent
     if len(names) > 1:

@@ -21,6 +21,7 @@ from sidelit.site import citation, forwarding, views
 from sidelit.site.beside import Pictures
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition
+from sidelit.site.identifiers import NOBODY, Identifiers
 from sidelit.site.links import Index
 from sidelit.site.uses import Use
 from sidelit.symbols import marking
@@ -48,6 +49,8 @@ class Press:
     leads: forwarding.Leads = field(default_factory=dict)
     texts: Mapping[str, Text] = field(default_factory=dict)
     """Every page as it was written, by its source."""
+    names: Identifiers = NOBODY
+    """What the names in code mean."""
     notations: Mapping[str, Notation] = field(default_factory=dict)
     """What each page declares its symbols to mean, by its source."""
     figures: Gallery = field(default_factory=Gallery)

@@ -10,10 +10,11 @@ Python is an error anyway.
 
 from __future__ import annotations
 
+import pickle
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from sidelit import assets, origin, workers
@@ -21,7 +22,8 @@ from sidelit.catalog import catalog
 from sidelit.config import Chapter, Config
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
-from sidelit.kept import in_file
+from sidelit.kept import AT_HAND, in_file
+from sidelit.names.links import Links, Names
 from sidelit.site import anchoring, beside, content, edition, identifiers, links, loose_files, making, site
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
@@ -82,10 +84,12 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
     paths = tuple({path.resolve(): path for path in loose_files.expanded(job.paths)}.values())
     made = loose_files.configuration(paths, job.lang)
     homes = anchoring.Homes()
+    linked = Names(identifiers.written(Path.cwd(), made.chapters))
     names = _names(paths, made, job, homes)
     faults: list[SidelitError] = []
     unread = site.Collector()
     written: list[content.Text] = []
+    shown: dict[str, identifiers.Shown] = {}
     # The words of all pages together may be more than memory holds.
     with tempfile.TemporaryDirectory(dir=folder) as pieces:
         code.prepare()
@@ -93,32 +97,49 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
             _File(path, chapter, Path(pieces) / str(number))
             for number, (path, chapter) in enumerate(zip(paths, made.chapters, strict=True))
         ]
-        for text, told in workers.shared(partial(_read, homes, job), files, jobs):
-            if text is None:
-                unread.errors += told
-            else:
-                written.append(text)
-                faults += told
+        with linked:
+            for read, told in workers.shared(partial(_read, homes, linked, job), files, jobs):
+                if read is None:
+                    unread.errors += told
+                else:
+                    written.append(read.text)
+                    shown[read.text.item.source] = read.shown
+                    faults += told
         if job.strict or not written:
             unread.check()
-        read = tuple(text.item for text in written if isinstance(text.item, Chapter))
-        made = replace(made, parts=(replace(made.parts[0], chapters=read),))
+        chapters = tuple(text.item for text in written if isinstance(text.item, Chapter))
+        made = replace(made, parts=(replace(made.parts[0], chapters=chapters),))
         title = made.language(job.lang).word("files")
         written += [content.Text(item, title, (), frozenset()) for item in made.front]
-        done = _pages(made, written, job, names, faults, folder, jobs)
+        found = identifiers.Identifiers(shown, _links(files), {})
+        done = _pages(made, written, job, names, found, faults, folder, jobs)
     return replace(done, skipped=tuple(unread.errors))
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file to print, and where its words are kept until then."""
+    """A file to print, and where its words and its links are kept until then."""
 
     path: Path
     chapter: Chapter
     pieces: Path
 
+    @property
+    def links(self) -> Path:
+        return self.pieces.with_suffix(".links")
 
-def _read(homes: anchoring.Homes, job: Job, file: _File) -> tuple[content.Text | None, list[SidelitError]]:
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A file that was read."""
+
+    text: content.Text
+    shown: identifiers.Shown
+
+
+def _read(
+    homes: anchoring.Homes, linked: Names, job: Job, file: _File
+) -> tuple[_Read | None, list[SidelitError]]:
     """The text of a file and what is odd in it; no text, and the reason, where it cannot be read."""
     path, chapter = file.path, file.chapter
     faults: list[SidelitError] = []
@@ -126,14 +147,19 @@ def _read(homes: anchoring.Homes, job: Job, file: _File) -> tuple[content.Text |
         document = source.read(path, shown=chapter.source)
         spoken = replace(chapter, dialect=_dialect(path, job, homes))
         names = _anchors(path, document, homes, faults)
-        spoken = replace(spoken, module=loose_files.import_name(path, spoken.module))
-        # Only what the file itself defines: the trees of all files together may be more than memory holds.
-        marks = identifiers.Identifiers([(spoken, document, names)], {}).marks(spoken)
-        text = content.chapter(spoken, document, names, report=faults.append, marks=marks)
+        text = content.chapter(spoken, document, names, report=faults.append)
     except SidelitError as error:
         return None, [error]
+    file.links.write_bytes(pickle.dumps(linked.links(chapter.source), protocol=pickle.HIGHEST_PROTOCOL))
+    shown = identifiers.shown(text)
     kept = in_file(tuple(text.pieces), file.pieces)
-    return replace(text, pieces=kept), [*faults, *document.faults]
+    return _Read(replace(text, pieces=kept), shown), [*faults, *document.faults]
+
+
+def _links(files: Sequence[_File]) -> Callable[[str], Links]:
+    """What reads the links of a source that were kept."""
+    kept = {file.chapter.source: file.links for file in files}
+    return lru_cache(maxsize=AT_HAND)(lambda source: pickle.loads(kept[source].read_bytes()))
 
 
 def _anchors(
@@ -157,6 +183,7 @@ def _pages(
     written: Sequence[content.Text],
     job: Job,
     names: dict[str, Translations],
+    linked: identifiers.Identifiers,
     faults: Sequence[SidelitError],
     folder: Path,
     jobs: int | None,
@@ -176,6 +203,7 @@ def _pages(
             "",
         ),
         math=Typesetter(cache=None),
+        names=linked,
         notations=Notations(written),
         origin=origin.Origin(),
         pictures=beside.pictures(made, written),

@@ -117,14 +117,6 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
     gathered.check()
     names = anchoring.assign(config, tuple(placed.values()))
     found: list[content.Text] = []
-    linked = identifiers.identifiers(
-        config,
-        [
-            (item, placed[item.source].document, anchors)
-            for item in config.chapters
-            if not isinstance(anchors := names[item.name], SidelitError)
-        ],
-    )
     numbers = {chapter.name: number for number, chapter in enumerate(config.chapters, start=1)}
     for item in config.order:
         if isinstance(item, Prose):
@@ -133,8 +125,7 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
             gathered.add(anchors)
         else:
             document, report = placed[item.source].document, (notes or gathered).add
-            marks = linked.marks(item)
-            text = content.chapter(item, document, anchors, numbers[item.name], report, marks)
+            text = content.chapter(item, document, anchors, numbers[item.name], report)
             found.append(_watched(text))
     gathered.check()
     return tuple(found)
@@ -184,6 +175,7 @@ def write(
         index=index.index(config, written, leads, terms, works),
         leads=leads,
         texts={text.item.source: text for text in written},
+        names=identifiers.identifiers(config, written, jobs),
         notations=Notations(written),
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
         origin=project.origin,

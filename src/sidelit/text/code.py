@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape, unescape
-from types import MappingProxyType
 
 from pygments.lexer import RegexLexer
 from pygments.lexers.python import PythonLexer
@@ -36,16 +35,13 @@ class Mark:
     """What is to stand around some characters of a line: an element of HTML, opened and closed.
 
     :param start: the column of the first character, from 0.
-    :param end: the column behind the last one.
+    :param text: the characters.
     """
 
     start: int
-    end: int
+    text: str
     opening: str
     closing: str
-
-
-NO_MARKS: Mapping[int, Sequence[Mark]] = MappingProxyType({})
 
 
 def highlight(text: str) -> tuple[Line, ...]:
@@ -80,36 +76,23 @@ def _lexer() -> type[RegexLexer]:
     return lexing.joined(PythonLexer)
 
 
-def numbered(
-    lines: tuple[Line, ...],
-    shown: tuple[tuple[int, str], ...],
-    marks: Mapping[int, Sequence[Mark]] = NO_MARKS,
-) -> Iterator[tuple[int, str]]:
-    """Yield (line number, HTML) for the lines a section shows, with the marks of each line.
+def numbered(lines: tuple[Line, ...], shown: tuple[tuple[int, str], ...]) -> Iterator[tuple[int, str]]:
+    """Yield (line number, HTML) for the lines a section shows.
 
-    A line whose text was shortened for the page, and so differs from the file's, is shown without colours
-    and marks.
+    A line whose text was shortened for the page, and so differs from the file's, is shown without colours.
     """
     for number, text in shown:
         line = lines[number - 1] if number <= len(lines) else Line("", "")
-        if line.text != text:
-            yield number, printable(text)
-        elif number in marks:
-            yield number, marked(line, marks[number])
-        else:
-            yield number, line.html
+        yield number, line.html if line.text == text else printable(text)
 
 
-def marked(line: Line, marks: Sequence[Mark]) -> str:
+def marked(html: str, marks: Sequence[Mark]) -> str:
     """The HTML of a line with its marks, which follow each other.
 
-    A mark that no single colour holds is left out, and so is every mark of a line with characters that are
-    shown as others.
+    A mark is left out that no single colour holds, or whose characters stand elsewhere on the page.
     """
-    if _UNPRINTABLE.search(line.text):
-        return line.html
     made, column, waiting = [], 0, list(reversed(marks))
-    for piece in _PIECE.findall(line.html):
+    for piece in _PIECE.findall(html):
         if piece.startswith("<"):
             made.append(piece)
             continue
@@ -117,13 +100,15 @@ def marked(line: Line, marks: Sequence[Mark]) -> str:
         done, end = column, column + len(text)
         while waiting and waiting[-1].start < end:
             mark = waiting.pop()
-            if mark.start >= done and mark.end <= end:
-                before, inside = (
-                    text[done - column : mark.start - column],
-                    text[mark.start - column : mark.end - column],
+            start = mark.start - column
+            if mark.start >= done and text.startswith(mark.text, start):
+                made += (
+                    printable(text[done - column : start]),
+                    mark.opening,
+                    printable(mark.text),
+                    mark.closing,
                 )
-                made += (printable(before), mark.opening, printable(inside), mark.closing)
-                done = mark.end
+                done = mark.start + len(mark.text)
         made.append(printable(text[done - column :]))
         column = end
     return "".join(made)
@@ -134,7 +119,6 @@ def printable(text: str) -> str:
     return text.translate(_PICTURES)
 
 
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]")
 _PIECE = re.compile(r"<[^>]*>|[^<]+")
 
 

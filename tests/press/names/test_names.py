@@ -12,7 +12,8 @@ from textwrap import dedent
 
 import pytest
 
-from sidelit.names.links import Definition, Names, Written
+from sidelit.names.links import Definition, Names
+from sidelit.names.shelf import Written
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.txt"))
 
@@ -32,7 +33,7 @@ def written(path: str, source: str) -> Written:
 def said(names: Names, to: Definition | str, path: str) -> str:
     if isinstance(to, str):
         return to
-    module = {each: name for name, each in names.paths.items()}[to.path]
+    module = {path: name for name, path in names.paths.items()}[to.path]
     place = f":{to.line}" if to.line else ""
     return f".{to.line}" if to.path == path and to.line else f"{module}{place}"
 
@@ -41,13 +42,13 @@ def said(names: Names, to: Definition | str, path: str) -> str:
 def test_a_link_leads_where_the_comment_says(case: Path) -> None:
     names = read(case.read_text("utf-8"))
     wrong, asked = [], 0
-    for path, lines in names.lines.items():
-        links = names.links(path)
-        for number, line in enumerate(lines, 1):
-            code, _, wanted = line.partition("#>")
+    for each in names.shelf.written.values():
+        path, links = each.path, names.links(each.path)
+        for number, line in enumerate(str(each.text).split("\n"), 1):
+            wanted = line.partition("#>")[2]
             found = {}
             for link in links.get(number, ()):
-                found.setdefault(code[link.start : link.end], said(names, link.to, path))
+                found.setdefault(link.text, said(names, link.to, path))
             for question in wanted.split():
                 name, _, answer = question.partition("=")
                 asked += 1
@@ -65,10 +66,23 @@ def test_a_file_that_is_no_python_has_no_links() -> None:
 
 def test_columns_count_characters() -> None:
     names = Names((written("a.py", "größe = 1\nprint('ä', größe, größe)\n"),))
-    columns = [(link.start, link.end) for link in names.links("a.py")[2] if isinstance(link.to, Definition)]
-    assert columns == [(11, 16), (18, 23)]
+    columns = [link.start for link in names.links("a.py")[2] if isinstance(link.to, Definition)]
+    assert columns == [11, 18]
 
 
 def test_a_star_import_in_a_circle_ends() -> None:
     names = Names((written("a.py", "from b import *\nx\n"), written("b.py", "from a import *\ny\n")))
     assert names.links("a.py")[1][0].to == Definition("b.py", 0, "module", "")
+
+
+def test_two_files_of_one_module_have_no_links_and_none_leads_to_them() -> None:
+    twice = Written("c/a.py", "a", "def f(): ...\nf()\n")
+    names = Names((written("a.py", "def f(): ...\nf()\n"), twice, written("b.py", "from a import f\nf()\n")))
+    assert [names.links(path) for path in ("a.py", "c/a.py", "b.py")] == [{}, {}, {}]
+
+
+def test_what_was_put_away_is_read_again_and_says_the_same() -> None:
+    files = (written("a.py", "def f(): ...\n"), written("b.py", "from a import f\nf()\n"))
+    small, large = Names(files, most=0), Names(files)
+    assert [small.links("b.py") for _ in range(3)] == [large.links("b.py")] * 3
+    assert large.links("b.py")[2][0].to == Definition("a.py", 1, "function", "f")

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from sidelit.interactive.replay import Event
 from sidelit.site.content import Text
 from sidelit.site.directives.kind import Book, nearest
-from sidelit.site.identifiers import plain
 from sidelit.site.views import CodeLine, code_line
 from sidelit.text.directives import Directive
 
@@ -66,8 +65,8 @@ class Excerpts:
             what = f"the recording names {event.path}, which is no chapter"
             raise self.given.error(what, hint=nearest(sources[0], self.book.texts))
         pieces = [piece for piece in text.pieces if piece.qualname == event.definition and piece.fold is None]
-        # A reader of these lines moves through the run, not through the code.
-        lines = tuple(code_line(number, plain(html)) for piece in pieces for number, html in piece.lines)
+        # A reader of these lines moves through the run, not through the code: so they have no links.
+        lines = tuple(code_line(number, html) for piece in pieces for number, html in piece.lines)
         at = [place for place, line in enumerate(lines) if _plain(line.html).strip() == event.line]
         if len(at) == 1:
             return text, lines, at[0]
