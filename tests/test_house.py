@@ -25,6 +25,8 @@ ORDER = {
             "workers",
             "kept",
             "reading",
+            "store",
+            "digests",
             "drawings",
             "tables",
             "scripts",

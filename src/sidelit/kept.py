@@ -9,24 +9,30 @@ translated, when the page is made; what was asked for last is at hand.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 Item = TypeVar("Item", covariant=True)
+Key = TypeVar("Key")
+Value = TypeVar("Value", covariant=True)
 
 # A page takes sections from a few others.
 AT_HAND = 16
 
 
 class Kept(Sequence[Item]):
-    """A sequence of a known length that `make` makes whenever it is not at hand."""
+    """A sequence of a known length that `make` makes whenever it is not at hand.
 
-    __slots__ = ("_length", "_make")
+    `name` is what `asking` calls it.
+    """
 
-    def __init__(self, make: Callable[[], tuple[Item, ...]], length: int) -> None:
-        self._make, self._length = make, length
+    __slots__ = ("_length", "_make", "name")
+
+    def __init__(self, make: Callable[[], tuple[Item, ...]], length: int, name: str = "") -> None:
+        self._make, self._length, self.name = make, length, name
 
     def __len__(self) -> int:
         return self._length
@@ -44,6 +50,7 @@ class Kept(Sequence[Item]):
         return iter(self._whole())
 
     def _whole(self) -> tuple[Item, ...]:
+        note(self.name)
         whole: tuple[Item, ...] = _made(self)
         return whole
 
@@ -51,6 +58,45 @@ class Kept(Sequence[Item]):
 @lru_cache(maxsize=AT_HAND)
 def _made(kept: Kept[Any]) -> tuple[Any, ...]:
     return kept._make()
+
+
+class Noted(Mapping[Key, Value]):
+    """A mapping that `asking` knows by a name as soon as anything is looked up in it."""
+
+    def __init__(self, known: Mapping[Key, Value], name: str) -> None:
+        self._known, self._name = known, name
+
+    def __getitem__(self, key: Key) -> Value:
+        note(self._name)
+        return self._known[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        note(self._name)
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+# The sets of those who want to know what is asked for.
+_asked: list[set[str]] = []
+
+
+def note(name: str) -> None:
+    """Tell `asking` that something of this name is looked at."""
+    for names in _asked:
+        names.add(name)
+
+
+@contextmanager
+def asking() -> Iterator[set[str]]:
+    """The names of all sequences that are asked for in this block, at hand or not, when it is done."""
+    names: set[str] = set()
+    _asked.append(names)
+    try:
+        yield names
+    finally:
+        _asked.pop()
 
 
 def in_file(items: tuple[Item, ...], path: Path) -> Kept[Item]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,8 @@ def start(
     """Run a command, send it a signal at a moment, and wait until all its processes have ended."""
     # A shell lets what it runs in the background ignore this signal, and a child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A build that finds the pages of the build before it has fewer moments.
+    shutil.rmtree(project / ".cache/sidelit/pages", ignore_errors=True)
     arguments = [sys.executable, "-c", CHILD, log, str(number), str(at), *COMMANDS[command]]
     environment = {**os.environ, "HOME": str(project), "PYTHONDONTWRITEBYTECODE": "1"}
     # Every process of the command holds the writing end of this, and nobody writes.

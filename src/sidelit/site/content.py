@@ -17,7 +17,7 @@ from pathlib import Path
 
 from markdown_it.token import Token
 
-from sidelit import reading
+from sidelit import digests, reading
 from sidelit.catalog import catalog
 from sidelit.config import SITE, Chapter, Config, Lesson, Prose
 from sidelit.errors import SidelitError
@@ -79,6 +79,8 @@ class Text:
     figure: str = ""
     """The drawing that a chapter opens with: `:figure: NAME` in the docstring of the module."""
     figure_line: int = 1
+    digest: str = ""
+    """Stands for everything that the pieces were made from; empty if nobody knows."""
 
     @property
     def prose(self) -> bool:
@@ -127,12 +129,13 @@ def chapter(
     )
     pieces = tuple(_numbered(_with_anchors(pieces), number))
     ids = frozenset(name for piece in pieces for name in (piece.id, *piece.aliases))
+    digest = digests.digest(document.text, item, names, number)
     if not pieces or pieces[0].kind != "module":
-        return Text(item, item.module, pieces, ids, number)
+        return Text(item, item.module, pieces, ids, number, digest=digest)
     tokens, named = fields.take(pieces[0].tokens, "figure")
     pieces = (replace(pieces[0], tokens=tokens), *pieces[1:])
     figure, line = _figure(named, item.source)
-    return Text(item, item.module, pieces, ids, number, figure=figure, figure_line=line)
+    return Text(item, item.module, pieces, ids, number, figure=figure, figure_line=line, digest=digest)
 
 
 def _numbered(pieces: Iterable[Piece], chapter: int) -> Iterator[Piece]:
@@ -189,7 +192,7 @@ def prose(item: Prose, path: Path) -> Text:
     minutes = lesson_head.split(after, item.source).minutes if isinstance(item, Lesson) else 0
     ids = frozenset(str(token.meta["slug"]) for token in after if token.type == "heading_open")
     pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in catalog.split_prose(tokens))
-    return Text(item, path.stem, pieces, ids, minutes=minutes)
+    return Text(item, path.stem, pieces, ids, minutes=minutes, digest=digests.digest(written, item))
 
 
 def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...]:

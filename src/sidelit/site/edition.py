@@ -15,6 +15,7 @@ from functools import partial
 
 from markdown_it.token import Token
 
+from sidelit import digests
 from sidelit.catalog import catalog
 from sidelit.config import SITE, Config
 from sidelit.kept import Kept
@@ -56,6 +57,8 @@ class Page:
     """The title in plain words."""
     summary: str = ""
     """What the page is about, in plain words: its lede, or its first paragraph."""
+    digest: str = ""
+    """Stands for everything that the words were made from; empty if nobody knows."""
 
     @property
     def label_lang(self) -> str | None:
@@ -113,10 +116,19 @@ def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:
         # Said once, at the top, and of a page without a title, too.
         title_state = lede_state = catalog.ORIGINAL
     # Other pages ask for the title and the lede; the words are wanted when the page itself is made.
-    words = Kept(partial(_words, text, book), len(text.pieces))
+    words = Kept(partial(_words, text, book), len(text.pieces), f"{lang}/{text.item.source}")
     label = markup.plain(title) or text.label
     summary = _summary(opening)
-    return Page(text, lang, title, title_state, opening.lede, lede_state, words, source, label, summary)
+    lede, digest = opening.lede, _digest(text, book)
+    return Page(text, lang, title, title_state, lede, lede_state, words, source, label, summary, digest)
+
+
+def _digest(text: Text, book: catalog.Catalog | None) -> str:
+    said = book and [
+        (*entry.key, entry.msgstr, entry.digests, entry.fuzzy, entry.same, entry.path, entry.line)
+        for entry in book.entries.values()
+    ]
+    return digests.digest(text.digest, said, book and book.source) if text.digest else ""
 
 
 def _words(text: Text, book: catalog.Catalog | None) -> tuple[Words, ...]:

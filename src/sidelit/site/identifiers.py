@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from sidelit import workers
+from sidelit import kept, workers
 from sidelit.config import Chapter, Config
 from sidelit.names import outside
 from sidelit.names.links import Definition, Links, Names
@@ -70,6 +70,7 @@ class Identifiers:
 
     def lines(self, source: str, lines: Iterable[tuple[int, str]], page: str) -> Iterator[tuple[int, str]]:
         """Lines of code of a source, with links as a page of the site needs them."""
+        kept.note(NOTED.format(source))
         links = self.links(source)
         for number, html in lines:
             if number in links:
@@ -81,6 +82,12 @@ class Identifiers:
                 yield number, code.marked(html, marks)
             else:
                 yield number, html
+
+    def told(self, source: str) -> Iterator[tuple[int, int, str, str | None]]:
+        """All links of a source: line, first column, text, and address as seen from its own page."""
+        page = self.shown[source].output if source in self.shown else ""
+        for number, links in self.links(source).items():
+            yield from ((number, link.start, link.text, self.address(link.to, page)) for link in links)
 
     def address(self, to: Definition | str, page: str) -> str | None:
         """The address of what a name means, seen from a page of the site."""
@@ -104,6 +111,8 @@ class Identifiers:
         return (named and place.sections.get((to.line, to.qualname))) or f"line-{to.line}"
 
 
+# What `kept.asking` calls the links of a source.
+NOTED = ":names/{}"
 NOBODY = Identifiers({}, partial(_of, {}), {})
 
 

@@ -8,16 +8,18 @@ whoever called decides, when all mistakes are known, whether it becomes the site
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
-from sidelit import reading, workers
+from sidelit import kept, reading, workers
 from sidelit.errors import SidelitError
 from sidelit.site import assemble, page
 from sidelit.site.edition import Page
+from sidelit.site.finished import Finished
 from sidelit.site.press import Press
+from sidelit.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +30,22 @@ class Order:
     shown: Page
 
 
-def write(press: Press, orders: Sequence[Sequence[Order]], folder: Path, jobs: int | None = None) -> None:
+def write(
+    press: Press,
+    orders: Sequence[Sequence[Order]],
+    folder: Path,
+    jobs: int | None = None,
+    done: Finished | None = None,
+) -> None:
     """Write pages into a folder; those of one text in all languages are made by one process.
 
-    Mistakes go to `press.report`, language by language in the order of the texts.
+    Those that are `done` are taken from there, and the others are put there. Mistakes go to `press.report`,
+    language by language in the order of the texts.
     """
+    nothing = Finished(press, Store(None))
 
     def make(group: Sequence[Order]) -> list[list[SidelitError]]:
-        return [_made(press, order, folder) for order in group]
+        return [_written(press, order, folder, done or nothing) for order in group]
 
     page.prepare(sorted({assemble.kind(order.shown) for group in orders for order in group}), press.look)
     told = list(workers.shared(make, orders, jobs))
@@ -43,15 +53,26 @@ def write(press: Press, orders: Sequence[Sequence[Order]], folder: Path, jobs: i
         for errors in of_a_language:
             for error in errors:
                 press.report(error)
+    if done is not None:
+        done.trim(sum((folder / order.name).stat().st_size for group in orders for order in group))
 
 
-def _made(press: Press, order: Order, folder: Path) -> list[SidelitError]:
-    """Make one page; returns its mistakes."""
+def _written(press: Press, order: Order, folder: Path, done: Finished) -> list[SidelitError]:
+    """Write one page; returns its mistakes."""
     errors: list[SidelitError] = []
-    report: Callable[[SidelitError], None] = errors.append
-    html = page.render(assemble.view(replace(press, report=report), order.shown), press.look)
-    put(folder, order.name, html.encode())
+    html = done.get(order.name, order.shown)
+    if html is None:
+        with kept.asking() as asked:
+            html = _made(replace(press, report=errors.append), order.shown)
+        # A mistake is told by every build, so its page is made by every build.
+        if not errors:
+            done.put(order.name, order.shown, asked, html)
+    put(folder, order.name, html)
     return errors
+
+
+def _made(press: Press, shown: Page) -> bytes:
+    return page.render(assemble.view(press, shown), press.look).encode()
 
 
 def put(folder: Path, name: str, content: bytes) -> None:

@@ -27,8 +27,8 @@ from sidelit.names.links import Links, Names
 from sidelit.site import anchoring, beside, content, edition, identifiers, links, loose_files, making, site
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
+from sidelit.site.symbol_list import Notations
 from sidelit.source import source
-from sidelit.symbols import notation
 from sidelit.text import code
 from sidelit.text.math import Typesetter
 
@@ -204,7 +204,7 @@ def _pages(
         ),
         math=Typesetter(cache=None),
         names=linked,
-        notations={text.item.source: notation.read(text.tokens) for text in written},
+        notations=Notations(written),
         origin=origin.Origin(),
         pictures=beside.pictures(made, written),
         lenient=not job.strict,

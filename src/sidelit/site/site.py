@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sidelit import assets, glossary, interrupts, origin
@@ -25,6 +25,7 @@ from sidelit.config import Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
 from sidelit.ids.claims import Placed
+from sidelit.kept import Kept, Noted
 from sidelit.site import (
     anchoring,
     beside,
@@ -32,6 +33,7 @@ from sidelit.site import (
     content,
     edition,
     feed,
+    finished,
     forwarding,
     identifiers,
     index,
@@ -48,8 +50,9 @@ from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
+from sidelit.site.symbol_list import Notations
 from sidelit.site.views import Work
-from sidelit.symbols import notation
+from sidelit.store import Store
 from sidelit.text.math import Typesetter
 
 CACHE = ".cache/sidelit"
@@ -104,7 +107,7 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
     prose: dict[str, content.Text] = {}
     for each in config.prose:
         with gathered.gathering():
-            prose[each.source] = content.prose(each, config.project / each.source)
+            prose[each.source] = _watched(content.prose(each, config.project / each.source))
     placed: dict[str, Placed] = {}
     for chapter in config.chapters:
         with gathered.gathering():
@@ -122,9 +125,16 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
             gathered.add(anchors)
         else:
             document, report = placed[item.source].document, (notes or gathered).add
-            found.append(content.chapter(item, document, anchors, numbers[item.name], report))
+            text = content.chapter(item, document, anchors, numbers[item.name], report)
+            found.append(_watched(text))
     gathered.check()
     return tuple(found)
+
+
+def _watched(text: content.Text) -> content.Text:
+    """The same text, and `kept.asking` tells who asks for its pieces."""
+    pieces = tuple(text.pieces)
+    return replace(text, pieces=Kept(lambda: pieces, len(pieces), text.item.source))
 
 
 def shelf(config: Config, written: Sequence[content.Text]) -> catalog.Shelf:
@@ -166,12 +176,12 @@ def write(
         leads=leads,
         texts={text.item.source: text for text in written},
         names=identifiers.identifiers(config, written, jobs),
-        notations={text.item.source: notation.read(text.tokens) for text in written},
+        notations=Notations(written),
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
         origin=project.origin,
         cited=project,
         glossary=terms,
-        uses=uses.uses(terms, written),
+        uses=Noted(uses.uses(terms, written), finished.USES),
         figures=gallery.gallery(config, figure.read_all(config), books),
         shelf=books,
         works=works,
@@ -187,7 +197,8 @@ def write(
     found = {**public_files.files(press, project), **press.pictures.files()}
     made = static.files(config, press.look, found)
     orders = _orders(press, written)
-    making.write(press, orders, folder, jobs)
+    done = finished.Finished(press, Store(config.project / CACHE / "pages"))
+    making.write(press, orders, folder, jobs, done)
     gathered.check()
     material = search.Material(config, editions, terms, works, press.uses)
     for name, part in search.files(material).items():

@@ -10,11 +10,35 @@ tokens in another: where a symbol does not have the same name in both programs, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
+from sidelit.kept import Kept
+from sidelit.site.content import Text
 from sidelit.site.edition import Page
+from sidelit.symbols import notation
 from sidelit.symbols.marking import Marker
 from sidelit.symbols.notation import Notation
+
+
+class Notations(Mapping[str, Notation]):
+    """What each text declares its symbols to mean, by its source; it is read when a page asks for it."""
+
+    def __init__(self, texts: Iterable[Text]) -> None:
+        self._texts = {text.item.source: Kept(partial(_read, text), 1, text.item.source) for text in texts}
+
+    def __getitem__(self, source: str) -> Notation:
+        return self._texts[source][0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+def _read(text: Text) -> tuple[Notation, ...]:
+    return (notation.read(text.tokens),)
 
 
 class Symbols:
@@ -32,9 +56,9 @@ class Symbols:
         """The marker for what this page shows of another one, or of itself."""
         source = there.text.item.source
         if source not in self._markers:
-            notation = self._notations.get(source, Notation())
-            keys = {each.key: self._key(each.key, each.code, there) for each in notation.meanings}
-            self._markers[source] = there, Marker(notation, keys)
+            declared = self._notations.get(source, Notation())
+            keys = {each.key: self._key(each.key, each.code, there) for each in declared.meanings}
+            self._markers[source] = there, Marker(declared, keys)
         return self._markers[source][1]
 
     def _key(self, key: str, code: tuple[str, ...], there: Page) -> str:

@@ -1,0 +1,267 @@
+"""A build takes the pages of the build before, and makes the same bytes as one that makes them all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from press.figures import studio as figures
+from press.interactive import studio as interactive
+from press.project import edit, git, sidelit, translate
+from sidelit import config, kept, store
+from sidelit.site import finished, making, site
+from sidelit.store import Store
+
+LESSON = """# Items in a row
+> A ring keeps the last items.
+:minutes: 5
+:aim: say what a ring forgets
+
+::: section src:sample/ring.py#Ring.put
+:::
+"""
+TEST = "def test_put():\n    pass\n"
+RING, WINDOW, READING = "src/sample/ring.py", "src/sample/tools/window.py", "site/pages/notes/reading.md"
+TOML, WORDS = "site/sidelit.toml", "site/glossary.toml"
+JA = "site/locale/ja/sample"
+Change = Callable[[Path], object]
+
+
+@pytest.fixture
+def project(sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sample with all that a page may show, in git; its user has a home of his own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    figures.furnish(sample)
+    interactive.furnish(sample)
+    (sample / "site/lessons/row.md").write_text(LESSON, "utf-8")
+    lesson = 'source = "lessons/steps.md" }'
+    edit(sample / TOML, lesson, f'{lesson}, {{ source = "lessons/row.md" }}')
+    (sample / "tests").mkdir()
+    (sample / "tests/ring.py").write_text(TEST, "utf-8")
+    edit(sample / TOML, '-m sample.ring" }', '-m sample.ring", proves = ["tests/ring.py::test_put"] }')
+    (sample / READING).write_text((sample / READING).read_text("utf-8") + "\n::: figure bars\n:::\n", "utf-8")
+    (sample / "pyproject.toml").write_text('version = "1.0"\n', "utf-8")
+    (sample / "src/sample/__init__.py").write_text("", "utf-8")
+    sidelit("sync", cwd=sample)
+    translate(sample / f"{JA}/ring.po", {"A ring": "リング", "Make an empty ring.": "空のリングを作ります。"})
+    (sample / ".gitignore").write_text(".cache\n", "utf-8")
+    git(sample, "init")
+    return commit(sample)
+
+
+def commit(project: Path) -> Path:
+    git(project, "add", "-A")
+    git(project, "commit", "-m", "All of it")
+    return project
+
+
+def added(name: str, text: str) -> Change:
+    """A change that writes at the end of a file, or a new file."""
+
+    def change(project: Path) -> None:
+        path = project / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((path.read_text("utf-8") if path.exists() else "") + text, "utf-8")
+
+    return change
+
+
+def changed(name: str, old: str, new: str) -> Change:
+    return lambda project: edit(project / name, old, new)
+
+
+def recorded(project: Path) -> None:
+    figures.record(project / "site", json.loads(json.dumps(figures.RECORDED).replace("900", "901")))
+
+
+def published(project: Path) -> None:
+    sidelit("publish", cwd=project)
+
+
+NEW = '"""# More\n\n> Of it.\n"""\n\nfrom sample.ring import Ring\n\nMORE = Ring(3)\n'
+CITED = "cff-version: 1.2.0\nmessage: Cite it.\ntitle: Rings\nauthors:\n  - name: Ada\n"
+FIRST, SECOND = (f'[[front]]\nsource = "{name}.md"' for name in ("index", "notes/reading"))
+DOCUMENTED = '[[inventories]]\nfile = "inventories/python.txt"\nurl = "https://docs.example.org/{place}"\n\n'
+MORE = '    { source = "tools/more.py", name = "tools/more" },\n'
+
+
+def appeared(project: Path) -> None:
+    added("src/sample/tools/more.py", NEW)(project)
+    edit(project / TOML, 'name = "tools/window" },\n', f'name = "tools/window" }},\n{MORE}')
+
+
+def removed(project: Path) -> None:
+    edit(project / TOML, MORE, "")
+    (project / "src/sample/tools/more.py").unlink()
+
+
+def documented(project: Path) -> None:
+    added("site/inventories/python.txt", "@ library/collections.html#{name}\ncollections.deque\n")(project)
+    edit(project / TOML, FIRST, DOCUMENTED + FIRST)
+
+
+EDITS: dict[str, Change] = {
+    "nothing": lambda project: None,
+    "words of a source": changed(RING, "which is all a ring has to do.", "which is all that a ring does."),
+    "a line more in a comment": changed(RING, "# A bounded", "# It is short.\n        # A bounded"),
+    "code": changed(RING, "LIMIT = 8", "LIMIT = 4 + 4"),
+    "words that a lesson shows": changed(RING, "Add an item; see", "Append an item; see"),
+    "code that a lesson shows": changed(RING, ".append(item)\n\n\n", ".append(item)\n        del item\n\n\n"),
+    "a formula": changed(RING, "| read | $O(N)$ |", "| read | $O(N + 1)$ |"),
+    "a symbol": changed(RING, "`size`, the number of places", "`size`, how many places there are"),
+    "the name of a section": changed(RING, "# # A heading of its own", "# # A heading of another"),
+    "a function": added(RING, '\n\ndef empty() -> Ring:\n    """Make none."""\n    return Ring(0)\n'),
+    "a link in code": added(WINDOW, "\n\nfrom sample.ring import empty\n\nNONE = empty()\n"),
+    "a title": changed(WINDOW, "# The window", "# A window"),
+    "a lede": changed(WINDOW, "A view of the last few items.", "A view of some items."),
+    "a term more": changed(WINDOW, "It works on any", "A ring has it, a ring. It works on any"),
+    "published ids": published,
+    "a translation": lambda project: translate(
+        project / f"{JA}/ring.po", {"How many items it keeps.".lower().replace(".", "") + ".": "数。"}
+    ),
+    "a translated title": lambda project: translate(project / f"{JA}/ring.po", {"A ring": "環"}),
+    "prose": changed(READING, "Words on the left, code on the right.", "Words here, code there."),
+    "a picture": changed("site/pages/pictures/columns.svg", "<svg", "<!-- more --><svg"),
+    "a heading": changed(READING, "## The works", "## All works"),
+    "a lesson": changed("site/lessons/row.md", "say what a ring forgets", "say what it forgets"),
+    "a template": added("site/templates/prose.html", '{% extends "press/prose.html" %}\n{# ours #}\n'),
+    "an asset": added("site/assets/ours.css", "p { color: red; }\n"),
+    "a word of the interface": added("site/ui/en.toml", '[ui]\nsource = "code"\n'),
+    "the glossary": changed(WORDS, 'en = "window"', 'en = "view"'),
+    "the bibliography": changed("site/bibliography.toml", "year = 1973", "year = 1968"),
+    "the title of the site": changed(TOML, 'title = "Sample"', 'title = "Rings"'),
+    "an address": changed(TOML, "example.org/new", "example.org/issues"),
+    "a macro": changed(TOML, "figures_torch", 'macros = { "\\\\O" = "O" }\nfigures_torch'),
+    "a figure": changed("site/figures/bars.svg", "Two bars", "The bars"),
+    "the caption of a figure": changed("site/figures/bars.toml", "times as large.", "times as big."),
+    "a recording": recorded,
+    "a stepper": changed("site/steppers/put.toml", "Putting an item", "Putting one item"),
+    "another page": appeared,
+    "a page less": removed,
+    "the order of pages": changed(TOML, f"{FIRST}\n\n{SECOND}", f"{SECOND}\n\n{FIRST}"),
+    "a test that proves": changed("tests/ring.py", "def test_put", "# It is short.\ndef test_put"),
+    "an inventory": documented,
+    "who wrote it": added("CITATION.cff", CITED),
+    "the version": changed("pyproject.toml", "1.0", "1.1"),
+    "git": commit,
+}  # fmt: skip
+
+
+def build(project: Path) -> dict[str, bytes]:
+    return site.files(config.load(project / TOML))
+
+
+def pages_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The pages that builds make from here on, by language and place."""
+    made: list[str] = []
+    make = making._made
+
+    def noted(press: making.Press, shown: making.Page) -> bytes:
+        made.append(f"{shown.lang}/{shown.text.item.output}")
+        return make(press, shown)
+
+    monkeypatch.setattr(making, "_made", noted)
+    return made
+
+
+@pytest.mark.full
+def test_after_every_kind_of_edit_a_build_is_the_one_that_knows_nothing(
+    project: Path, tmp_path: Path
+) -> None:
+    build(project)
+    assert len(EDITS) >= 30
+    for number, (name, change) in enumerate(EDITS.items()):
+        change(project)
+        again = build(project)
+        other = tmp_path / f"cold_{number}"
+        shutil.copytree(project, other, ignore=shutil.ignore_patterns(".cache"))
+        cold = build(other)
+        shutil.rmtree(other)
+        different = [page for page in {*again, *cold} if again.get(page) != cold.get(page)]
+        assert different == [], name
+
+
+def test_an_edit_makes_the_pages_anew_that_show_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(project)
+    # The foot of every page tells that the project is not what was committed.
+    edit(project / WINDOW, "on any", "with any")
+    build(project)
+    made = pages_made(monkeypatch)
+    build(project)
+    assert made == []
+    EDITS["words of a source"](project)
+    build(project)
+    # Two lessons take from this source, and the bibliography lists who refers to its works.
+    shown = {"bibliography.html", "ring.html", "row.html", "steps.html"}
+    assert sorted(made) == sorted(f"{lang}/{page}" for lang in ("en", "ja", "zh") for page in shown)
+    made.clear()
+    EDITS["a translation"](project)
+    build(project)
+    assert sorted(made) == ["ja/ring.html", "ja/row.html"]
+
+
+def test_what_is_damaged_or_foreign_is_made_anew(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build(project)
+    entries = [path for path in (project / ".cache/sidelit/pages").rglob("*") if path.is_file()]
+    assert len(entries) == sum(name.endswith(".html") for name in first)
+    made = pages_made(monkeypatch)
+    one, two, three = sorted(entries)[:3]
+    one.write_bytes(one.read_bytes()[:-1] + b"?")
+    two.write_bytes(b"")
+    three.write_bytes(one.read_bytes())
+    assert build(project) == first
+    assert len(made) == 3
+    # The same folder on the disk of somebody else, or sent by somebody.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    made.clear()
+    assert build(project) == first
+    assert len(made) == len(entries)
+
+
+def test_a_page_with_a_mistake_is_made_by_every_build(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(project / READING, "../glossary.md#term-ring", "../glossary.md#term-rang")
+    edit(project / TOML, 'title = "Sample"', 'title = "Sample"\nkeep_going = true')
+    told = []
+    for _ in range(2):
+        notes = site.Collector()
+        site.files(config.load(project / TOML), notes)
+        told.append([str(error) for error in notes.errors])
+    assert told[0] == told[1] != []
+
+
+def test_whoever_has_no_home_builds_without(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build(project)
+    (tmp_path / "file").write_text("", "utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert build(project) == first
+
+
+def test_what_was_not_used_for_longest_is_removed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    kept_here = Store(tmp_path / "store")
+    for number, name in enumerate(("aa1", "bb2", "cc3")):
+        kept_here.put(name, bytes(1000))
+        (path,) = (tmp_path / "store" / name[:2]).iterdir()
+        store.os.utime(path, (number, number))
+    kept_here.get("aa1")
+    kept_here.trim(2200)
+    assert [kept_here.get(name) is not None for name in ("aa1", "bb2", "cc3")] == [True, False, True]
+
+
+def test_everything_that_a_page_is_made_from_is_known() -> None:
+    """A field of the press that nobody looked at here might hold what changes without notice."""
+    assert {field.name for field in finished.fields(finished.Press)} >= finished._APART
+    with kept.asking() as asked:
+        tuple(kept.Kept(lambda: (1,), 1, "one"))
+        kept.Noted({1: 2}, "two").get(1)
+    assert asked == {"one", "two"}
