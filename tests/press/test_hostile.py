@@ -52,6 +52,7 @@ def endless(folder, case):
         while True:
             pass
 limited.KINDS["scripts"] = endless
+limited.SECONDS = 2
 limited.main(Path({str(tmp_path)!r}), "scripts", 0.2, ["a script"])
 """
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)

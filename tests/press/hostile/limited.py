@@ -2,7 +2,8 @@
 
     python limited.py FOLDER FILE PART [NAME…]
 
-PART is 1, or a part of it: then each text is repeated that much less often, and gets that much less time.
+PART is 1, or a part of it: then each text is repeated that much less often. It has as much time: on a busy machine
+a second of the processor does less, and what never ends does not end in ten seconds either.
 For each case it writes its name and, behind it, how it ended. A case that takes more kills the process, and
 its name is the last one that was written.
 """
@@ -91,7 +92,6 @@ KINDS: dict[str, Callable[[Path, cases.Case], None]] = {
 
 def main(folder: Path, kind: str, part: float, names: list[str]) -> None:
     """Print the cases of a file, all or those that are named."""
-    seconds = max(2, math.ceil(SECONDS * part))
     # What the first print loads is not the input's fault.
     words(folder, {"text": "Words with $x$."})
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -103,7 +103,7 @@ def main(folder: Path, kind: str, part: float, names: list[str]) -> None:
         print(name, end=": ", flush=True)
         begun = time.process_time()
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(begun) + seconds, hard))
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(begun) + SECONDS, hard))
         try:
             KINDS[kind](folder, cases.lessened(case, part))
             told = "printed"
