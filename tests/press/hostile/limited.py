@@ -2,8 +2,8 @@
 
     python limited.py FOLDER FILE PART [NAME…]
 
-PART is 1, or a part of it: then each text is repeated that much less often. It has as much time: on a busy machine
-a second of the processor does less, and what never ends does not end in ten seconds either.
+PART is 1, or a part of it: then each text is repeated that much less often. It has as much time: on a busy
+machine a second of the processor does less, and what never ends does not end in ten seconds either.
 For each case it writes its name and, behind it, how it ended. A case that takes more kills the process, and
 its name is the last one that was written.
 """
