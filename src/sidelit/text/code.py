@@ -123,10 +123,17 @@ _PIECE = re.compile(r"<[^>]*>|[^<]+")
 
 
 def _picture(code: int) -> str:
-    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else f"\\x{code:02x}"
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\u2421"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-_PICTURES = {code: _picture(code) for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n\r"}
+# Unicode will never give a meaning to these, and HTML forbids them as it forbids control characters.
+_NO_CHARACTERS = (*range(0xFDD0, 0xFDF0), 0xFFFE, 0xFFFF)
+_STRANGE = (*range(0x20), *range(0x7F, 0xA0), *_NO_CHARACTERS)
+_PICTURES = {code: _picture(code) for code in _STRANGE if chr(code) not in "\t\n\r"}
 _PICTURES |= {ord(sign): escape(sign, quote=False) for sign in "&<>"}
 
 
