@@ -95,7 +95,7 @@ IN_PRINT = [
 SCRIPTLESS = [
     add("<button>Copy</button>"),
     add("more"),
-    style("footer dl", "visibility", "hidden"),
+    style("footer > dl", "visibility", "hidden"),
     style("main .katex", "visibility", "hidden"),
 ]
 
