@@ -115,7 +115,9 @@ selector => [...document.querySelectorAll(selector)].filter(element => {
 TEXT = """
 selector => {
     const whole = document.querySelector(selector);
-    const buttons = [...whole.querySelectorAll("button")].map(button => [button, button.style.display]);
+    // A paragraph that a script has made for a button goes with it.
+    const made = [...whole.querySelectorAll("button, p.aside:has(> button)")];
+    const buttons = made.map(button => [button, button.style.display]);
     for (const [button] of buttons) button.style.display = "none";
     const text = whole.innerText.trimEnd();
     for (const [button, display] of buttons) button.style.display = display;
