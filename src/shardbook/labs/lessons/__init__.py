@@ -1,0 +1,1 @@
+"""The checks of the labs, a module for each lab."""

@@ -1,0 +1,203 @@
+"""The checks of lab 6: a chain in segments, a plan for a budget, and repeated random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
+
+from shardbook.checkpointing.costs import SavedBytes
+from shardbook.labs.checks import check, expect
+from shardbook.labs.lessons.checkpointing_plan import plan
+from shardbook.labs.words import tell
+
+__all__ = ["in_segments", "plan", "repeatable"]
+
+
+@check
+def in_segments(given: Callable[[nn.Sequential, int, Tensor], Tensor]) -> str:
+    """The chain computes the same, and holds k inputs and the last segment."""
+    layers = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(16)]
+    chain, x = nn.Sequential(*layers), torch.randn(4, 8)
+    found = given(chain, 4, x)
+    expect(
+        isinstance(found, Tensor),
+        tell("in_segments returned {found!r}, which is no tensor.", found=found),
+        look=tell("Does the function end with `return`?"),
+    )
+    expect(
+        torch.equal(found, chain(x)),
+        tell("The result differs from that of the chain without checkpoints."),
+        look=tell(
+            "Does each layer run once, in its order? Does each segment begin with what the one "
+            "before it returned?"
+        ),
+    )
+    refuse_wrong_count(given, chain, x)
+    expect(
+        same_gradients(chain, found, chain(x)),
+        tell("The result is right, but the second run computes something else."),
+        look=tell(
+            "A `lambda` reads its variables when it runs. In the backward pass they have their "
+            "last values. Hand a slice of the chain to `checkpoint`."
+        ),
+    )
+    # With two segments as many tensors are saved as with eight.
+    found_again = repeated_layers(given, chain, x)
+    expect(
+        found_again == 8,
+        tell(
+            "With 2 segments of 16 layers {found} layers run again, and not 8.",
+            found=found_again,
+        ),
+        look=tell(
+            "`segments` is the number of segments, and not the number of layers in one."
+        ),
+    )
+    shorter = nn.Sequential(*layers[:10])
+    expect(
+        torch.equal(given(shorter, 4, x), shorter(x)),
+        tell("With 10 layers in 4 segments the result is not that of the chain."),
+        look=tell("10 / 4 leaves a rest. Which segment runs the last layers?"),
+    )
+    return tell("Four segments of sixteen layers hold 8 tensors instead of 17.")
+
+
+def refuse_wrong_count(
+    given: Callable[[nn.Sequential, int, Tensor], Tensor],
+    chain: nn.Sequential,
+    x: Tensor,
+) -> None:
+    """The number of saved tensors says which layers are checkpointed."""
+    with SavedBytes(chain.parameters()) as saved:
+        result = given(chain, 4, x)
+        found = saved.bytes // x.nbytes
+    del result
+    said = tell("16 layers in 4 segments save {found} tensors, and not 8.", found=found)
+    reasons = {
+        1: tell(
+            "One checkpoint goes around the whole chain. Put one around each segment."
+        ),
+        4: tell("Four inputs alone: the last segment is checkpointed, too."),
+        16: tell("There is a checkpoint around each layer, instead of each segment."),
+        17: tell("As many as without checkpoints: is `checkpoint` called?"),
+    }
+    expect(
+        found == 8,
+        said,
+        look=reasons.get(
+            found,
+            tell("Four inputs, and the four tensors of the last segment, are 8."),
+        ),
+    )
+
+
+def repeated_layers(
+    given: Callable[[nn.Sequential, int, Tensor], Tensor],
+    chain: nn.Sequential,
+    x: Tensor,
+) -> int:
+    """How many layers run again in the backward pass, with two segments."""
+    result = given(chain, 2, x)
+    runs: list[nn.Module] = []
+    hooks = [
+        each.register_forward_pre_hook(lambda layer, _: runs.append(layer))
+        for each in chain
+    ]
+    result.sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return len(runs)
+
+
+def same_gradients(chain: nn.Sequential, found: Tensor, expected: Tensor) -> bool:
+    """Whether the gradients of all parameters are equal, bit for bit."""
+
+    def gradients(result: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(result.square().sum(), list(chain.parameters()))
+
+    try:
+        pairs = zip(gradients(found), gradients(expected), strict=True)
+        return all(torch.equal(one, other) for one, other in pairs)
+    # The checkpoint has seen that the two runs differ.
+    except CheckpointError:
+        return False
+
+
+@check
+def repeatable(given: Callable[[Callable[..., Any]], Callable[..., Any]]) -> str:
+    """The second call draws what the first has drawn, and leaves no trace."""
+    calls: list[Tensor] = []
+
+    def draw(x: Tensor) -> Tensor:
+        calls.append(torch.rand_like(x) + x)
+        return calls[-1]
+
+    x = torch.zeros(8)
+    function = given(draw)
+    expect(
+        callable(function),
+        tell("repeatable returned {found!r}, which is no function.", found=function),
+        look=tell("Does `repeatable` return the inner function?"),
+    )
+    torch.manual_seed(1)
+    expected = torch.rand(8)
+    torch.manual_seed(1)
+    first = function(x)
+    expect(
+        isinstance(first, Tensor),
+        tell("The first call returned {found!r}.", found=first),
+        look=tell("Return what `function` returns."),
+    )
+    expect(
+        torch.equal(first, expected),
+        tell("The first call does not draw what `function` itself would draw."),
+        look=tell(
+            "Leave the generator as it is before the first run. Read its state only."
+        ),
+    )
+    refuse_first_calls_that_draw_nothing(given, draw, first)
+    state = torch.get_rng_state()
+    second = function(x + 1) - 1
+    expect(
+        len(calls) == 3,
+        tell("`function` did not run again in the second call."),
+        look=tell(
+            "A stored result would keep all activations. Call `function` with the new arguments."
+        ),
+    )
+    expect(
+        torch.allclose(second, first),
+        tell("The second call draws other random numbers than the first."),
+        look=tell(
+            "Read the state *before* the first run, and set it before the second one."
+        ),
+    )
+    expect(
+        torch.equal(torch.get_rng_state(), state),
+        tell("After the second call the generator continues from another state."),
+        look=tell(
+            "Read the state before the second run, too, and set it again after the run."
+        ),
+    )
+    return tell("Both runs draw the same numbers, and the second one leaves no trace.")
+
+
+def refuse_first_calls_that_draw_nothing(
+    given: Callable[[Callable[..., Any]], Callable[..., Any]],
+    draw: Callable[..., Any],
+    before: Tensor,
+) -> None:
+    """The next function must get random numbers of its own."""
+    following = given(draw)(torch.zeros(8))
+    expect(
+        not torch.equal(before, following),
+        tell("Two functions draw the same numbers, one after the other."),
+        look=tell(
+            "The first call must move the generator on, as `function` alone would. Restore the "
+            "state after the second call only."
+        ),
+    )

@@ -1,0 +1,223 @@
+"""The checks of lab 3: the three stages beside the library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardbook.labs.checks import NotYet, check, expect
+from shardbook.labs.lab_ranks import ranks
+from shardbook.labs.lessons import fifty_lines_compared as compared
+from shardbook.labs.lessons.fifty_lines_vector import flatten_and_cut
+from shardbook.labs.rank_outcomes import Ended, Raised, RanksFailed
+from shardbook.labs.words import tell
+
+__all__ = ["flatten_and_cut", "gather_backward", "stage_3", "step_of_stage_1"]
+
+
+@check
+def step_of_stage_1(given: Any) -> str:
+    """The mean gradient of a part, a step, and the parts of all."""
+    both = ranks(2, compared.one_step, given)
+    mean = [-2.0 * each for each in (1, 2, 3, 4, 1, 2, 3, 4)]
+    for rank, (first, second) in enumerate(both):
+        judge_step(rank, first, mean)
+        expect(
+            second["parts"] == [2 * each for each in mean],
+            tell("The second step is longer than the first, with the same gradients."),
+            look=tell("Each step sets `part.grad` anew. Is the old one added to it?"),
+        )
+    compare(compared.trained_in_steps(given), 1)
+    return equal(1)
+
+
+def judge_step(rank: int, found: dict[str, list[float]], mean: list[float]) -> None:
+    """Compare the parts and the layers after one step of SGD with those of the plain model."""
+    expect(
+        any(found["parts"]),
+        tell("The parts have not changed."),
+        look=tell(
+            "The optimizer needs `part.grad` for each part, and then `optimizer.step()`."
+        ),
+    )
+    expect(
+        found["parts"] != [2 * each for each in mean],
+        tell("The step is twice as long as that of the plain model."),
+        look=tell("A reduce-scatter gives the sum over the ranks. The mean is wanted."),
+    )
+    expect(
+        found["parts"] == mean,
+        tell("The parts were not trained with the mean gradient of the two ranks."),
+        look=tell(
+            "The gradients of all ranks are added by `dist.reduce_scatter_single`, in the order of "
+            "the vector, and each rank gets its own part of the sum."
+        ),
+    )
+    expect(
+        any(found["layers"]),
+        tell("The parts are new, but the layers still have their old values."),
+        look=tell(
+            "Gather the parts after the step, and copy each view into `parameter.data`."
+        ),
+    )
+    expect(
+        found["layers"] == mean,
+        tell("On rank {rank} a layer has other values than the parts.", rank=rank),
+        look=tell(
+            "Gather after the optimizer's step, from all ranks, and copy all views of the vector."
+        ),
+    )
+
+
+@check
+def gather_backward(Gather: Any) -> str:
+    """The reduce-scatter, the mean, and the memory."""
+    both = ranks(2, compared.after_backward, Gather)
+    for rank, found in enumerate(both):
+        whole = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        expect(
+            found["whole"] == whole,
+            tell(
+                "The forward pass gives {found}, and not all parts.",
+                found=found["whole"],
+            ),
+            look=tell(
+                "The forward pass was given: `gather(part, full)`, and `full.data`."
+            ),
+        )
+        right = [2 * each for each in whole[3 * rank : 3 * rank + 3]]
+        gradient = found["gradient"]
+        expect(
+            gradient is not None,
+            tell("The part has no gradient."),
+            look=tell(
+                "`backward` returns the gradients in the order of the inputs: `part`, `full`."
+            ),
+        )
+        expect(
+            gradient != [2 * each for each in right],
+            tell("The gradient is the sum over the ranks."),
+            look=tell(
+                "The loss is the mean over the ranks. Divide by `dist.get_world_size()`."
+            ),
+        )
+        expect(
+            gradient == right,
+            tell(
+                "On rank {rank} the gradient of the part is {found}, and should be {right}.",
+                rank=rank,
+                found=gradient,
+                right=right,
+            ),
+            look=tell(
+                "Rank 0 found 1 to 6 as the gradient of the vector, and rank 1 found 3, 6, 9, 12, 15, "
+                "18. Each rank needs its own part of the mean."
+            ),
+        )
+        expect(
+            found["stored"] == 0,
+            tell("After the backward pass the whole vector is still stored."),
+            look=tell(
+                "`forward` has kept it as `context.full`, so `backward` can free it."
+            ),
+        )
+    compare(compared.gathered(Gather), 2)
+    return equal(2)
+
+
+@check
+def stage_3(Stage3: Any) -> str:
+    """A layer that keeps nothing between its uses, and finds its values again."""
+    try:
+        found = ranks(2, compared.after_a_step, Stage3)[0]
+    except RanksFailed as error:
+        raise freed_too_early(error) from None
+    expect(
+        "returned" not in found,
+        tell("The forward pass returns {kind}.", kind=found.get("returned", "")),
+        look=tell("Return the output `y` of the layer."),
+    )
+    expect(
+        found["right"],
+        tell("The output is not that of the layer."),
+        look=tell(
+            "Compute before the vector is freed, with views of what `Gather` has returned."
+        ),
+    )
+    expect(
+        found["gradient"],
+        tell("The part gets no gradient."),
+        look=tell(
+            "Autograd records only `Gather.apply(self.part, full)`, and no other gather."
+        ),
+    )
+    # The layer has 16,384 bytes. The gradient of the part has 8,192, and outputs have 256.
+    expect(
+        found["kept after forward"] < 8192,
+        tell("After the forward pass the whole layer is still stored."),
+        look=tell(
+            "`free` shrinks the storage under the vector, whoever still refers to it."
+        ),
+    )
+    expect(
+        found["input"],
+        tell("In the backward pass the layer computed with wrong values."),
+        look=tell("Gather into the same vector, since autograd has saved views of it."),
+    )
+    expect(
+        found["kept after backward"] < 16384,
+        tell("After the backward pass the whole layer is stored again."),
+        look=tell(
+            "It is gathered before the backward pass, and `Gather.backward` frees it."
+        ),
+    )
+    compare(compared.trained_in_layers(Stage3), 3)
+    return equal(3)
+
+
+def freed_too_early(error: RanksFailed) -> Exception:
+    """The sentence for a read of freed memory; any other error stays what it is."""
+    first = error.outcomes[0].failure
+    refused = isinstance(first, Raised) and any(
+        said in first.text for said in ("not allocated", "storage of size 0")
+    )
+    if refused or (isinstance(first, Ended) and first.code < 0):
+        return NotYet(
+            tell("The layer was used while its vector had no memory."),
+            tell(
+                "Free it after the layer has computed. Its backward pass reads it once more, so a "
+                "hook of the output must call `gather(self.part, full)` first."
+            ),
+        )
+    return error
+
+
+# PyTorch may add the products of a matrix in another order if its memory begins elsewhere.
+TOLERANCE = 1e-5
+
+
+def compare(training: compared.Training, stage: int) -> None:
+    """Train with the reader's code, with the library, and without sharding."""
+    plain, library = ranks(2, compared.differences, training, stage)[0]
+    expect(
+        max(plain, library) < TOLERANCE,
+        tell(
+            "After {steps} steps a parameter differs by {plain:g} from the plain model, and by "
+            "{library:g} from the library.",
+            steps=compared.STEPS,
+            plain=plain,
+            library=library,
+        ),
+        look=tell(
+            "One step is right. What stays from one step to the next, or from layer to layer?"
+        ),
+    )
+
+
+def equal(stage: int) -> str:
+    """The sentence at the end of each stage."""
+    return tell(
+        "Your stage {stage} equals the library: after {steps} steps all parameters are those of "
+        "shard(model, stage={stage}), and of the plain model.",
+        stage=stage,
+        steps=compared.STEPS,
+    )

@@ -1,0 +1,1 @@
+"""Labs: literate Python that is a page, and a notebook for students and for teachers."""
