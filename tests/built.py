@@ -59,9 +59,9 @@ def file_of(name: str) -> Path:
 
 
 def written(name: str) -> int:
-    """How many sections with commentary and code the source of a chapter has."""
+    """How many sections with commentary and code beside it the source of a chapter has."""
     sections = source.read(file_of(name)).sections
-    return sum(bool(one.commentary and one.code and not one.hidden) for one in sections)
+    return sum(bool(one.commentary and one.body and not one.hidden) for one in sections)
 
 
 def longest(names: list[str], count: int) -> list[str]:
@@ -87,6 +87,8 @@ LONG_PROSE = [
 LONG = {path_of(name, language) for name in [LONG_CHAPTERS[-1], *LONG_PROSE] for language in LANGUAGES}
 # Where a change goes in, every page is opened in one language, each in turn.
 IN_TURN = LONG | {path_of(name, LANGUAGES[place % len(LANGUAGES)]) for place, name in enumerate(NAMES)}
+# What takes seconds a page is asked there of every third of them.
+SLOWLY = LONG | {*sorted(IN_TURN)[::3]}
 # Where boxes and colours are looked at: on every sixth page in English, and in a translation on those that
 # stand for the others.
 LOOKED_AT = LONG | set([path for path in PAGES if language_of(path) == LANGUAGES[0]][::6])

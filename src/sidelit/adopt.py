@@ -12,13 +12,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sidelit import languages
+from sidelit import languages, reading
 from sidelit.errors import SidelitError
 from sidelit.source import source
 from sidelit.tables import read_toml
+from sidelit.text import markup
 
 # Folders that hold no modules of the project's own, whatever lies in them.
 _PASSED_OVER = {
@@ -122,8 +124,7 @@ def look(folder: Path) -> Found:
             words += [section.commentary for section in document.sections]
         except SidelitError as error:
             bad.append(str(error.path))
-    tagline = _project(folder).get("description", "")
-    return Found(title, str(tagline), _language(words), root, tuple(parts), len(paths), tuple(bad))
+    return Found(title, _tagline(folder), _language(words), root, tuple(parts), len(paths), tuple(bad))
 
 
 def _package(package: Path, base: Path, root: str) -> Iterator[Part]:
@@ -173,6 +174,26 @@ def _project(folder: Path) -> dict[str, Any]:
     path = folder / "pyproject.toml"
     said = read_toml(path, path.name).get("project", {}) if path.is_file() else {}
     return said if isinstance(said, dict) else {}
+
+
+def _tagline(folder: Path) -> str:
+    """What a project says of itself in one sentence: in its configuration, else where its README begins.
+
+    Without it a home page would have no words, and no description for those who find it elsewhere.
+    """
+    if said := _project(folder).get("description"):
+        return str(said)
+    path = folder / "README.md"
+    try:
+        tokens = markup.parse(reading.text(path)) if path.is_file() else ()
+    except (OSError, UnicodeDecodeError, SidelitError):
+        return ""
+    paragraphs = (after for before, after in pairwise(tokens) if before.type == "paragraph_open")
+    # A row of badges is no sentence.
+    spoken = (each for each in paragraphs if all(child.type != "image" for child in each.children or ()))
+    first = " ".join(markup.plain(next(spoken, ())).split())
+    sentence = re.match(r".{12,}?[.!?。！？](?=\s|$|[^\x00-\x7f])", first)
+    return sentence[0] if sentence else first
 
 
 def _title(folder: Path) -> str:
@@ -226,6 +247,15 @@ def _configuration(found: Found, spoken: Sequence[str]) -> str:
         patterns = ", ".join(map(_quoted, (*part.patterns, *absent)))
         lines += ["", "[[parts]]", f"label = {_quoted(part.label)}", f"folder = {_quoted(part.folder)}"]
         lines += [f"chapters = [{patterns}]"]
+    lines += [
+        "",
+        "# `sidelit lint` also finds what makes pages hard to read. Here you say how strict it is:",
+        "# [lint]",
+        "# lines = 25    # of code without a word beside it",
+        "# words = 40    # in a sentence",
+        "# [lint.rules]",
+        '# code-without-words = "error"    # or "warning", or "off"',
+    ]
     return "\n".join(lines) + "\n"
 
 

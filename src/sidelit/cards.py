@@ -117,7 +117,7 @@ def _font(kind: str, size: int, given: Path | None) -> ImageFont.FreeTypeFont:
     from PIL import ImageFont
 
     names = {"serif": "source-serif-4-latin-wght-normal", "sans": "source-sans-3-latin-wght-normal"}
-    own = assets.templates_folder() / "assets" / "fonts" / f"{names[kind]}.woff2"
+    own = assets.templates_folder() / "cards" / f"{names[kind]}.woff2"
     try:
         face = ImageFont.truetype(str(given or own), size)
     except OSError:

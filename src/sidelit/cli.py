@@ -78,6 +78,14 @@ def parser() -> argparse.ArgumentParser:
         "pack", "build the site as one folder and one archive that open from a disk", commands.pack_site
     )
     sub.add_argument("--out", type=Path, metavar="DIR", help="where to (default: build/pack)")
+    sub = add("book", "print the site as one PDF in each language", commands.book_site)
+    sub.add_argument("--out", type=Path, metavar="DIR", help="where to (default: build/book)")
+    _langs(sub)
+    sub.add_argument("--browser", metavar="PROGRAM", help="a Chromium (default: the first that is found)")
+    sub = add("slides", "make slides of a lesson, a section a slide", commands.make_slides)
+    sub.add_argument("lesson", metavar="LESSON", help="a lesson or a lab, as in `one_step`")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="where to (default: build/slides/LESSON)")
+    _langs(sub)
     sub = add("serve", "show the site on this machine and build it again on every save", commands.serve_site)
     sub.add_argument("--port", type=int, default=8000, help="default: %(default)s; 0 takes any free one")
     sub = add("init", "look at a repository and write a first configuration for it", commands.init)
@@ -107,6 +115,8 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--lang", help="one language only")
     add("lint", "check sources and translations", commands.lint)
+    sub = add("lab", "make the notebooks of all labs, for students and for teachers", commands.make_labs)
+    sub.add_argument("--check", action="store_true", help="write nothing; fail if one is not as it should be")
     sub = add("cite", "print a citation of a section", commands.cite)
     sub.add_argument(
         "id",
@@ -158,6 +168,12 @@ def _print(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--strict", action="store_true", help="a formula or link that is wrong is an error")
     _jobs(sub)
+
+
+def _langs(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--lang", action="append", default=[], metavar="CODE", help="one language only; may be repeated"
+    )
 
 
 def _jobs(sub: argparse.ArgumentParser) -> None:

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sidelit import adopt, api, cards, config, origin, pack, public, serve, versions
+from sidelit import adopt, api, cards, config, origin, pack, public, serve, slides, versions
 from sidelit.cite import authors, forms
 from sidelit.errors import SidelitError
 from sidelit.given import configuration as _config
 from sidelit.given import path as _path
 from sidelit.ids import anchors
+from sidelit.notebooks import making
 from sidelit.site import anchoring, citation, edition, linting, meta, partial, site
 from sidelit.site.search import ask
 from sidelit.source import source
@@ -33,6 +34,53 @@ def pack_site(given: argparse.Namespace) -> int:
     made = _config(given)
     folder, archive = pack.pack(made, given.out or made.project / "build" / "pack")
     print(f"{folder}\n{archive}: {archive.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def book_site(given: argparse.Namespace) -> int:
+    """`sidelit book`."""
+    # The package that binds is none that the other commands need.
+    from sidelit.book import book, browser, fonts
+
+    made = _config(given)
+    langs = _languages(made, given.lang)
+    program = browser.find(given.browser)
+    for lang in langs:
+        if said := fonts.lacking(made.language(lang)):
+            print(f"sidelit: {said}", file=sys.stderr, flush=True)
+    for each in book.books(made, given.out or made.project / "build" / "book", program, langs):
+        print(f"{each.path}: {each.pages} pages, {each.path.stat().st_size / 1e6:.1f} MB", flush=True)
+    return 0
+
+
+def _languages(made: config.Config, asked: Sequence[str]) -> Sequence[str]:
+    """The languages that were asked for, or else all of the site."""
+    if strange := [lang for lang in asked if lang not in made.languages]:
+        hint = f"it has {', '.join(made.languages)}"
+        raise SidelitError(f"{strange[0]!r} is not a language of this site", hint=hint)
+    return asked or made.languages
+
+
+def make_slides(given: argparse.Namespace) -> int:
+    """`sidelit slides`."""
+    made = _config(given)
+    for path in slides.slides(made, given.lesson, given.out, _languages(made, given.lang)):
+        print(path)
+    return 0
+
+
+def make_labs(given: argparse.Namespace) -> int:
+    """`sidelit lab`."""
+    made = _config(given)
+    found = making.notebooks(made)
+    if given.check:
+        wrong = list(making.differing(made, found))
+        for path in wrong:
+            print(f"{path} is not what its lab is today: run `sidelit lab`", file=sys.stderr)
+        return 1 if wrong else 0
+    for path in making.write(made, found):
+        print(path)
+    print(f"{len(found)} notebooks are up to date.")
     return 0
 
 
@@ -125,7 +173,8 @@ def lint(given: argparse.Namespace) -> int:
     for finding in findings:
         print(finding, file=sys.stderr if finding.severity == "error" else sys.stdout)
     errors = sum(finding.severity == "error" for finding in findings)
-    print(f"{errors} errors, {len(findings) - errors} warnings.")
+    warnings = len(findings) - errors
+    print(f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}.")
     return 1 if errors else 0
 
 
@@ -135,7 +184,8 @@ def cite(given: argparse.Namespace) -> int:
     lang = given.lang or made.languages[0]
     if lang not in made.languages:
         raise SidelitError(f"{lang!r} is not a language of this site")
-    texts = site.texts(made)
+    made = versions.checked_out(made)
+    texts = site.texts(partial.sound(made))
     text, piece = citation.find(texts, given.id)
     book = None if lang == made.languages[0] else site.shelf(made, texts).catalog(text.item.name, lang)
     project = citation.Project(made, origin.origin(made), authors.read(made))
@@ -155,7 +205,7 @@ def search(given: argparse.Namespace) -> int:
         raise SidelitError(
             f"{lang!r} is not a language of this site", hint=f"it has {', '.join(made.languages)}"
         )
-    answers = ask.Index(site.searchable(made, lang), lang).ask(" ".join(given.words))
+    answers = ask.Index(site.searchable(partial.sound(made), lang), lang).ask(" ".join(given.words))
     for each in answers:
         said = "".join(f"[{part}]" if marked else part for part, marked in each.excerpt)
         print(f"{each.address}  {each.name}" + (f"\n    {said}" if said else ""))
@@ -165,7 +215,7 @@ def search(given: argparse.Namespace) -> int:
 def draw_cards(given: argparse.Namespace) -> int:
     """`sidelit cards`."""
     made = _config(given)
-    written = cards.draw(made, given.font)
+    written = cards.draw(partial.sound(made), given.font)
     print(f"{len(written)} cards in {made.shown(made.folder / meta.CARDS)}")
     return 0
 

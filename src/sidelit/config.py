@@ -30,12 +30,25 @@ from sidelit.chapters import Chapter, Part, module_name
 from sidelit.errors import SidelitError
 from sidelit.inventories import Inventory
 from sidelit.languages import Language
-from sidelit.prose_pages import NO_COURSE, Course, Lesson, Prose
+from sidelit.prose_pages import NO_COURSE, NO_LABS, Course, Lab, Labs, Lesson, Prose
 from sidelit.public import NOWHERE, Public
 from sidelit.strictness import Strictness
 from sidelit.tables import Table, read_table
 
-__all__ = ["SITE", "Chapter", "Config", "Course", "Lesson", "Part", "Prose", "find", "load", "module_name"]
+__all__ = [
+    "SITE",
+    "Chapter",
+    "Config",
+    "Course",
+    "Lab",
+    "Labs",
+    "Lesson",
+    "Part",
+    "Prose",
+    "find",
+    "load",
+    "module_name",
+]
 
 # The catalogue of the words that stand on no page.
 SITE = "site"
@@ -55,6 +68,7 @@ class Config:
     parts: tuple[Part, ...]
     back: tuple[Prose, ...]
     course: Course = NO_COURSE
+    labs: Labs = NO_LABS
     source_root: str = "src"
     public: Public = NOWHERE
     licence_note: str = ""
@@ -66,6 +80,7 @@ class Config:
     macros: Mapping[str, str] = field(default_factory=dict)
     """Commands of TeX that every formula may use, as `\\R` for `\\mathbb{R}`."""
     home: str = "index.html"
+    """The page that the title of the site leads to: the first one where none is called so."""
     inventories: tuple[Inventory, ...] = ()
     """The lists of names that are documented elsewhere."""
     keep_going: bool = False
@@ -107,13 +122,13 @@ class Config:
 
     @property
     def prose(self) -> tuple[Prose, ...]:
-        """All pages of Markdown, lessons included, in reading order."""
-        return (*self.front, *self.course.lessons, *self.back)
+        """All pages of Markdown, lessons and labs included, in reading order."""
+        return (*self.front, *self.course.lessons, *self.labs.labs, *self.back)
 
     @property
     def order(self) -> tuple[Prose | Chapter, ...]:
         """All pages, in reading order."""
-        return (*self.front, *self.course.lessons, *self.chapters, *self.back)
+        return (*self.front, *self.course.lessons, *self.labs.labs, *self.chapters, *self.back)
 
     def shown(self, path: Path) -> str:
         """The way a path is written in messages and in the ledger: from the project folder."""
@@ -151,6 +166,7 @@ def load(path: Path) -> Config:
         parts=tuple(chapters.part(table, tree, dialect, codes) for table in top.tables("parts")),
         back=tuple(prose_pages.prose(table, path.parent.name, codes) for table in top.tables("back")),
         course=prose_pages.course(top.table("course"), path.parent.name),
+        labs=prose_pages.labs(top.table("labs")),
         source_root=root,
         public=public.read(top),
         licence_note=top.take("licence_note", str, ""),
@@ -165,6 +181,8 @@ def load(path: Path) -> Config:
     )
     top.finish()
     _check(config, top)
+    if config.order and not any(item.output == config.home for item in config.order):
+        config = replace(config, home=config.order[0].output)
     folder = config.folder / languages.FOLDER
     spoken = languages.spoken(config.languages, folder, config.shown(folder), top)
     return replace(config, spoken=spoken)

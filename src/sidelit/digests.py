@@ -63,6 +63,8 @@ class _Walk:
         if isinstance(value, Mapping):
             return "mapping", tuple([(self.plain(key), self.plain(each)) for key, each in value.items()])
         if isinstance(value, Set):
+            if all(type(each) is str for each in value):
+                return "set", tuple(sorted(value))
             return "set", tuple(sorted(_digest(self.plain(each)) for each in value))
         if is_dataclass(kind):
             return self._record(value)

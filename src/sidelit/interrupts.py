@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 # What a process does before it ends; only a door of the press calls `arm`, so in other programs this is idle.
@@ -69,5 +69,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _end_children() -> None:
     """End the processes that share the work, if there are any: they would wait for more of it."""
     if "multiprocessing.process" in sys.modules:
-        for child in sys.modules["multiprocessing.process"].active_children():
+        children = sys.modules["multiprocessing.process"].active_children()
+        for child in children:
             child.kill()
+        # Until it has ended, a process may still write into what is removed next.
+        for child in children:
+            with suppress(ChildProcessError):
+                os.waitpid(child.pid, 0)

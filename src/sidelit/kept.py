@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -60,6 +60,35 @@ def _made(kept: Kept[Any]) -> tuple[Any, ...]:
     return kept._make()
 
 
+class Late(Mapping[Key, Value]):
+    """A mapping that is made when somebody first looks into it."""
+
+    def __init__(self, make: Callable[[], Mapping[Key, Value]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Mapping[Key, Value]:
+        return self._make()
+
+    @property
+    def made(self) -> bool:
+        """Whether somebody has looked into it."""
+        return "_made" in self.__dict__
+
+    def __getitem__(self, key: Key) -> Value:
+        return self._made[key]
+
+    def get(self, key: Key, default: Any = None) -> Any:
+        """What is under a key."""
+        return self._made.get(key, default)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 class Noted(Mapping[Key, Value]):
     """A mapping that `asking` knows by a name as soon as anything is looked up in it."""
 
@@ -97,6 +126,18 @@ def asking() -> Iterator[set[str]]:
         yield names
     finally:
         _asked.pop()
+
+
+@contextmanager
+def as_one(name: str) -> Iterator[None]:
+    """Let `asking` know all that is looked at in this block by one name."""
+    note(name)
+    others = _asked[:]
+    _asked.clear()
+    try:
+        yield
+    finally:
+        _asked[:] = others
 
 
 def in_file(items: tuple[Item, ...], path: Path) -> Kept[Item]:

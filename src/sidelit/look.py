@@ -22,8 +22,9 @@ from functools import cache
 from pathlib import Path
 
 import jinja2
+from jinja2.bccache import Bucket
 
-from sidelit import assets, reading, template_errors
+from sidelit import assets, bundles, reading, store, template_errors
 from sidelit.breaks import breakable
 from sidelit.config import Config
 from sidelit.errors import SidelitError
@@ -95,7 +96,7 @@ def _press(config: Config) -> dict[str, Path]:
 
 
 def _own(config: Config) -> dict[str, Path]:
-    folder, known = config.folder / ASSETS, {name for name, _ in assets.asset_files()}
+    folder, known = config.folder / ASSETS, {name for name, _ in assets.asset_files()} | set(bundles.BUNDLES)
     found: dict[str, Path] = {}
     for path in _files(folder):
         name, shown = path.relative_to(folder).as_posix(), config.shown(folder) + f"/{path.name}"
@@ -131,4 +132,21 @@ def _environment(own: Path | None) -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters["breakable"] = breakable
+    environment.bytecode_cache = _Compiled()
     return environment
+
+
+class _Compiled(jinja2.BytecodeCache):
+    """What templates compile to. It is a program, so only what this user's press wrote is run."""
+
+    def __init__(self) -> None:
+        home = store.home()
+        self._store = store.Store(home and home / "compiled")
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        if (kept := self._store.get(bucket.key)) is not None:
+            # Jinja compiles anew where the template is another one, or was compiled by another Python.
+            bucket.bytecode_from_string(kept)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._store.put(bucket.key, bucket.bytecode_to_string())

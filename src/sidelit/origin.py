@@ -9,9 +9,10 @@ are left out.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -31,6 +32,23 @@ class Origin:
     def label(self) -> str | None:
         """The short commit; a plus sign says that files were changed after it."""
         return None if self.commit is None else self.commit[:10] + ("+" if self.dirty else "")
+
+    @property
+    def blank(self) -> Origin:
+        """The same with a blank for the commit, so that a page need not be made again after each one."""
+        return replace(self, commit=self.commit and _BLANK, dirty=False)
+
+    def filled(self, content: bytes) -> bytes:
+        """What was made with a blank, with the commit in it."""
+        if not (self.commit and self.label):
+            return content
+        return content.replace(_BLANK.encode(), self.commit.encode()).replace(
+            _BLANK[:10].encode(), self.label.encode()
+        )
+
+
+# It looks like a commit, and nobody writes it by chance. It stands in no file, not even in this one.
+_BLANK = hashlib.sha256(b"the commit of a page is filled in when the page is written").hexdigest()[:40]
 
 
 def origin(config: Config) -> Origin:

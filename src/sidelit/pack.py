@@ -36,7 +36,7 @@ def pack(config: Config, out: Path) -> tuple[Path, Path]:
     Raises `SidelitError` if the site has a mistake, or the disk refuses; then nothing is changed.
     """
     state = origin.origin(config)
-    name = "-".join(filter(None, (_slug(config.title), state.version)))
+    name = "-".join(filter(None, (slug(config.title), state.version)))
     folder, archive = out / name, out / f"{name}.zip"
     output.check_target(folder)
     made, _ = partial.files(config)
@@ -83,5 +83,6 @@ def zipped(files: Mapping[str, bytes], folder: str, date: str) -> bytes:
     return made.getvalue()
 
 
-def _slug(title: str) -> str:
+def slug(title: str) -> str:
+    """A title as a part of a file's name."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "site"

@@ -20,11 +20,15 @@ its path.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from sidelit import reading
 from sidelit.tables import Table
+
+# The folder of the pages of labs.
+LABS = "labs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,13 @@ def prose(table: Table, given: str, folder: str) -> Called:
     output = _output(table, given, _placed(name, ""))
     told = (Former(f"{folder}/{old}", _placed(old, "")) for old in _was(table, given, name))
     return Called(f"{folder}/{name}", output, tuple(told))
+
+
+def lab(table: Table, stem: str) -> Called:
+    """Name the page of a lab: the number that its file begins with is for the folder, not for the address."""
+    name = _name(table, stem, re.sub(r"^\d+_", "", stem))
+    told = (Former(f"{LABS}/{old}", _placed(old, LABS)) for old in _was(table, stem, name))
+    return Called(f"{LABS}/{name}", _output(table, stem, _placed(name, LABS)), tuple(told))
 
 
 def _placed(name: str, folder: str) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 from sidelit.tables import Table
 
@@ -76,13 +76,9 @@ def _matched(
     if not _PATTERN.search(entry):
         yield _entry(entry, folder, tree.root)
         return
-    try:
-        found = {
-            path.relative_to(base) for path in base.glob(entry) if path.suffix == ".py" and path.is_file()
-        }
-        found -= {path.relative_to(base) for each in not_these for path in base.glob(each)}
-    except (NotImplementedError, ValueError) as error:
-        raise table.error(f"{entry!r} is no pattern: {error}", entry) from None
+    found = _below(base, entry, table)
+    for each in not_these:
+        found -= _below(base, each, table)
     seen = [path for path in found if not any(part.startswith(".") for part in path.parts)]
     if not seen:
         hint = "a pattern is matched below the part's `folder`"
@@ -93,6 +89,18 @@ def _matched(
             tree.taken.add(place)
             _check_name(place, table, entry)
             yield _entry(path.as_posix(), folder, tree.root)
+
+
+def _below(folder: Path, pattern: str, table: Table) -> set[Path]:
+    """The Python files that a pattern matches, by their paths below a folder."""
+    if PurePath(pattern).anchor:
+        hint = "a pattern is matched below the part's `folder`"
+        raise table.error(f"{pattern!r} is no pattern: it begins at the root of the disk", pattern, hint=hint)
+    try:
+        found = [path for path in folder.glob(pattern) if path.suffix == ".py" and path.is_file()]
+    except ValueError as error:
+        raise table.error(f"{pattern!r} is no pattern: {error}", pattern) from None
+    return {path.relative_to(folder) for path in found}
 
 
 def _order(path: Path) -> list[tuple[bool, str]]:

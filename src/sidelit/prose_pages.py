@@ -1,17 +1,19 @@
 """# Pages of Markdown
 
-> A page of prose is one text; a lesson is one that takes sections from the chapters.
+> A page of prose is one text; a lesson takes sections from the chapters, and a lab is a notebook, too.
 
-Both are read from `site/sidelit.toml`: prose before and behind the chapters, lessons as the course.
+All are read from `site/sidelit.toml`: prose before and behind the chapters, lessons as the course, labs
+behind the lessons.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import PurePosixPath
 
-from sidelit import languages, page_names
+from sidelit import languages, page_names, reading, requirements
 from sidelit.page_names import Former
 from sidelit.tables import Table
 
@@ -43,16 +45,39 @@ class Lesson(Prose):
 
 
 @dataclass(frozen=True, slots=True)
+class Lab(Lesson):
+    """A lesson that is written as a Python file, and is a notebook in each language."""
+
+    stem: str = ""
+    """The name of its notebooks, without a suffix."""
+
+
+@dataclass(frozen=True, slots=True)
 class Course:
     """Lessons in the order in which they are taken, under one heading of the table of contents."""
 
     label: str = ""
     lessons: tuple[Lesson, ...] = ()
-    labs: tuple[str, ...] | None = None
-    """The numbers of the labs that lessons may name; `None` if the project does not list them."""
 
 
 NO_COURSE = Course()
+
+
+@dataclass(frozen=True, slots=True)
+class Labs:
+    """Labs in their order, under one heading of the table of contents."""
+
+    label: str = ""
+    folder: str = ""
+    """Where their sources and notebooks lie, from the project folder."""
+    labs: tuple[Lab, ...] = ()
+    install: str = ""
+    """What a notebook installs where it is missing, as pip understands it."""
+    coming: tuple[str, ...] = ()
+    """The numbers of labs that nobody has written yet. Lessons may name them, and no other lab gets them."""
+
+
+NO_LABS = Labs()
 
 
 def prose(table: Table, folder: str, codes: Sequence[str]) -> Prose:
@@ -81,10 +106,8 @@ def course(table: Table | None, folder: str) -> Course:
     for entry in table.tables("lessons"):
         place = sum(bool(lesson.number) for lesson in lessons)
         lessons.append(_lesson(entry, folder, str(place)))
-    listed = "labs" in table.data
-    labs = tuple(str(number) for number in table.take("labs", list, []))
     table.finish()
-    return Course(label, tuple(lessons), labs if listed else None)
+    return Course(label, tuple(lessons))
 
 
 def _lesson(table: Table, folder: str, place: str) -> Lesson:
@@ -99,3 +122,42 @@ def _lesson(table: Table, folder: str, place: str) -> Lesson:
     table.finish()
     former, line = called.former, table.line(given)
     return Lesson(f"{folder}/{path}", called.output, called.name, None, former, line, number=number)
+
+
+def labs(table: Table | None) -> Labs:
+    """Read the table of the labs, if there is one."""
+    if table is None:
+        return NO_LABS
+    label, folder = table.take("label", str), table.take("folder", str, "notebooks").strip("/")
+    if not reading.stays_inside(folder):
+        raise table.error(f"the folder {folder!r} is not in the project", "folder")
+    coming = tuple(str(number) for number in table.take("coming", list, []))
+    # A lab that nobody has written yet keeps its number, so that the others keep theirs.
+    free = (str(number) for number in count(1) if str(number) not in coming)
+    found = tuple(_lab(entry, folder, next(free)) for entry in table.tables("labs"))
+    install = table.take("install", str, "")
+    if install and not requirements.module(install):
+        hint = 'write it as for pip, such as "rings[notebooks]>=2"'
+        raise table.error(f"{install!r} is nothing that pip installs", "install", hint=hint)
+    table.finish()
+    return Labs(label, folder, found, install, coming)
+
+
+def _lab(table: Table, folder: str, number: str) -> Lab:
+    given = table.take("source", str)
+    path = PurePosixPath(given)
+    if path.suffix != ".py" or len(path.parts) > 1:
+        raise table.error(f"{given!r} is no Python file in {folder}/", given)
+    called = page_names.lab(table, path.stem)
+    table.finish()
+    line = table.line(given)
+    return Lab(
+        f"{folder}/{path}",
+        called.output,
+        called.name,
+        None,
+        called.former,
+        line,
+        number=number,
+        stem=path.stem,
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidelit.errors import SidelitError
 from sidelit.tables import Table
@@ -45,7 +45,9 @@ class Public:
     commit_url: str | None = None
     report_url: str | None = None
     colab_url: str | None = None
-    """Where a notebook of the repository opens to be run."""
+    """Where a notebook of the repository opens to be run, at Colab."""
+    jupyter_url: str | None = None
+    """The same, at a Jupyter of one's own or of a class."""
     base: str = ""
     """The folder below `url` in which this build stands, with a slash at its end: that of its version."""
     pinned: str = ""
@@ -114,8 +116,8 @@ def read(top: Table) -> Public:
     Raises `SidelitError` for what is no address on the web.
     """
     url, repository = _address(top, "url"), _address(top, "repository")
-    said = (address(top, f"{kind}_url") for kind in ("source", "commit", "report"))
-    return _public(url, repository, *said)
+    said = (address(top, f"{kind}_url") for kind in ("source", "commit", "report", "colab"))
+    return replace(_public(url, repository, *said), jupyter_url=address(top, "jupyter_url"))
 
 
 def at(known: Public, url: str) -> Public:
@@ -127,14 +129,15 @@ def at(known: Public, url: str) -> Public:
         return known
     if not _WEB.fullmatch(url):
         raise SidelitError(f"{url!r} is no public address", hint="write it like https://example.org/book/")
-    return _public(url.rstrip("/"), known.repository, known.source_url, known.commit_url, known.report_url)
+    said = (known.source_url, known.commit_url, known.report_url, known.colab_url)
+    return replace(_public(url.rstrip("/"), known.repository, *said), jupyter_url=known.jupyter_url)
 
 
 def _public(url: str | None, repository: str | None, *said: str | None) -> Public:
     """What is known, and what follows from it."""
     repository = repository or _repository(url)
-    *patterns, colab = _patterns(repository) if repository else (None,) * 4
-    source, commit, report = (own or known for own, known in zip(said, patterns, strict=True))
+    patterns = _patterns(repository) if repository else (None,) * 4
+    source, commit, report, colab = (own or known for own, known in zip(said, patterns, strict=True))
     return Public(f"{url}/" if url else None, repository, source, commit, report, colab)
 
 

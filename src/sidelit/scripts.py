@@ -3,8 +3,8 @@
 > Comments and indentation stay with the sources; readers get the rest.
 
 It is a small tool for the press's own scripts. It knows their strings, and it trusts their style: every
-statement ends with a semicolon or a brace, no template stands inside of another one, and a regular
-expression holds neither a quotation mark nor white space.
+statement ends with a semicolon or a brace, none is empty, no template stands inside of another one, and a
+regular expression holds neither a quotation mark nor white space.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import re
 
 _STRING = r'"(?:\\.|[^"\\\n])*"|`(?:\\.|[^`\\])*`'
 _PART = re.compile(rf"(?P<string>{_STRING})|(?P<gap>(?:\s|//[^\n]*)+)")
+# What ends the last statement of a block, or the last part of a list.
+_LAST = re.compile(rf"(?P<string>{_STRING})|;(?=\}})|,(?=[\])}}])")
 _OPEN = frozenset("{;,(=>&|?:[+")
 _CLOSED = frozenset("})].,?:;&|")
 
@@ -24,7 +26,7 @@ def compact(text: str) -> str:
     'const a="b  // c";if(a)\\ngo(`${a} d`);'
     """
     found = _PART.sub(lambda part: part["string"] or _between(text, *part.span()), text)
-    return found.strip()
+    return _LAST.sub(lambda part: part["string"] or "", found.strip())
 
 
 def _between(text: str, start: int, end: int) -> str:

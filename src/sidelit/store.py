@@ -30,7 +30,7 @@ class Store:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._key = _key(_home()) if folder is not None else None
+        self._key = _key(home()) if folder is not None else None
 
     @property
     def keeps(self) -> bool:
@@ -89,7 +89,7 @@ class Store:
         return signature.digest()
 
 
-def _home() -> Path | None:
+def home() -> Path | None:
     """Where programs keep what is of use to this user alone and may be lost."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sidelit"

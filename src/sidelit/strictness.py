@@ -16,7 +16,7 @@
     [[lint.allow]]                      # one section that may break a rule, and why
     rule = "code-without-words"
     source = "src/unit.py"
-    section = "module/units"
+    section = "module/units"            # in brackets behind the finding; "" for the symbols of a page
     because = "it is a table"
 """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -35,6 +36,8 @@ def read_table(path: Path, shown: str) -> Table:
     return Table(_parse(text, shown), shown, text)
 
 
+# What a word goes on with.
+_PART = re.compile(r"[\w-]")
 # The parser takes memory for each pair of a key's parts.
 _LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){100}""")
 
@@ -120,12 +123,31 @@ class Table:
         """
         if not near:
             return start
+        first = _start_of(self.text, start)
         # A path in quotes is meant as a whole: `unit.py` is no mention in `zero/unit.py`.
-        for pattern in (rf"[\"']{re.escape(near)}[\"']", rf"(?<![\w.-]){re.escape(near)}(?![\w-])"):
-            for number, text in enumerate(self.text.splitlines()[start - 1 :], start):
-                if re.search(pattern, text):
-                    return number
-        return start
+        quoted = (self.text.find(f"{quote}{near}{quote}", first) for quote in "\"'")
+        place = min((each for each in quoted if each >= 0), default=None)
+        place = next(_mentions(self.text, near, first), None) if place is None else place
+        return start if place is None else start + self.text.count("\n", first, place)
+
+
+def _start_of(text: str, line: int) -> int:
+    """Where a line begins."""
+    place = 0
+    for _ in range(line - 1):
+        place = text.find("\n", place) + 1 or len(text)
+    return place
+
+
+def _mentions(text: str, word: str, first: int) -> Iterator[int]:
+    """The places of a word that is no part of a longer one."""
+    place = text.find(word, first)
+    while place >= 0:
+        end = place + len(word)
+        before, after = text[max(place - 1, 0) : place], text[end : end + 1]
+        if not (before == "." or _PART.match(before) or _PART.match(after)):
+            yield place
+        place = text.find(word, place + 1)
 
 
 _NAMES: dict[type, str] = {str: "string", list: "list", dict: "table", bool: "boolean", int: "number"}

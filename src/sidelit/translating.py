@@ -11,7 +11,7 @@ import json
 from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
 from sidelit.given import configuration
-from sidelit.site import content, site
+from sidelit.site import content, partial, site
 
 
 def sync(given: argparse.Namespace) -> int:
@@ -28,6 +28,7 @@ def sync(given: argparse.Namespace) -> int:
 def status(given: argparse.Namespace) -> int:
     """`sidelit status`."""
     made = configuration(given)
+    made = partial.sound(made)
     books = site.shelf(made, site.texts(made))
     if given.todo:
         for each in catalog.pending(books):

@@ -122,6 +122,18 @@ def _homes(config: Config, folder: str) -> Mapping[str, str]:
     return {lang: folder + quote(ways.address(config, config.home, lang)) for lang in config.languages}
 
 
+def checked_out(config: Config) -> Config:
+    """The project with the address at which its text stays, if it is a release as it was tagged."""
+    try:
+        if not config.public.url or _git(config, "status", "--porcelain", "--untracked-files=no"):
+            return config
+        here = _git(config, "tag", "--points-at", "HEAD").split()
+        tags = [(tag, number) for tag, number in _tags(config, ()).items() if tag in here]
+    except SidelitError:  # Without a repository there are no releases.
+        return config
+    return _public(config, pinned=_Release(*tags[0], config).folder) if tags else config
+
+
 # ## The project as it was
 
 

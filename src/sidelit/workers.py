@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -64,6 +64,17 @@ def shared(
         yield from crew.results()
     finally:
         crew.end()
+
+
+@contextmanager
+def looking_seldom() -> Iterator[None]:
+    """Look for garbage as seldom as a process that shares the work."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_SELDOM)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _may_fork() -> bool:

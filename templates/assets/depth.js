@@ -2,7 +2,7 @@
 // remembered, links that open what they lead to in every browser, and paper on which nothing is folded.
 "use strict";
 
-{
+if (one("details.depth")) {
   const KEY = "sidelit-depth";
   const words = document.body.dataset;
   const folds = all("details.depth");

@@ -24,7 +24,7 @@
     stored(KEY, JSON.stringify([...done]));
     show();
   });
-  if (stored(KEY, stored(KEY) ?? "[]")) {
+  if (words.finish && stored(KEY, stored(KEY) ?? "[]")) {
     lesson?.append(finish);
     addEventListener("storage", show);
     show();

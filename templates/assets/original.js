@@ -48,9 +48,8 @@
     made.title = words.title;
     made.ariaPressed = false;
     buttons.set(place.id, made);
-    const acts = one(":scope > .doc > .acts", place);
-    if (acts) acts.append(made);
-    else place.after(make("p", "aside", [made]));
+    // Below a heading stands the line that cites it.
+    (one(":scope > .doc > .acts", place) ?? place.nextElementSibling).append(made);
   }
   if (one(`:is(.doc, .essay, .text) > ${WORDS}`)) one(".langs").after(whole);
   if (stored(KEY)) {

@@ -18,4 +18,4 @@ const finder = button("find", [], async () => {
 });
 finder.title = finder.ariaLabel = searchWords.label;
 finder.dataset.search = "";
-one(".tools").prepend(finder);
+if (searchWords.index) one(".tools").prepend(finder);

@@ -79,34 +79,32 @@
   };
 
   // ---- The contents panel opens at its place, is walked by arrow keys, and closes as a menu does.
-  const menus = all("details.menu");
-  const close = () => menus.forEach((menu) => { menu.open = false; });
-  for (const menu of menus) {
-    const panel = one(".panel", menu);
-    menu.addEventListener("toggle", () => {
-      if (!menu.open) return;
-      follow();
-      // Wide, each list scrolls by itself; narrow, the panel does, and the section is what one looks for there.
-      for (const name of [".book", ".toc"]) {
-        const list = one(name, panel);
-        if (!list) continue;
-        const mark = one("[aria-current]", list);
-        const box = list.scrollHeight > list.clientHeight ? list : panel;
-        const [outer, inner] = [box, mark ?? box].map((each) => each.getBoundingClientRect());
-        if (mark) box.scrollTop += inner.top - outer.top - (outer.height - inner.height) / 2;
-      }
-    });
-    menu.addEventListener("focusout", ({ relatedTarget }) => {
-      if (relatedTarget && !menu.contains(relatedTarget)) menu.open = false;
-    });
-    menu.addEventListener("keydown", (event) => {
-      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-      if (!step || !menu.open) return;
-      const stops = all("summary, a", menu).filter((stop) => stop.checkVisibility());
-      stops[stops.indexOf(document.activeElement) + step]?.focus();
-      event.preventDefault();
-    });
-  }
+  // A page without contents has a menu that nobody sees.
+  const menu = one("details.menu") ?? make("details", "");
+  const close = () => { menu.open = false; };
+  menu.addEventListener("toggle", () => {
+    if (!menu.open) return;
+    follow();
+    // Wide, each list scrolls by itself; narrow, the panel does, and the section is what one looks for there.
+    for (const name of [".book", ".toc"]) {
+      const mark = one(`${name} [aria-current]`, menu);
+      if (!mark) continue;
+      const list = mark.closest(name);
+      const box = list.scrollHeight > list.clientHeight ? list : list.parentElement;
+      const [outer, inner] = [box, mark].map((each) => each.getBoundingClientRect());
+      box.scrollTop += inner.top - outer.top - (outer.height - inner.height) / 2;
+    }
+  });
+  menu.addEventListener("focusout", ({ relatedTarget }) => {
+    if (relatedTarget && !menu.contains(relatedTarget)) close();
+  });
+  menu.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step || !menu.open) return;
+    const stops = all("summary, a", menu).filter((stop) => stop.checkVisibility());
+    stops[stops.indexOf(document.activeElement) + step]?.focus();
+    event.preventDefault();
+  });
 
   // ---- A box that can scroll is a stop for the keyboard only while it has something to scroll.
   const labels = new Map(all("main [tabindex='0'][role='group']").map((box) => [box, box.ariaLabel]));
@@ -142,13 +140,11 @@
   addEventListener("keydown", ({ key }) => {
     if (/^(Page|Home|End|Arrow(Down|Up)|\s$)/.test(key)) place = null;
     if (key === "Escape") {
-      const open = menus.find((menu) => menu.open);
+      if (menu.open) one("summary", menu).focus();
       close();
-      if (open) one("summary", open).focus();
     }
   });
   addEventListener("click", ({ target }) => {
-    const menu = target.closest("details.menu");
-    if (!menu || target.closest("a")) close();
+    if (!menu.contains(target) || target.closest("a")) close();
   });
 }

@@ -91,11 +91,14 @@ SEEN = """
         ).map(element => element.outerHTML.slice(0, 80)),
         sections: [...document.querySelectorAll("section[id]")].map(section => {
             const doc = section.querySelector(".doc");
+            const code = box(section.querySelector("pre.code:not(.imports *)"));
+            // The line of the imports above it is the first line of the code.
+            if (code) code.top = box(section.querySelector(".imports:has(+ pre.code)"))?.top ?? code.top;
             return {
                 id: section.id,
                 all: box(section),
                 doc: doc?.textContent.trim() ? box(doc) : null,
-                code: box(section.querySelector("pre.code")),
+                code,
                 above: section.classList.contains("above"),
             };
         }),
@@ -132,7 +135,7 @@ DRAWINGS = """
 """
 
 # Depth, as a reader has it who has unfolded all of it, and as one has it who comes to the page.
-UNFOLD = "document.querySelectorAll('details.depth').forEach(fold => { fold.open = true })"
+UNFOLD = "document.querySelectorAll('details:is(.depth, .imports)').forEach(fold => { fold.open = true })"
 FOLD = UNFOLD.replace("true", "false")
 
 Way = tuple[int, Any]
@@ -280,9 +283,9 @@ def without_scripts(scriptless: Page, shared: Page) -> Iterator[str]:
 
 
 def in_print(page: Page) -> Iterator[str]:
-    """All of the text, folded or not, and no menu."""
+    """All of the text, folded or not, without the imports and without a menu."""
     # A drawing has code in it, too, and another form on paper than on a screen.
-    text = "main section .doc > :not(.acts), main section .code:not(svg *)"
+    text = "main section .doc > :not(.acts), main section .code:not(svg *, .imports *)"
     page.evaluate(UNFOLD)
     on_screen = visible(show(page), text)
     page.evaluate(FOLD)

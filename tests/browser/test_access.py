@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page
 
-from built import CONFIG, FRAMES, HEIGHT, LONG, NARROWEST, ZOOMED, Open, path_of
+from built import CONFIG, FRAMES, HEIGHT, LANGUAGES, LONG, NARROWEST, ZOOMED, Open, path_of
 
 # One page of each kind, in each language in turn: a home, a chapter, a lesson with a stepper, prose.
 KINDS = [CONFIG.home, "ja/casting.html", "zh/one_step.html", "hardware.html"]
@@ -75,6 +75,20 @@ def test_a_page_flows_into_a_quarter_of_the_window(shared: Page) -> None:
         assert bar <= width
     # The next test on this page finds it as a reader does.
     shared.evaluate(SHUT)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_letters_twice_as_large_leave_the_bar_in_the_window(visit: Open, lang: str) -> None:
+    page = visit(path_of("hooks.html", lang))
+    page.evaluate("document.documentElement.style.fontSize = '200%'")
+    for width in (1280, 1000, 640):
+        page.set_viewport_size({"width": width, "height": HEIGHT})
+        page.evaluate(FRAMES)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        # The letters have grown, and no control is gone.
+        assert page.locator(".top :is(.theme, .find, .unfold, .menu > summary)").evaluate_all(
+            "all => all.every(one => one.checkVisibility() && one.getBoundingClientRect().height >= 48)"
+        )
 
 
 def test_who_wants_no_motion_sees_none(visit: Open) -> None:

@@ -49,6 +49,36 @@ def test_each_section_says_in_its_box_what_the_command_says(home: str, page: Pag
             expect(dialog).to_have_count(0)
 
 
+def test_a_heading_of_prose_says_what_the_command_says(home: str, page: Page, project: Path) -> None:
+    for lang, folder in (("en", ""), ("ja", "ja/")):
+        page.goto(f"{home}{folder}notes/reading.html")
+        headings = page.locator(".essay > :is(h2, h3)")
+        assert headings.count() == page.locator(".aside .citing").count() > 1
+        for heading in headings.all():
+            name = f"notes/reading.html#{heading.get_attribute('id')}"
+            heading.locator("+ .aside .citing").click()
+            dialog = page.get_by_role("dialog")
+            for form in FORMS:
+                told = sidelit("cite", name, "--lang", lang, "--form", form, cwd=project).stdout
+                assert dialog.locator(f'[data-form="{form}"] pre').inner_text() == told.removesuffix("\n")
+            address = sidelit("cite", name, "--lang", lang, cwd=project).stdout.splitlines()[0]
+            assert dialog.locator(".link").get_attribute("href") == address
+            assert address == f"https://example.org/x/{folder}{name}"
+            page.keyboard.press("Escape")
+
+
+def test_the_way_to_cite_a_heading_moves_nothing_and_shows_by_keyboard(home: str, page: Page) -> None:
+    page.goto(f"{home}notes/reading.html")
+    line = page.locator("h2 + .aside").first
+    assert line.evaluate("line => line.offsetHeight") == 0
+    # It is told where the pointer is not: a finger has none to rest.
+    page.mouse.move(0, 0)
+    shown = "line => getComputedStyle(line).opacity"
+    assert line.evaluate(shown) == "0"
+    line.locator(".citing").focus()
+    assert line.evaluate(shown) == "1"
+
+
 def test_a_form_is_copied_and_the_focus_comes_back(home: str, page: Page) -> None:
     page.goto(f"{home}ring.html")
     opener = page.locator('[id="Ring.put"] .citing')

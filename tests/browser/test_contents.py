@@ -42,7 +42,8 @@ def opened(page: Page) -> Page:
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_the_contents_open_at_the_page_one_is_in(visit: Open, width: int) -> None:
     page = opened(visit(FAR, width=width))
-    assert page.locator(".group").count() == len(CONFIG.parts) + bool(CONFIG.course.lessons)
+    groups = [*CONFIG.parts, *filter(None, [CONFIG.course.lessons, CONFIG.labs.labs])]
+    assert page.locator(".group").count() == len(groups)
     assert page.locator(".group[open]").count() == 1
     mark = page.locator(".group[open] [aria-current=page]")
     assert mark.count() == 1

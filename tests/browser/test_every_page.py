@@ -24,7 +24,7 @@ from browser.looks import (
     violations,
     without_scripts,
 )
-from built import LANGUAGES, LONG, NARROW, NARROWEST, PAGES, WIDE, language_of, show
+from built import LANGUAGES, LONG, NARROW, NARROWEST, PAGES, SLOWLY, WIDE, language_of, show
 
 # What `make test` does not ask of three widths, two themes and all rules.
 OTHER_LOOKS: list[tuple[int, str, dict[str, Any]]] = [
@@ -38,7 +38,7 @@ ENGLISH = [path for path in PAGES if language_of(path) == LANGUAGES[0]]
 LONG_IN_ENGLISH = LONG.intersection(ENGLISH)
 
 
-@pytest.mark.pages(now=LONG_IN_ENGLISH)
+@pytest.mark.pages(now=LONG_IN_ENGLISH, turn=SLOWLY)
 def test_axe_finds_nothing(shared: Page, path: str) -> None:
     """Axe looks at the longest pages of each template in both ways, and at all others in one: at a page in
     the ways of its languages in turn, and at the pages of a language in turn, too.
@@ -60,7 +60,7 @@ def test_dark_is_dark(looks: Looks) -> None:
     assert [said for seen in looks for said in theme(seen)] == []
 
 
-@pytest.mark.pages(now=LONG_IN_ENGLISH)
+@pytest.mark.pages(now=LONG_IN_ENGLISH, turn=SLOWLY)
 def test_a_page_is_whole_without_scripts(shared: Page, scriptless: Page) -> None:
     assert list(without_scripts(scriptless, show(shared))) == []
 
@@ -70,7 +70,7 @@ def test_print_has_all_of_the_text_and_no_menu(shared: Page) -> None:
     assert list(in_print(shared)) == []
 
 
-@pytest.mark.pages(of=ENGLISH, now=(), turn=ENGLISH[::3])
+@pytest.mark.pages(of=ENGLISH, now=(), turn=ENGLISH[::12])
 def test_axe_finds_nothing_in_any_way(shared: Page) -> None:
     for width, scheme, rules in OTHER_LOOKS:
         assert violations(show(shared, width, scheme), rules) == [], f"{width} px, {scheme}"

@@ -37,9 +37,18 @@ def test_little_moves_when_the_fonts_arrive(visit: Open, name: str, width: int) 
     assert page.evaluate(SHIFT) < 0.1
 
 
-def test_a_first_visit_fetches_less_than_a_hundred_kilobytes_of_fonts(visit: Open) -> None:
+def test_a_first_visit_fetches_half_of_the_latin_letters(visit: Open) -> None:
     fonts = fetched(visit("hooks.html"), ".woff2")
-    assert 0 < sum(fonts.values()) < 100_000, fonts
+    # English needs none of the other Latin letters.
+    assert {name.split("-")[-3] for name in fonts} == {"basic"}
+    assert 0 < sum(fonts.values()) < 60_000, fonts
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_a_first_visit_makes_few_requests(visit: Open, lang: str) -> None:
+    """Twelve with the page itself and the drawing of its tab, which a browser asks for without telling."""
+    asked = fetched(visit(path_of("hooks.html", lang)), "")
+    assert len(asked) <= 10, asked
 
 
 @pytest.mark.parametrize("lang", LANGUAGES[1:])

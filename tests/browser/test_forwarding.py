@@ -116,7 +116,7 @@ def test_a_browser_that_refreshes_nothing_has_a_link_for_each_section(window: Pa
 @pytest.mark.parametrize("scheme", rows(["light", "dark"], now=["light"]))
 def test_axe_finds_nothing(window: Page, home: str, scheme: str) -> None:
     # Left alone, the page would be gone before anyone could look at it.
-    window.route("**/forward.js", lambda route: route.abort())
+    window.route("**/frame.js", lambda route: route.abort())
     window.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     for width in (1280, 390):
         window.set_viewport_size({"width": width, "height": 900})

@@ -112,7 +112,7 @@ def test_it_is_remembered_and_narrow_pages_have_it_too(page: Page, home: str) ->
     # The page that was written in this language has none, nor one that is not translated yet or not of words.
     for path in ("ring.html", "zh/ring.html", "zh/notes/reading.html", "ja/glossary.html"):
         page.goto(home + path)
-        assert page.locator(".beside, .aside").count() == 0
+        assert page.locator(".beside, .aside [aria-pressed]").count() == 0
         assert page.get_by_role("button", name="原文").count() == 0
 
 
@@ -132,7 +132,7 @@ def test_what_one_reads_stays_where_it_is(page: Page, home: str) -> None:
 
 def test_a_heading_of_prose_shows_the_original_below_it(page: Page, home: str) -> None:
     page.goto(home + "ja/notes/reading.html")
-    page.locator("#the-works + .aside button").click()
+    page.locator("#the-works + .aside [aria-pressed]").click()
     expect(page.locator(SHOWN)).to_have_text(["The works", "See the bibliography and a term."])
 
 

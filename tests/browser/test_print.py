@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from io import BytesIO
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def test_no_word_and_no_line_is_lost_on_paper(page: Page, home: str, paper: str)
     assert text.count("hardly anything") == 30
     # What only a screen can do is not there, and every page has its number.
     for word in ("Contents", "Previous"):
+        assert word not in text
+    # It says where it is from: the file, and one citation.
+    last = re.sub(r"\s+", " ", printed.pages[-1].extract_text())
+    assert "File src/sample/ring.py" in last
+    assert "The Sample authors. (n.d.). A ring. In Sample." in last
+    for word in ("Cite this page", "BibTeX", "CSL-JSON", "Report it", "Found an error?"):
         assert word not in text
     for number, each in enumerate(printed.pages, 1):
         assert each.extract_text().startswith(f"{number}\n")

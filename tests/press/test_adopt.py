@@ -12,17 +12,19 @@ ROOT = Path(__file__).parent.parent.parent
 WRITTEN = (ROOT / "site/pages/adopt.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"(?ms)^```(\w+)\n(.*?)^```$", WRITTEN)
 # The first line of a block names the file that it is, or the file whose lines it changes.
-NAMED = re.compile(r"(?:# |<!-- |/\* )(in )?(\S+)(?: -->| \*/)?\n")
+NAMED = re.compile(r"(?:# |<!-- |/\* )(in |added to )?(\S+)(?: -->| \*/)?\n")
 HOME = "/home/me/rings"
 
 
 def write(folder: Path, text: str) -> Path:
-    """Write a block into its file, or change the lines of the file that have its keys."""
+    """Write a block into its file, add it there, or change the lines of the file that have its keys."""
     head = NAMED.match(text)
     assert head, text
     path, body = folder / head[2], text[head.end() :]
     path.parent.mkdir(parents=True, exist_ok=True)
-    if head[1]:
+    if head[1] == "added to ":
+        body = f"{path.read_text(encoding='utf-8')}\n{body}"
+    elif head[1]:
         whole = path.read_text(encoding="utf-8")
         for line in body.splitlines():
             whole, count = re.subn(rf"(?m)^{line.partition(' = ')[0]} = .*$", line, whole)
@@ -56,8 +58,10 @@ def test_every_command_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
             assert (done.stdout + done.stderr).replace(str(folder), HOME) == output, command
     assert seen == [
         *("pip install", "sidelit init", "sidelit build", "sidelit sync", "sidelit status"),
-        *("sidelit lint", "sidelit build", "sidelit print"),
+        *("sidelit lint", "sidelit build", "sidelit lint", "sidelit print"),
     ]
+    # The last lines of the configuration allow what was found.
+    assert sidelit("lint", cwd=folder).stdout == "0 errors, 0 warnings.\n"
     shown = page(folder / "build/site", "de/rings/ring.html")
     assert shown.lang == "de"
     assert "Inhalt" in shown.text

@@ -127,7 +127,7 @@ def test_a_module_called_index_keeps_its_page(tmp_path: Path) -> None:
 def test_links_to_the_pages_and_names_of_another_tool_lead_to_ours(tmp_path: Path) -> None:
     files = {
         "pkg/__init__.py": "[a](sub/a.html), [its class](sub/a.html#the-class), [sub](sub/index.html)",
-        "pkg/sub/__init__.py": "[up](../index.html)",
+        "pkg/sub/__init__.py": "[up](../), [a](a), [this](../sub)",
         "pkg/sub/a.py": '<a id="head"></a>\n\n# A title\n\n[home](../index.html), [below](#the-class)',
     }
     for name, text in files.items():
@@ -139,6 +139,9 @@ def test_links_to_the_pages_and_names_of_another_tool_lead_to_ours(tmp_path: Pat
     addresses = {name: page(tmp_path / "out", name).addresses for name in ("__init__.html", "sub/a.html")}
     assert {"sub/a.html", "sub/a.html#the-class", "sub/__init__.html"} <= set(addresses["__init__.html"])
     assert {"../__init__.html", "#the-class"} <= set(addresses["sub/a.html"])
+    assert {"../__init__.html", "a.html", "__init__.html"} <= set(
+        page(tmp_path / "out", "sub/__init__.html").addresses
+    )
     shown = page(tmp_path / "out", "sub/a.html")
     assert shown.ids.count("the-class") == shown.ids.count("head") == 1
     assert "A title" in shown.text

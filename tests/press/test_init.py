@@ -71,6 +71,26 @@ def test_a_repository_is_a_site_at_once(repository: Path) -> None:
     assert "src/nets/odd.py:1" in sidelit("build", cwd=repository, code=1).stderr
 
 
+def test_every_command_goes_on_where_the_build_does(repository: Path) -> None:
+    sidelit("init", cwd=repository)
+    mean = repository / "src/nets/mean.py"
+    mean.write_text('"""The mean, $\\\\frac12 \\times x$.\n\n:oddity:`x`\n"""\n', encoding="utf-8")
+    (repository / "src/nets/lost.py").write_text("def (:\n", encoding="utf-8")
+    done = sidelit("lint", cwd=repository)
+    assert "src/nets/mean.py:1: tex-not-raw: " in done.stdout
+    assert "src/nets/mean.py:3: source: reST: Unknown interpreted text role" in done.stdout
+    assert "src/nets/lost.py:1: source: " in done.stdout
+    assert " 0 errors, " in f" {done.stdout.splitlines()[-1]}"
+    assert "nets/mean" in sidelit("cite", "nets/mean#module", cwd=repository).stdout
+    assert "nets/mean.html" in sidelit("search", "mean", cwd=repository).stdout
+    assert sidelit("status", cwd=repository).stdout.startswith("page ")
+    # Where nothing may be missing, all of it is told, and is an error.
+    edit(repository / "site/sidelit.toml", "keep_going = true\n", "")
+    told = sidelit("lint", cwd=repository, code=1).stderr
+    assert "tex-not-raw" in told
+    assert "lost.py:1: source: " in told
+
+
 def test_mkdocs_builds_the_same(repository: Path) -> None:
     sidelit("init", "--mkdocs", cwd=repository)
     sidelit("build", cwd=repository)
@@ -171,3 +191,28 @@ def test_a_pattern_that_is_wrong(tmp_path: Path, parts: str, said: str) -> None:
     with pytest.raises(SidelitError) as told:
         chapters(tmp_path, parts)
     assert re.search(said, str(told.value)), str(told.value)
+
+
+NETS = "Small nets, in pure Python."
+
+
+@pytest.mark.parametrize(
+    ("readme", "said"),
+    [
+        (
+            "# Nets\n\n[![badge](b.svg)](b) ![two](c.svg)\n\nSmall *nets*, in\npure `Python`. And more.\n",
+            NETS,
+        ),
+        ("# Nets\n\n> Small nets, in pure Python.\n", NETS),
+        ("# Nets\n\n![badge](b.svg)\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_home_page_says_what_the_project_says_of_itself(tmp_path: Path, readme: str, said: str) -> None:
+    write(tmp_path, "nets/net.py", text="X = 1\n")
+    write(tmp_path, "README.md", text=readme)
+    sidelit("init", cwd=tmp_path)
+    sidelit("build", cwd=tmp_path)
+    html = (tmp_path / "build/site/index.html").read_text("utf-8")
+    assert ('<meta name="description"' in html) == bool(said)
+    assert not said or f'<meta name="description" content="{said}">' in html

@@ -90,6 +90,14 @@ def test_what_is_cited_is_at_the_address_of_the_citation(composed: Path) -> None
     assert box.startswith("https://github.com/ada/loom/blob/")
 
 
+def test_a_release_that_is_checked_out_is_cited_at_its_own_address(composed: Path, tmp_path: Path) -> None:
+    clone = tmp_path / "loom"
+    git(composed, "clone", "-q", "--branch", "v1.10", ".", str(clone))
+    assert f"{URL}v1.10/round.html#Ring.keep\n" in sidelit("cite", "Ring.keep", cwd=clone).stdout
+    edit(clone / "src/sample/ring.py", NEW, "What nobody has released.")
+    assert f"{URL}round.html#Ring.keep\n" in sidelit("cite", "Ring.keep", cwd=clone).stdout
+
+
 def test_old_pages_lead_to_the_same_sections_of_the_newest_release(composed: Path) -> None:
     site = composed / "build/versions"
     for folder, lang in (("v1.0/", ""), ("v1.0/", "ja/"), ("draft/", "zh/")):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from press.project import edit
 from sidelit import workers
 from sidelit.errors import SidelitError
 
@@ -126,6 +127,38 @@ def test_pages_made_by_several_processes_are_those_that_one_makes(tmp_path: Path
     assert alone[1].count("warning:") == 6
     assert shared == alone
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "3", "many"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["build", "--jobs", "2"], ["print", "src/sample", "--out", "printed", "--jobs", "2"]]
+)
+def test_a_command_shares_its_work(sample: Path, arguments: list[str]) -> None:
+    """Nothing that the press loads starts a thread: with one a process may not fork, and works alone."""
+    names = [f"more_{number}.py" for number in range(24)]
+    for name in names:
+        (sample / "src/sample" / name).write_text(f'"""# {name}\n\n> One, $x$."""\n', encoding="utf-8")
+    listed = "".join(f'"{name}", ' for name in names)
+    edit(sample / "site/sidelit.toml", "chapters = [", f"chapters = [{listed}")
+    program = """
+        import os, sys
+        forks = []
+        sys.addaudithook(lambda event, given: forks.append(event) if event == "os.fork" else None)
+        from sidelit import cli
+        code = cli.main(sys.argv[1:])
+        print(code, len(forks))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        cwd=sample,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "HOME": str(sample)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    code, forks = map(int, done.stdout.splitlines()[-1].split())
+    assert code == 0
+    assert forks >= 2
 
 
 def test_ctrl_c_ends_all_processes_and_leaves_nothing(tmp_path: Path) -> None:

@@ -21,14 +21,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from markdown_it.token import Token
 
 from sidelit.catalog import po_file
+from sidelit.catalog.matched import matched
 from sidelit.catalog.po_file import Entry
-from sidelit.catalog.shelf import STATES, Catalog, Pending, Row, Shelf, pending, shelves, status, unique
-from sidelit.catalog.sync import State, digests_of, merge, remember, state_of
+from sidelit.catalog.shelf import STATES, Catalog, Pending, Row, Shelf, pending, shelves, status
+from sidelit.catalog.sync import State, remember, state_of
 from sidelit.catalog.units import (
     PageUnits,
     SectionUnits,
@@ -39,6 +41,8 @@ from sidelit.catalog.units import (
     unit_indices,
 )
 from sidelit.errors import SidelitError
+from sidelit.kept import Late
+from sidelit.memory import Memory
 from sidelit.text import markup
 
 __all__ = [
@@ -93,36 +97,46 @@ class Translated:
     state: State
 
 
-def load(pages: Sequence[PageUnits], locale_dir: Path, languages: Sequence[str], source: str = "en") -> Shelf:
+def load(
+    pages: Sequence[PageUnits],
+    locale_dir: Path,
+    languages: Sequence[str],
+    source: str = "en",
+    known: Memory | None = None,
+) -> Shelf:
     """Read all catalogues below `locale_dir` and match them with the pages.
 
     `languages` are the languages translated into; `source` is the tag of the one that the pages are written
-    in, for what stays in it. Raises `SidelitError` at the first
+    in, for what stays in it. `known` is the work of earlier builds. Raises `SidelitError` at the first
     line that is not a sound catalogue, and for a folder of a language that the site does not have.
     """
+    known = known or Memory()
     catalogs = {}
-    for lang, files in _read_all(locale_dir, languages).items():
-        memory = remember(entry for entries in files.values() for entry in entries)
+    for lang, files in _read_all(locale_dir, languages, known).items():
+        others = Late(partial(_remembered, tuple(files.values())))
         homes = shelves(pages, files)
         for page in (each for each in pages if each.stands_in(lang)):
-            own = (files[name] for name in (page.name, *page.former) if homes.get(name) == page.name)
-            merged = merge(page, unique(entry for entries in own for entry in entries), memory)
-            live = {entry.key: entry for entry in merged if not entry.obsolete}
-            obsolete = tuple(entry for entry in merged if entry.obsolete)
-            catalogs[page.name, lang] = Catalog(page.name, lang, live, obsolete, digests_of(page), source)
+            own = [files[name] for name in (page.name, *page.former) if homes.get(name) == page.name]
+            catalogs[page.name, lang] = matched(page, lang, own, others, source, known)
     originals = ((page.name, lang) for page in pages for lang in languages if not page.stands_in(lang))
     return Shelf(catalogs, tuple(languages), source, frozenset(originals))
 
 
-def _read_all(locale_dir: Path, languages: Sequence[str]) -> dict[str, dict[str, tuple[Entry, ...]]]:
+def _remembered(files: Sequence[po_file.File]) -> Mapping[str | tuple[str, str, str], Entry]:
+    return remember(entry for file in files for entry in file.read())
+
+
+def _read_all(
+    locale_dir: Path, languages: Sequence[str], known: Memory
+) -> dict[str, dict[str, po_file.File]]:
     """The entries of every file, by language and page, whether the site still has that page or not."""
     _check_folders(locale_dir, languages)
-    return {lang: dict(_read_language(locale_dir, lang)) for lang in languages}
+    return {lang: dict(_read_language(locale_dir, lang, known)) for lang in languages}
 
 
-def _read_language(locale_dir: Path, lang: str) -> Iterator[tuple[str, tuple[Entry, ...]]]:
+def _read_language(locale_dir: Path, lang: str, known: Memory) -> Iterator[tuple[str, po_file.File]]:
     for page, path in _files(locale_dir / lang):
-        yield page, po_file.read(path, lang, _shown(path, locale_dir))
+        yield page, po_file.opened(path, lang, _shown(path, locale_dir), known)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -17,18 +17,17 @@ a catalogue must never do, so each line is checked before polib sees it.
 from __future__ import annotations
 
 import bisect
-import glob
-import os
 import re
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import polib
 
-from sidelit import interrupts, leftovers, reading
+from sidelit import digests, reading, whole_files
 from sidelit.errors import SidelitError
+from sidelit.memory import Memory
 
 _STRING = r'"(?:[^"\\]|\\[\\"nrtabfv])*"'
 _LINE = re.compile(
@@ -70,13 +69,36 @@ class Entry:
         return self.context, self.msgid
 
 
+@dataclass(frozen=True, slots=True)
+class File:
+    """A catalogue as it lies on the disk: a digest of it, and what reads its entries."""
+
+    digest: str
+    read: Callable[[], tuple[Entry, ...]]
+
+
+def opened(path: Path, lang: str, shown: str, memory: Memory) -> File:
+    """Find a catalogue sound, which an earlier build may have done; raises as `read` does."""
+    text = _decode(path, shown)
+    key = digests.digest(text, lang, shown)
+    read = partial(memory.of, "catalogues", key, partial(_read, path, text, lang, shown))
+    if memory.knows("catalogues", key):
+        return File(key, read)
+    entries = read()
+    return File(key, lambda: entries)
+
+
 def read(path: Path, lang: str, shown: str) -> tuple[Entry, ...]:
     """Read the entries of one catalogue, the obsolete ones too; messages call the file `shown`.
 
     Raises `SidelitError` at the line of whatever is not a whole, unambiguous UTF-8 catalogue of this
     language.
     """
-    lines = _decode(path, shown).split("\n")
+    return _read(path, _decode(path, shown), lang, shown)
+
+
+def _read(path: Path, text: str, lang: str, shown: str) -> tuple[Entry, ...]:
+    lines = text.split("\n")
     msgstr_lines = _check(lines, shown)
     try:
         parsed = polib.pofile(str(path), encoding="utf-8", wrapwidth=0)
@@ -199,25 +221,4 @@ def _to_polib(entry: Entry) -> polib.POEntry:
 
 def write(path: Path, content: str) -> bool:
     """Write a catalogue if it differs from what stands there; a reader never sees half of one."""
-    if path.exists() and path.read_bytes() == content.encode():
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in leftovers.abandoned(path.parent, f"{glob.escape(path.name)}????????.new"):
-        left.unlink(missing_ok=True)
-    fresh: list[Path] = []
-
-    def remove() -> None:
-        for each in fresh:
-            each.unlink(missing_ok=True)
-
-    with interrupts.tidied(remove):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
-        fresh.append(Path(name))
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode())
-            if (lock := leftovers.claim(fresh[0])) is None:
-                return write(path, content)  # Another process took it for one that was left behind.
-        fresh[0].chmod(0o644)
-        fresh[0].replace(path)
-        os.close(lock)
-    return True
+    return whole_files.write(path, content.encode())

@@ -28,10 +28,12 @@ class Catalog:
     page: str
     lang: str
     entries: Mapping[Key, Entry] = field(default_factory=dict)
-    obsolete: tuple[Entry, ...] = ()
+    obsolete: Sequence[Entry] = ()
     digests: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
     source: str = "en"
     """The tag of the language that it translates from."""
+    digest: str = ""
+    """Stands for the live entries."""
     original: bool = False
     """Whether the page does not stand in this language, so that nothing of it waits for a translator."""
 

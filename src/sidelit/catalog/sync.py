@@ -27,14 +27,16 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Literal
 
 from sidelit.catalog.po_file import MOVED, NO_CODE, Entry
 from sidelit.catalog.rewordings import Key, Rewordings
 from sidelit.catalog.units import PageUnits
+from sidelit.kept import Late
 
 State = Literal["current", "recheck", "stale", "missing"]
-Memory = dict[str | tuple[str, str, str], Entry]
+Memory = Mapping[str | tuple[str, str, str], Entry]
 
 
 def state_of(entry: Entry | None, code_digest: str) -> State:
@@ -50,7 +52,13 @@ def state_of(entry: Entry | None, code_digest: str) -> State:
 
 def is_copy(entry: Entry) -> bool:
     """Whether a translation only repeats the English, give or take its punctuation, without saying `same`."""
-    return not entry.same and _letters(entry.msgid) == _letters(entry.msgstr)
+    if entry.same or (entry.msgid.isascii() and _IDEOGRAPH.search(entry.msgstr)):
+        return False
+    return _letters(entry.msgid) == _letters(entry.msgstr)
+
+
+# No form of such a letter is ASCII, and there are many letters to compare otherwise.
+_IDEOGRAPH = re.compile("[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff]")
 
 
 def _letters(text: str) -> str:
@@ -67,7 +75,7 @@ def remember(entries: Iterable[Entry]) -> Memory:
 
     They are filed under their English, and under their context, their English and the code beside it too.
     """
-    memory: Memory = {}
+    memory: dict[str | tuple[str, str, str], Entry] = {}
     for entry in sorted(entries, key=lambda entry: entry.obsolete):
         if is_translated(entry):
             memory.setdefault(entry.msgid, entry)
@@ -79,13 +87,13 @@ def remember(entries: Iterable[Entry]) -> Memory:
 def merge(page: PageUnits, old: Sequence[Entry], memory: Memory) -> tuple[Entry, ...]:
     """Match a page with its catalogue: live entries in the page's order, then the obsolete ones.
 
-    `memory` holds the translations of the other pages.
+    `memory` holds the translations of the other pages. It is not looked into where nothing is missing.
     """
     wanted = digests_of(page)
     known = {entry.key: entry for entry in old}
-    gone = remember(entry for entry in old if entry.key not in wanted)
-    memory = {**memory, **remember(old)}
-    rewordings = Rewordings(wanted, old)
+    gone = Late(lambda: remember(entry for entry in old if entry.key not in wanted))
+    memory = Late(partial(_both, memory, old))
+    rewordings = cache(partial(Rewordings, wanted, old))
     live = []
     for (context, msgid), digests in wanted.items():
         entry = known.get((context, msgid))
@@ -94,11 +102,15 @@ def merge(page: PageUnits, old: Sequence[Entry], memory: Memory) -> tuple[Entry,
         if entry is None or not entry.msgstr:
             entry = _carried(context, msgid, entry, memory, short=False) or entry
         if entry is None:
-            entry = rewordings.guess(context, msgid) or Entry(context, msgid)
+            entry = rewordings().guess(context, msgid) or Entry(context, msgid)
         # A translator works beside the code of the day; only what is done remembers the code it was done for.
         entry = entry if is_translated(entry) else replace(entry, digests=digests)
-        live.append(replace(entry, obsolete=False))
+        live.append(replace(entry, obsolete=False) if entry.obsolete else entry)
     return (*live, *_left_over(old, wanted, live))
+
+
+def _both(memory: Memory, own: Sequence[Entry]) -> Memory:
+    return {**memory, **remember(own)}
 
 
 def digests_of(page: PageUnits) -> dict[Key, tuple[str, ...]]:

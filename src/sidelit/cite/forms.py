@@ -30,13 +30,16 @@ def written(record: Record, form: str, words: Mapping[str, str]) -> str:
 
 
 def apa(record: Record, words: Mapping[str, str]) -> str:
-    """One sentence, as the seventh edition of APA sets it; words that it adds are those of the language."""
+    """One sentence, as the seventh edition of APA sets it; words that it adds are those of the language.
+
+    Without a page the record is that of the whole book.
+    """
     year = record.year or words["cite_undated"]
     state = ", ".join(_state(record, words))
-    book = words["cite_in"].format(book=record.book)
+    book = words["cite_in"].format(book=record.book) if record.title else record.book
     said = (
         f"{_apa_authors(record.authors)} ({year}).",
-        f"{record.title}.",
+        record.title and f"{record.title}.",
         f"{book}{f' ({state})' if state else ''}.",
     )
     doi = f"https://doi.org/{record.doi}" if record.doi and not record.url else ""

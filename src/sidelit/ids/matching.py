@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from sidelit.ids.naming import text_digest
-from sidelit.source.source import Kind, Section
+from sidelit.source.cutting import Kind
+from sidelit.source.source import Section
 
 # Shares of words or lines that must agree: near is the same definition, far is another one.
 NEAR = 0.6
@@ -56,7 +57,7 @@ def imprint(
     section: Section, name: str, aliases: tuple[str, ...] = (), places: tuple[str, ...] = ()
 ) -> Imprint:
     """Take the imprint of a section that goes by `name`."""
-    lines = tuple(text_digest(text, 6) for _, text in section.code if text.strip())
+    lines = tuple(text_digest(text, 6) for _, text in section.body if text.strip())
     words = tuple(section.commentary.split())
     return Imprint(name, section.kind, section.qualname, words, lines, aliases, places)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from sidelit.errors import SidelitError
@@ -168,9 +169,18 @@ class _Site:
         return [entry.id for entry in changed if any(map(self._is_new, self._copies(page, entry)))]
 
     def _copies(self, page: Placed, entry: Imprint) -> Iterator[tuple[Naming, Imprint]]:
-        for name, naming in self.naming.items():
+        for name, each in self._by_text.get(_text(entry), ()):
             if name != page.name:
-                yield from ((naming, each) for each in naming.current if _text(each) == _text(entry))
+                yield self.naming[name], each
+
+    @cached_property
+    def _by_text(self) -> Mapping[tuple[object, ...], Sequence[tuple[str, Imprint]]]:
+        """The sections of all pages of today by what they say and do."""
+        found: dict[tuple[object, ...], list[tuple[str, Imprint]]] = {}
+        for name, naming in self.naming.items():
+            for each in naming.current:
+                found.setdefault(_text(each), []).append((name, each))
+        return found
 
     @staticmethod
     def _is_new(copy: tuple[Naming, Imprint]) -> bool:
@@ -179,11 +189,19 @@ class _Site:
 
     def _reserved(self, page: Placed, own: str | None) -> Iterator[str]:
         """The ids that led to a place at the address of a page, and lead to another page now."""
+        yield from (anchor for name, anchor in self._promised.get(page.output, ()) if name != own)
+
+    @cached_property
+    def _promised(self) -> Mapping[str, Sequence[tuple[str, str]]]:
+        """By address, the published pages and the ids by which their sections were reached there."""
+        addresses = {name: self.claims.address(name) for name in self.claims.homes}
+        found: dict[str, list[tuple[str, str]]] = {}
         for (name, _), entry in self.entries.items():
-            for place in places_of(entry, self.claims.address(name)):
+            for place in places_of(entry, addresses[name]):
                 address, _, anchor = place.rpartition("#")
-                if address == page.output and anchor and name != own:
-                    yield anchor
+                if anchor:
+                    found.setdefault(address, []).append((name, anchor))
+        return found
 
     def _may_have_left(self, name: str, entry: Imprint) -> bool:
         """Code that nobody described is looked for only where the code around it went."""

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from markdown_it.token import Token
 
+from sidelit import digests
 from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.figures import figure
@@ -44,6 +45,22 @@ def names(config: Config) -> list[str]:
 
 def read(config: Config, name: str) -> Stepper:
     """Read one stepper; every mistake in it is a `SidelitError` with its line."""
+    # Each moment of it on a page asks again.
+    made_of = (config.folder / FOLDER, config.folder / figure.RECORDED)
+    key = (str(config.folder), name, *map(digests.of_folder, made_of))
+    if key not in _known:
+        while len(_known) >= _MOST:
+            _known.pop(next(iter(_known)))
+        _known[key] = _read(config, name)
+    return _known[key]
+
+
+_known: dict[tuple[str, ...], Stepper] = {}
+# How many steppers stay at hand.
+_MOST = 32
+
+
+def _read(config: Config, name: str) -> Stepper:
     path = config.folder / FOLDER / f"{name}.toml"
     table = read_table(path, config.shown(path))
     run = _run(config, table)

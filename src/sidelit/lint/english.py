@@ -20,8 +20,9 @@ _END = re.compile(
     r"(?<![ (]e\.g\.)(?<![ (]i\.e\.)(?<!\bvs\.)(?<!\bcf\.)(?<=[.!?])"
     r"[)\"'”’]*\s+(?=[\"'(“‘]*[A-Z\ue000-\ue004])"
 )
-# "This rank" names something; "This is" does not.
+# "This rank" names something; "This is" does not. "It is possible that" points at what follows.
 _POINTER = re.compile(
+    r"(?!It (?:is|was|has been|can be|may be) (?:\S+ ){1,2}(?:to|that)\b)"
     r"(?:Its?|They|Them|Theirs?|Those|Here|(?:This|That|These|One|Such)"
     r"(?=,? (?:is|are|was|were|has|have|had|can|may|must|will|would|should|does|do|did|also|takes?|makes?"
     r"|needs?|gives?|holds?|keeps?|means?|lets?)\b))\b"

@@ -27,21 +27,26 @@ from sidelit.errors import SidelitError
 from sidelit.glossary import Glossary
 from sidelit.lint import language, markup, terms
 from sidelit.lint.unit import Pair, pair, vocabulary
-from sidelit.source import source
+from sidelit.source import literals, source
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a lint objects to; `str()` is the line that is printed."""
+    """One thing that a lint objects to; `str()` is the line that is printed.
+
+    :param section: the id by which the configuration may allow it, if it may.
+    """
 
     path: str
     line: int
     rule: str
     sentence: str
     severity: Literal["error", "warning"] = "error"
+    section: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.rule}: {self.sentence}"
+        place = f" [{self.section}]" if self.section else ""
+        return f"{self.path}:{self.line}: {self.rule}: {self.sentence}{place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +158,9 @@ def lint_source(text: str, path: str) -> tuple[Finding, ...]:
     text = text.removeprefix("\ufeff")
     found = [Finding(path, line, STRAY, _STRAY) for line in source.parse(text, path).stray]
     for literal in _docstrings(text, path):
-        literally = ast.get_source_segment(text, literal) or ""
-        prefix = literally[: literally.index(literally[-1])]
-        tex = re.search(r"\$[^$]*?\\[A-Za-z]", literally)
-        if tex and "r" not in prefix.lower():
-            line = literal.lineno + literally.count("\n", 0, tex.end())
-            found.append(Finding(path, line, TEX_NOT_RAW, _RAW))
+        lines = literals.commands(ast.get_source_segment(text, literal) or "")
+        if (line := next(lines, None)) is not None:
+            found.append(Finding(path, literal.lineno + line, TEX_NOT_RAW, _RAW))
     return tuple(found)
 
 

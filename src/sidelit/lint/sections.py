@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -49,9 +51,28 @@ def lint(section: Section, asked: Strictness, *, is_english: bool) -> Iterator[t
 
 
 def _code_without_words(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
-    count = sum(bool(line.strip()) for line in section.code)
-    if count > asked.lines and not section.prose and not any(markup.units(section.tokens)):
+    if section.prose or any(markup.units(section.tokens)):
+        return
+    count = sum(bool(line.strip()) for line in section.code) - _saying_nothing(section.code)
+    if count > asked.lines:
         yield section.line, f"{count} lines of code without a word; say what they do, or cut them by comments"
+
+
+def _saying_nothing(code: Sequence[str]) -> int:
+    """How many lines are imports, and lists of what is imported: nobody has words for those."""
+    try:
+        body = ast.parse(textwrap.dedent("\n".join(code))).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return 0
+    found = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom) or _is_offer(node)]
+    rows = {row for node in found for row in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    comments = {row for row, line in enumerate(code, start=1) if line.startswith("#")}
+    return sum(bool(code[row - 1].strip()) for row in rows | comments)
+
+
+def _is_offer(node: ast.stmt) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return any(isinstance(each, ast.Name) and each.id == "__all__" for each in targets)
 
 
 def _hash_id(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
@@ -104,7 +125,11 @@ def _short_sentences(section: Section, asked: Strictness) -> Iterator[tuple[int,
 
 def _opening(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
     first = next(markup.units(section.tokens), None)
-    if first is not None and not section.prose and (word := english.pointer(words_of(first))):
+    # "This" may be the line of code right beside it.
+    beside = ("This", "These") if any(line.strip() for line in section.code) else ()
+    if first is None or section.prose:
+        return
+    if (word := english.pointer(words_of(first))) and word not in beside:
         yield markup.line_of(first), f"a section is read alone, and {word!r} points out of it; name the thing"
 
 

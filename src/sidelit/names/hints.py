@@ -76,6 +76,8 @@ def _with_parts(
         return Instance(found) if found.kind == "class" else None
     module, _, word = (found or "").rpartition(".")
     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    if not parts and word not in ("tuple", "Tuple"):
+        return None  # Of nothing, as `tuple[()]`, may be a tuple alone.
     if module in _TYPING and word in _WRAPPERS:
         return kind(parts[0], scope, objects, own)
     if module in _TYPING and word in ("Optional", "Union"):
@@ -88,7 +90,6 @@ def _with_parts(
     name = containers.canonical(word) if module in _TYPING else found
     if not name or word in ("Literal", "Callable"):
         return None
-    fixed = name == "builtins.tuple" and not isinstance(parts[-1], ast.Constant | type(None))
     held = [each for each in parts if not (isinstance(each, ast.Constant) and each.value is ...)]
     fixed = name == "builtins.tuple" and len(held) == len(parts)
     return Instance(name, tuple(kind(each, scope, objects, own) for each in held), fixed)

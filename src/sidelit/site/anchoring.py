@@ -16,7 +16,8 @@ from sidelit.config import Chapter, Config
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors, claims, ledger, moves
 from sidelit.ids.anchors import Anchor
-from sidelit.source import source
+from sidelit.memory import Memory
+from sidelit.source import remembered, source
 
 LEDGER = "anchors.json"
 
@@ -32,12 +33,12 @@ def publish(config: Config, redirects: moves.Redirects) -> Path:
     return path
 
 
-def placed(config: Config, item: Chapter) -> claims.Placed:
+def placed(config: Config, item: Chapter, memory: Memory | None = None) -> claims.Placed:
     """Read the source of a chapter.
 
     Raises `SidelitError` when it cannot be read as Python.
     """
-    document = source.read(config.project / item.source, shown=item.source)
+    document = remembered.read(config.project / item.source, item.source, memory)
     return claims.Placed(item.name, item.output, document, item.former)
 
 

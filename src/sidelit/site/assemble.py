@@ -16,11 +16,24 @@ from functools import partial
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from sidelit.config import Chapter, Lesson
+from sidelit.config import Chapter, Lab, Lesson
 from sidelit.errors import SidelitError
-from sidelit.site import folding, frame, lesson_head, listing, meta, surroundings, symbol_rows, views
+from sidelit.site import (
+    folding,
+    frame,
+    lab_page,
+    lesson_head,
+    link_views,
+    list_views,
+    listing,
+    meta,
+    surroundings,
+    symbol_rows,
+    views,
+)
 from sidelit.site.desk import Desk
 from sidelit.site.edition import Page
+from sidelit.site.lesson_views import LessonHead
 from sidelit.site.press import Press
 from sidelit.symbols import notation
 from sidelit.text import fields
@@ -60,14 +73,14 @@ def view(press: Press, shown: Page) -> views.View:
     )
 
 
-def _glossary(desk: Desk) -> Iterator[views.Term]:
+def _glossary(desk: Desk) -> Iterator[list_views.Term]:
     """The rows of the glossary, with where each term is explained and where it is used."""
     press = desk.press
     for term in listing.terms(press.glossary, press.config, desk.shown.lang, partial(_see, desk)):
         yield replace(term, uses=listing.used(press.uses.get(term.name, ()), desk.edition, desk.ways.to))
 
 
-def _see(desk: Desk, href: str, line: int) -> views.Link:
+def _see(desk: Desk, href: str, line: int) -> link_views.Link:
     """A link of a glossary's row; `line` is the row's. A link that leads nowhere is reported there."""
     index = desk.press.index
     try:
@@ -78,9 +91,9 @@ def _see(desk: Desk, href: str, line: int) -> views.Link:
     except SidelitError as error:
         path = desk.config.shown(desk.config.folder / "glossary.toml")
         desk.press.report(SidelitError(error.what, path=path, line=line, hint=error.hint))
-        return views.Link(href, None)
+        return link_views.Link(href, None)
     known = desk.edition.pages[there.output]
-    return views.Link(known.label, address, lang=known.label_lang)
+    return link_views.Link(known.label, address, lang=known.label_lang)
 
 
 def kind(shown: Page) -> str:
@@ -89,12 +102,13 @@ def kind(shown: Page) -> str:
     if isinstance(item, Chapter):
         return "chapter"
     if isinstance(item, Lesson):
-        return "lesson"
+        return "lab" if isinstance(item, Lab) else "lesson"
     return item.append or ("home" if item.output == "index.html" else "prose")
 
 
-def _lesson(desk: Desk, item: Lesson, tokens: Sequence[Token]) -> tuple[views.LessonHead, Sequence[Token]]:
+def _lesson(desk: Desk, item: Lesson, tokens: Sequence[Token]) -> tuple[LessonHead, Sequence[Token]]:
     """The head of a lesson, and the text below it."""
     head = lesson_head.split(tokens, item.source)
     needs, *aims = (Markup(desk.html(words)) for words in (head.needs, *head.aims))
-    return views.LessonHead(item.name, item.number, head.minutes, needs, tuple(aims)), head.rest
+    lab = lab_page.head(desk, item) if isinstance(item, Lab) else None
+    return LessonHead(item.name, item.number, head.minutes, needs, tuple(aims), lab), head.rest

@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from sidelit.site.views import CodeLine
+from sidelit.site.lines import CodeLine
 
 # A line of words holds about so many Latin letters, and what it, a line of code and the parts of a text take.
 _LETTERS, _LINE, _CODE = 54, 1.7, 1.4

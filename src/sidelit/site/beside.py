@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -66,13 +67,18 @@ def pictures(config: Config, texts: Iterable[Text]) -> Pictures:
         # The sources of a site are below its folder; others are where they were said to be.
         own = config.project / text.item.source
         folder = (own if own.is_file() else Path(text.item.source)).resolve().parent
-        for target in _targets(text.tokens):
+        for target in text.once("pictures", partial(_shown, text)):
             try:
                 if found := _picture(config.project.resolve(), folder, target):
                     known[text.item.source, target] = found
             except SidelitError as error:
                 known[text.item.source, target] = error
     return Pictures(known)
+
+
+def _shown(text: Text) -> tuple[str, ...]:
+    """The targets of the pictures of a text."""
+    return tuple(_targets(text.tokens))
 
 
 def _targets(tokens: Iterable[Token]) -> Iterator[str]:

@@ -60,11 +60,16 @@ def find(texts: Sequence[Text], wanted: str) -> tuple[Text, Piece | None]:
 
 
 def record(project: Project, shown: edition.Page, piece: Piece | None = None) -> Record:
-    """What is said of a page, or of one of its sections; the section that opens a page is the page."""
+    """What is said of a page, or of one of its sections; the section that opens a page is the page.
+
+    A section of prose is what stands under a heading.
+    """
     item, origin, credits = shown.text.item, project.origin, project.credits
     place = Place(number=str(shown.text.number or ""))
     if piece is None or piece.kind == "module":
         piece = None
+    elif shown.text.prose:
+        place = Place(_heading(piece), "", _heading_said(shown, _heading(piece)))
     else:
         (words,) = (
             words for each, words in zip(shown.text.pieces, shown.words, strict=True) if each is piece
@@ -81,7 +86,7 @@ def record(project: Project, shown: edition.Page, piece: Piece | None = None) ->
         version=origin.version or credits.version,
         commit=origin.label or "",
         date=origin.date or credits.date,
-        url=_address(project, shown, piece),
+        url=_address(project, shown, place.id, piece),
         doi=credits.doi,
     )
 
@@ -92,7 +97,8 @@ def of_page(project: Project | None, shown: edition.Page) -> Citation | None:
         return None
     words = project.config.language(shown.lang).words
     whole = record(project, shown)
-    blank = replace(whole, place=BLANKS, url=ADDRESS if whole.url else "")
+    place = replace(BLANKS, number="") if shown.text.prose else BLANKS
+    blank = replace(whole, place=place, url=ADDRESS if whole.url else "")
     public = _public(project.config, shown)
     return Citation(
         url=whole.url,
@@ -113,10 +119,12 @@ def _forms(record: Record, words: Mapping[str, str]) -> Iterator[Form]:
         yield Form(form, called, forms.written(record, form, words))
 
 
-def _address(project: Project, shown: edition.Page, piece: Piece | None) -> str:
+def _address(project: Project, shown: edition.Page, section: str, piece: Piece | None) -> str:
     """Where a reader finds what is cited: on the site if it is public, else in the repository."""
     if public := _public(project.config, shown):
-        return f"{public}#{fragment(piece.id)}" if piece else public
+        return f"{public}#{fragment(section)}" if section else public
+    # A heading of prose has no lines of its own.
+    piece = None if shown.text.prose else piece
     line = 1 if piece is None else piece.lines[0][0] if piece.lines else piece.first_line
     pattern, source = project.config.public.source_url, shown.text.item.source
     return fill(pattern, project.origin, source, line, piece.id if piece else "") or ""
@@ -132,10 +140,24 @@ def _matches(texts: Sequence[Text], wanted: str) -> Iterator[tuple[Text, Piece |
     place, _, name = wanted.rpartition("#")
     for text in texts:
         here = not place or place in _names(text)
-        for piece in text.pieces if not text.prose else ():
-            called = here and name in (piece.id, *piece.aliases)
+        for piece in text.pieces:
+            called = (
+                here and name and name in ((_heading(piece),) if text.prose else (piece.id, *piece.aliases))
+            )
             if called or wanted == piece.number or _was_at(piece, place, name):
                 yield text, piece
+
+
+def _heading(piece: Piece) -> str:
+    """The id of the heading that a stretch of prose stands under."""
+    first = piece.tokens[0] if piece.tokens else None
+    told = first is not None and first.type == "heading_open" and first.tag in ("h2", "h3")
+    return str(first.meta.get("slug", "")) if told and first else ""
+
+
+def _heading_said(shown: edition.Page, section: str) -> str:
+    """A heading of a page in its language."""
+    return next((each.label for each in ways.headings(shown) if each.id == section), "")
 
 
 def _names(text: Text) -> set[str]:

@@ -11,24 +11,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from markdown_it.token import Token
 
 from sidelit import digests, reading
 from sidelit.catalog import catalog
-from sidelit.config import SITE, Chapter, Config, Lesson, Prose
+from sidelit.config import SITE, Chapter, Config, Lab, Lesson, Prose
 from sidelit.errors import SidelitError
 from sidelit.figures import figure
 from sidelit.ids.anchors import Anchor
 from sidelit.interactive import sliders, stepper
-from sidelit.site import lesson_head
+from sidelit.kept import note
+from sidelit.labs import written as lab_page
+from sidelit.memory import Memory
+from sidelit.site import imported, lesson_head
 from sidelit.source import source
 from sidelit.source.marks import Depth
-from sidelit.text import code, fields, markup
+from sidelit.source.surface import Surface
+from sidelit.text import code, directives, fields, markup
 from sidelit.text.docstrings import reader
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,14 @@ class Fold:
     line: int
     context: str
     tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """The imports that a file begins with: what the line above them names, and their lines."""
+
+    named: imported.Named
+    lines: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +67,8 @@ class Piece:
     tokens: tuple[Token, ...]
     lines: tuple[tuple[int, str], ...] = ()
     """Line numbers and coloured HTML of the code on show."""
+    imports: Imports | None = None
+    """The imports that the file begins with: they are folded, and beside no words."""
     code_digest: str = ""
     first_line: int = 1
     places: tuple[str, ...] = ()
@@ -74,13 +91,26 @@ class Text:
     """Everything a link to this page may end in."""
     number: int = 0
     """Which chapter of the book it is, from 1; 0 if it is none."""
+    _: KW_ONLY
     minutes: int = 0
     """How long it takes to read, if it is a lesson."""
     figure: str = ""
     """The drawing that a chapter opens with: `:figure: NAME` in the docstring of the module."""
     figure_line: int = 1
+    lesson: str = ""
+    """The lesson that a lab belongs to: `:lesson: NAME` in its head."""
+    lesson_line: int = 1
     digest: str = ""
     """Stands for everything that the pieces were made from; empty if nobody knows."""
+    surface: Surface = field(default_factory=Surface)
+    """What other sources can know of it."""
+    memory: Memory = field(default_factory=Memory, repr=False, compare=False)
+    """What earlier builds worked out."""
+
+    def once(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
+        """What `make` finds in this text; it may look at what the digests of `others` stand for, too."""
+        note(self.item.source)
+        return self.memory.of(kind, (self.digest, *others) if self.digest else "", make)
 
     @property
     def prose(self) -> bool:
@@ -91,6 +121,13 @@ class Text:
     def tokens(self) -> tuple[Token, ...]:
         """The words of the whole page, in order."""
         return tuple(token for piece in self.pieces for token in piece.tokens)
+
+    @property
+    def directives(self) -> tuple[tuple[Token, ...], ...]:
+        """The tokens of each directive, those inside another one too; commentary has none."""
+        if not self.prose:
+            return ()
+        return self.once("directives", lambda: tuple(directives.among(self.tokens)))
 
 
 def chapter(
@@ -119,8 +156,9 @@ def chapter(
             kind=section.kind,
             qualname=section.qualname,
             tokens=docstrings.read(section.commentary, section.commentary_line or 1),
-            lines=tuple(code.numbered(lines, section.code)),
-            code_digest=catalog.code_digest(line for _, line in section.code),
+            lines=tuple(code.numbered(lines, section.body)),
+            imports=_imports(item, section, lines),
+            code_digest=catalog.code_digest(line for _, line in section.body),
             first_line=section.first_line,
             fold=folds[section.depth] if section.depth else None,
         )
@@ -129,13 +167,27 @@ def chapter(
     )
     pieces = tuple(_numbered(_with_anchors(pieces), number))
     ids = frozenset(name for piece in pieces for name in (piece.id, *piece.aliases))
-    digest = digests.digest(document.text, item, names, number)
+    digest = chapter_digest(item, document, names, number)
     if not pieces or pieces[0].kind != "module":
         return Text(item, item.module, pieces, ids, number, digest=digest)
     tokens, named = fields.take(pieces[0].tokens, "figure")
     pieces = (replace(pieces[0], tokens=tokens), *pieces[1:])
     figure, line = _figure(named, item.source)
     return Text(item, item.module, pieces, ids, number, figure=figure, figure_line=line, digest=digest)
+
+
+def chapter_digest(item: Chapter, document: source.Document, names: Sequence[Anchor], number: int = 0) -> str:
+    """Stands for all that `chapter` makes a text from."""
+    return digests.digest(document.text, item, names, number)
+
+
+def _imports(item: Chapter, section: source.Section, lines: tuple[code.Line, ...]) -> Imports | None:
+    shown = section.importing
+    if not shown:
+        return None
+    rows = {number for number, _ in shown}
+    modules = (each.module for each in section.imports.modules if each.line in rows)
+    return Imports(imported.named(modules, item.module), tuple(code.numbered(lines, shown)))
 
 
 def _numbered(pieces: Iterable[Piece], chapter: int) -> Iterator[Piece]:
@@ -175,30 +227,49 @@ def _fold(item: Chapter, depth: Depth) -> Fold:
     return Fold(depth.line, depth.qualname or "module", tokens)
 
 
-def prose(item: Prose, path: Path) -> Text:
-    """Make the text of a page of Markdown.
+def written(item: Prose, path: Path) -> str:
+    """Read a page of Markdown.
 
     Raises `SidelitError` when the file cannot be read.
     """
     try:
-        written = reading.text(path)
+        return reading.text(path)
     except OSError as error:
         raise SidelitError(f"cannot be read: {error.strerror}", path=item.source) from None
     except UnicodeDecodeError:
         raise SidelitError("cannot be read: it is not UTF-8", path=item.source) from None
-    tokens = markup.parse(written, path=item.source, first_line=1, directives=True)
+
+
+def prose_digest(item: Prose, written: str) -> str:
+    """Stands for all that `prose` makes a text from."""
+    return digests.digest(written, item)
+
+
+def prose(item: Prose, written: str) -> Text:
+    """Make the text of a page of Markdown from its words.
+
+    Raises `SidelitError` where they are wrong.
+    """
+    named: Sequence[fields.Field] = ()
+    if isinstance(item, Lab):
+        tokens, named = fields.take(lab_page.tokens(written, item.source), "lesson")
+    else:
+        tokens = markup.parse(written, path=item.source, first_line=1, directives=True)
     # The title is drawn by the page's template, which gives it no id.
     after = markup.opening(tokens).rest
     minutes = lesson_head.split(after, item.source).minutes if isinstance(item, Lesson) else 0
     ids = frozenset(str(token.meta["slug"]) for token in after if token.type == "heading_open")
     pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in catalog.split_prose(tokens))
-    return Text(item, path.stem, pieces, ids, minutes=minutes, digest=digests.digest(written, item))
+    label = PurePosixPath(item.source).stem
+    lesson, line = (markup.plain(named[0].body), markup.line_of(named[0].name)) if named else ("", 1)
+    digest = prose_digest(item, written)
+    return Text(item, label, pieces, ids, minutes=minutes, lesson=lesson, lesson_line=line, digest=digest)
 
 
 def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...]:
     """Everything of a site that is to be translated: its pages, and the words that are on none of them."""
     asked = (part.question for part in config.parts)
-    parts = (config.course.label, *(part.label for part in config.parts), *asked)
+    parts = (config.course.label, config.labs.label, *(part.label for part in config.parts), *asked)
     labels = tuple(label for label in parts if label)
     about = tuple(text for text in (config.tagline, config.licence_note) if text)
     own = (("nav", labels), ("site", about))
@@ -212,12 +283,16 @@ def units(config: Config, texts: Sequence[Text]) -> tuple[catalog.PageUnits, ...
 
 def page_units(text: Text, current: Collection[str] = ()) -> catalog.PageUnits:
     """What of a page is to be translated; `current` are the names of all pages, this one included."""
-    pairs = pairwise((None, *text.pieces))
-    sections = (units for before, piece in pairs if piece for units in _units(before, piece))
+    sections = text.once("units", lambda: tuple(_sections(text.pieces)))
     # What a page might have been called by its path is nothing to a page that is called so.
     former = (each.name for each in text.item.former if each.told or each.name not in current)
     names = tuple(dict.fromkeys(former))
-    return catalog.PageUnits(text.item.name, tuple(sections), names, text.item.languages)
+    return catalog.PageUnits(text.item.name, sections, names, text.item.languages)
+
+
+def _sections(pieces: Sequence[Piece]) -> Iterator[catalog.SectionUnits]:
+    pairs = pairwise((None, *pieces))
+    yield from (units for before, piece in pairs if piece for units in _units(before, piece))
 
 
 def _units(before: Piece | None, piece: Piece) -> Iterator[catalog.SectionUnits]:

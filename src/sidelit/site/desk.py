@@ -10,22 +10,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 
 from markdown_it.token import Token
 from markupsafe import Markup
 
 from sidelit.catalog import catalog
+from sidelit.config import Lab
 from sidelit.errors import SidelitError
 from sidelit.interactive.words import Script, filled
-from sidelit.origin import fill, report
-from sidelit.site import balance, drawn, page, views, ways
+from sidelit.labs import outputs
+from sidelit.labs.outputs import Run
+from sidelit.origin import fill
+from sidelit.site import drawn, sections, views, ways
 from sidelit.site.content import Piece, Text
 from sidelit.site.directives import registry
-from sidelit.site.directives.kind import Book
 from sidelit.site.edition import Page, Words
 from sidelit.site.hanging import Hanging
-from sidelit.site.links import fragment
+from sidelit.site.place import Place
 from sidelit.site.press import Press, Watched
 from sidelit.site.symbol_list import Symbols
 from sidelit.text import markup, prose
@@ -53,6 +56,17 @@ class Desk:
         self._taken: Counter[str] = Counter()
         self.figures_shown: Counter[str] = Counter()
         self.needed: dict[str, None] = {}
+
+    @cached_property
+    def run(self) -> Run:
+        """The recorded run of a lab; what is wrong with it is told once, and nothing of it is shown."""
+        try:
+            return (
+                outputs.read(self.config, self.item, self.shown.lang) if isinstance(self.item, Lab) else Run()
+            )
+        except SidelitError as error:
+            self.press.report(error)
+            return Run()
 
     def html(
         self, tokens: Sequence[Token], section: str = "", offset: int = 0, heading_ids: bool = False
@@ -144,38 +158,11 @@ class Desk:
         self, piece: Piece, words: Words, fold: views.Fold | None, name: str = ""
     ) -> views.SectionView:
         """One section; `name` is its id on the page that shows it, if that is not its own."""
-        line = piece.lines[0][0] if piece.lines else piece.first_line
-        doc = Markup(self.html(words.tokens, name or piece.id, _offset(piece)))
-        lines = tuple(views.code_line(number, self._marker.code(html)) for number, html in self._lines(piece))
-        return views.SectionView(
-            id=name or piece.id,
-            aliases=() if name else piece.aliases,
-            kind=piece.kind,
-            qualname=piece.qualname,
-            name=piece.qualname.rpartition(".")[2] if piece.kind in ("class", "function") else "",
-            depth=piece.qualname.count("."),
-            title=self.inline(words.title, "title", name or piece.id),
-            doc=doc,
-            lines=lines,
-            state=words.state,
-            langs=tuple(self.ways.others(name or piece.id)),
-            source_url=self.source_url(line),
-            report=report(self.config, self.press.origin, self.item.source, self.shown.lang, line, piece.id),
-            newest=self._newest(piece),
-            fold=fold,
-            number=piece.number,
-            plain_title=markup.plain(words.title),
-            above=balance.words_above(doc, lines),
-        )
+        return sections.view(self, piece, words, fold, name)
 
-    def _lines(self, piece: Piece) -> Iterator[tuple[int, str]]:
-        page = (self.host or self.shown).text.item.output
-        return self.press.names.lines(self.item.source, piece.lines, page)
-
-    def _newest(self, piece: Piece) -> str:
-        """Where a section is in the newest release, on a page that is out of date."""
-        noted, output = self.config.public.notice, self.item.output
-        return f"{self.ways.newest(output)}#{fragment(piece.id)}" if noted else ""
+    def code(self, html: str) -> str:
+        """A line of code with the symbols of the page in it marked."""
+        return self._marker.code(html)
 
     def source_url(self, line: int) -> str | None:
         """The address of a line of the page's source, if the project is published."""
@@ -202,7 +189,7 @@ class Desk:
 
     def _directive(self, given: Directive, words: Callable[[Sequence[Token]], str]) -> str:
         try:
-            return registry.html(given, _Place(self, words))
+            return registry.html(given, Place(self, words))
         except SidelitError as error:
             self.press.report(error)
             return ""
@@ -216,48 +203,3 @@ class Desk:
             if self.press.lenient:
                 self.press.report(error)
             raise
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a directive is drawn; `printed` prints the words in it."""
-
-    desk: Desk
-    printed: Callable[[Sequence[Token]], str]
-
-    @property
-    def book(self) -> Book:
-        return Book(self.desk.config, self.desk.press.index, self.desk.press.texts)
-
-    def words(self, tokens: Sequence[Token]) -> Markup:
-        return Markup(self.printed(tokens))
-
-    def section(self, text: Text, piece: Piece) -> views.SectionView:
-        return self.desk.taken(text, piece)
-
-    def editions(self, text: Text, piece: Piece) -> Sequence[views.Edition]:
-        return tuple(self.desk.editions(text, piece))
-
-    def nav(self) -> Sequence[views.NavGroup]:
-        return tuple(self.desk.ways.nav())
-
-    def address(self, output: str, anchor: str) -> str:
-        return self.desk.ways.to(output) + (f"#{fragment(anchor)}" if anchor else "")
-
-    def figure(self, name: str, path: str, line: int) -> Markup:
-        return self.desk.figure(name, path, line)
-
-    def said(self, script: Script, context: str, values: Mapping[str, object]) -> Markup:
-        return self.desk.said(script, context, values)
-
-    def needs(self, name: str) -> None:
-        self.desk.needed[name] = None
-
-    def fragment(self, template: str, **values: object) -> Markup:
-        return page.fragment(f"directives/{template}", self.desk.language, self.desk.press.look, values)
-
-
-def _offset(piece: Piece) -> int:
-    """How far headings inside a text move down, so that none skips a level below its section's own."""
-    # The templates set a definition in h2, a method in h3, and anything deeper in h4.
-    return 1 + min(piece.qualname.count("."), 2) if piece.qualname else 0

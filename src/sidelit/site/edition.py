@@ -9,21 +9,23 @@ a search engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from markdown_it.token import Token
 
 from sidelit import digests
 from sidelit.catalog import catalog
 from sidelit.config import SITE, Config
-from sidelit.kept import Kept
+from sidelit.kept import Kept, note
 from sidelit.site.content import Piece, Text
-from sidelit.site.views import NavGroup
+from sidelit.site.link_views import NavGroup
 from sidelit.text import markup
 
 SUMMARY = 200
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,12 @@ class Page:
     digest: str = ""
     """Stands for everything that the words were made from; empty if nobody knows."""
 
+    def once(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
+        """What `make` finds in this page; it may look at what the digests of `others` stand for, too."""
+        note(_name(self.text, self.lang))
+        key = (self.digest, self.lang, *others) if self.digest else ""
+        return self.text.memory.of(kind, key, make)
+
     @property
     def label_lang(self) -> str | None:
         """The language of the title where it is not the page's."""
@@ -84,6 +92,8 @@ class Edition:
     licence_note: str
     course: tuple[str, str | None] = ("", None)
     """The same of the course."""
+    labs: tuple[str, str | None] = ("", None)
+    """The same of the labs."""
     questions: tuple[tuple[str, str | None], ...] = ()
     """The same of the question of each part."""
     contents: dict[str, tuple[NavGroup, ...]] = field(default_factory=dict, repr=False, compare=False)
@@ -99,7 +109,8 @@ def edition(config: Config, texts: Sequence[Text], shelf: catalog.Shelf, lang: s
     licence_note, _ = _label(config.licence_note, book, "site")
     pages = {text.item.output: page(text, shelf.translation(text.item.name, lang), lang) for text in texts}
     course = _label(config.course.label, book, "nav")
-    return Edition(lang, pages, parts, tagline, licence_note, course, questions)
+    labs = _label(config.labs.label, book, "nav")
+    return Edition(lang, pages, parts, tagline, licence_note, course, labs, questions)
 
 
 def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:
@@ -107,28 +118,43 @@ def page(text: Text, book: catalog.Catalog | None, lang: str) -> Page:
     source = book.source if book else lang
     if not text.pieces:
         return Page(text, lang, (), None, (), None, (), source, text.label)
-    first = _translated(text.pieces[0], book)
-    opening = markup.opening(first.tokens)
+    # Other pages ask for the title and the lede; the words are wanted when the page itself is made.
+    words = Kept(partial(_words, text, book), len(text.pieces), _name(text, lang))
+    shown = Page(text, lang, (), None, (), None, words, source, digest=_digest(text, book))
+    opening, title_state = shown.once("openings", lambda: _opening(text.pieces[0], book))
     title = () if opening.title is None else (opening.title,)
     lede_state = next((_state(token) for token in opening.lede if _state(token)), None)
-    title_state = _state(first.tokens[0]) if title else None
     if book and book.original:
         # Said once, at the top, and of a page without a title, too.
         title_state = lede_state = catalog.ORIGINAL
-    # Other pages ask for the title and the lede; the words are wanted when the page itself is made.
-    words = Kept(partial(_words, text, book), len(text.pieces), f"{lang}/{text.item.source}")
-    label = markup.plain(title) or text.label
-    summary = _summary(opening)
-    lede, digest = opening.lede, _digest(text, book)
-    return Page(text, lang, title, title_state, lede, lede_state, words, source, label, summary, digest)
+    return replace(
+        shown,
+        title=title,
+        title_state=title_state,
+        lede=opening.lede,
+        lede_state=lede_state,
+        label=markup.plain(title) or text.label,
+        summary=_summary(opening),
+    )
+
+
+def _opening(piece: Piece, book: catalog.Catalog | None) -> tuple[markup.Opening, str | None]:
+    """What a page opens with, without the rest of its first piece; and the state of the title."""
+    tokens = _translated(piece, book).tokens
+    opening = markup.opening(tokens)
+    first = next((token for token in opening.rest if token.type == "inline"), None)
+    state = _state(tokens[0]) if opening.title is not None else None
+    return replace(opening, rest=() if first is None else (first,)), state
 
 
 def _digest(text: Text, book: catalog.Catalog | None) -> str:
-    said = book and [
-        (*entry.key, entry.msgstr, entry.digests, entry.fuzzy, entry.same, entry.path, entry.line)
-        for entry in book.entries.values()
-    ]
-    return digests.digest(text.digest, said, book and book.source) if text.digest else ""
+    said = book and (book.digest, book.source, book.original)
+    return digests.digest(text.digest, said) if text.digest else ""
+
+
+def _name(text: Text, lang: str) -> str:
+    """What `kept.asking` calls the words of a page."""
+    return f"{lang}/{text.item.source}"
 
 
 def _words(text: Text, book: catalog.Catalog | None) -> tuple[Words, ...]:

@@ -3,23 +3,21 @@
 > A page is made again when anything differs that it could have shown; otherwise it is what it was.
 
 The name under which a page is kept stands for all that every page may look at: the press itself, the
-configuration, the templates, the data, the titles and ids of all pages, the state of the project; and for the
-words of the page. What a page has taken from other texts is known only once it is made. So it is kept beside
-the page, and compared with the texts of today.
+configuration, the templates, the data, the titles and ids of all pages, the version and the date of the
+project; and for the words of the page. The commit is no part of it: a page is kept with a blank for that.
+What a page has taken from other texts is known only once it is made. So it is kept beside the page, and
+compared with the texts of today.
 """
 
 from __future__ import annotations
 
 import json
-import platform
-import sys
 from collections.abc import Collection, Iterator
 from dataclasses import fields
-from functools import cache
-from pathlib import Path
+from functools import partial
 
-from sidelit import assets, digests
-from sidelit.site import identifiers
+from sidelit import assets, digests, memory
+from sidelit.site import employed, identifiers, listing
 from sidelit.site.beside import Picture
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition, Page
@@ -28,7 +26,7 @@ from sidelit.store import Store
 
 # No page may look at these but by way of what is told of each text: `_told`, `_words`, `kept.asking`. The
 # others are told of by the files that they are made from.
-_APART = {"editions", "texts", "notations", "names", "uses", "math", "shelf", "figures", "report"}
+_APART = {"editions", "texts", "notations", "names", "employed", "uses", "math", "shelf", "figures", "report"}
 # However small a site is, this much may be kept, in bytes; of a larger one, as much as it has twice.
 _LEAST = 64 << 20
 
@@ -73,9 +71,12 @@ class Finished:
 def _words(press: Press) -> Iterator[tuple[str, str]]:
     """What stands for the pieces of each text and for its words in each language, by their names."""
     yield USES, digests.digest(press.uses)
+    cited = [(source, listing.keys(text)) for source, text in press.texts.items()]
+    yield listing.CITED, digests.digest(cited)
     for source, text in press.texts.items():
         yield source, text.digest
-        yield identifiers.NOTED.format(source), digests.digest(list(press.names.told(source)))
+        yield identifiers.NOTED.format(source), press.names.digest(source)
+        yield employed.NOTED.format(source), press.employed.digest(source)
     for lang, edition in press.editions.items():
         for page in edition.pages.values():
             yield f"{lang}/{page.text.item.source}", page.digest
@@ -84,18 +85,23 @@ def _words(press: Press) -> Iterator[tuple[str, str]]:
 def _common(press: Press) -> str:
     """Stands for all that every page may look at."""
     shared = [getattr(press, field.name) for field in fields(press) if field.name not in _APART]
-    known = _program(), _environment(), digests.of_folder(assets.templates_folder())
+    known = memory.program(), memory.environment(), digests.of_folder(assets.templates_folder())
     return digests.digest(known, shared, list(_told(press)), list(_labels(press)), _data(press))
 
 
 def _told(press: Press) -> Iterator[object]:
     """What others may know of each text and of each page, beside the pieces and the words."""
     for text in press.texts.values():
-        yield _fields(text, {"pieces", "digest"})
+        apart = {"pieces", "digest", "surface", "memory"}
+        yield text.once("told", partial(_digest, text, apart))
     for edition in press.editions.values():
         yield _fields(edition, {"pages", "contents"})
         for output, page in edition.pages.items():
-            yield output, _fields(page, {"text", "words", "digest"})
+            yield output, page.once("told of a page", partial(_digest, page, {"text", "words", "digest"}))
+
+
+def _digest(record: Text | Page, apart: Collection[str]) -> str:
+    return digests.digest(_fields(record, apart))
 
 
 def _fields(record: Text | Edition | Page, apart: Collection[str]) -> list[object]:
@@ -124,17 +130,3 @@ def _data(press: Press) -> tuple[str, str]:
     return digests.of_files(
         path for path in found if path not in catalogs and path.resolve() not in own
     ), digests.of_files(sorted({*pictures, *press.look.assets.values()}))
-
-
-@cache
-def _program() -> str:
-    """The version of the press, which stays what it is while it runs, unlike its templates."""
-    return digests.of_folder(Path(__file__).parent.parent, "*.py")
-
-
-@cache
-def _environment() -> str:
-    """The version of Python, and of everything that is installed beside it."""
-    folders = (Path(each) for each in sys.path if Path(each).is_dir())
-    installed = sorted({path.name for each in folders for path in each.glob("*.dist-info")})
-    return digests.digest(sys.version, platform.platform(), installed)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from sidelit import digests
 from sidelit.config import Chapter, Prose
 from sidelit.site.content import Text
 from sidelit.site.edition import Page
@@ -68,13 +69,17 @@ def page(address: str, target: Page) -> Page:
     forward = Prose(item.source, address, item.name, "forward")
     text = Text(forward, target.text.label, (), frozenset())
     title, state = target.title, target.title_state
-    return Page(text, target.lang, title, state, (), None, (), target.source_lang, target.label)
+    digest = target.digest and digests.digest(address, target.digest)
+    label, lang = target.label, target.lang
+    return Page(text, lang, title, state, (), None, (), target.source_lang, label, digest=digest)
 
 
 def _places(text: Text) -> Iterator[tuple[str, str]]:
-    yield from ((place, piece.id) for piece in text.pieces for place in piece.places)
+    found = text.once("places", lambda: [(place, one.id) for one in text.pieces for place in one.places])
+    yield from found
 
 
 def _headings(text: Text) -> Iterator[str]:
-    slugs = (str(token.meta.get("slug")) for token in text.tokens if text.prose)
-    yield from (slug for slug in slugs if slug in text.ids)
+    if text.prose:
+        slugs = text.once("headings", lambda: [str(token.meta.get("slug")) for token in text.tokens])
+        yield from (slug for slug in slugs if slug in text.ids)

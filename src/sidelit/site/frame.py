@@ -12,6 +12,7 @@ from sidelit.origin import fill, report
 from sidelit.public import DRAFT
 from sidelit.site import citation, views
 from sidelit.site.edition import Edition, Page
+from sidelit.site.link_views import Link
 from sidelit.site.press import Press
 from sidelit.site.search import index
 from sidelit.site.ways import Ways
@@ -39,7 +40,7 @@ def _versions(press: Press, around: Ways) -> views.Versions | None:
     public, shown = press.config.public, around.shown
     if not public.others:
         return None
-    others = (views.Link(other.label, f"{around.top}{other.home(shown.lang)}") for other in public.others)
+    others = (Link(other.label, f"{around.top}{other.home(shown.lang)}") for other in public.others)
     label = public.others[0].label if public.notice == DRAFT else press.origin.version
     return views.Versions(public.notice, label, around.newest(shown.text.item.output), tuple(others))
 
@@ -68,8 +69,8 @@ def foot(press: Press, shown: Page) -> views.Foot:
     )
 
 
-def _proofs(press: Press, item: Chapter) -> Iterator[views.Link]:
+def _proofs(press: Press, item: Chapter) -> Iterator[Link]:
     """To the tests that prove a chapter."""
     for proof in item.proves:
         line = press.proved.get(proof, 1)
-        yield views.Link(str(proof), fill(press.config.public.source_url, press.origin, proof.path, line))
+        yield Link(str(proof), fill(press.config.public.source_url, press.origin, proof.path, line))

@@ -9,19 +9,19 @@ of its section, and any other line by its number.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from html import escape
-from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
-from sidelit import kept, workers
-from sidelit.config import Chapter, Config
+from sidelit import digests, kept
+from sidelit.config import Config
 from sidelit.names import outside
-from sidelit.names.links import Definition, Links, Names
-from sidelit.names.shelf import Written
+from sidelit.names.links import Definition, Links
+from sidelit.site import linked
 from sidelit.site.content import Text
+from sidelit.site.linked import Outline
 from sidelit.site.links import fragment
 from sidelit.text import code
 from sidelit.text.code import Mark
@@ -44,6 +44,7 @@ def shown(text: Text) -> Shown:
     """What the page of a source shows."""
     lines, sections = set[int](), {}
     for piece in text.pieces:
+        lines.update(number for number, _ in (piece.imports.lines if piece.imports else ()))
         for number, _ in piece.lines:
             lines.add(number)
             if piece.kind in ("class", "function"):
@@ -62,20 +63,36 @@ class Identifiers:
     :param shown: what of each source is on its page.
     :param links: finds the links of a source.
     :param documented: the addresses of names of others.
+    :param outlines: what stands for the links of each source.
     """
 
     shown: Mapping[str, Shown]
     links: Callable[[str], Links]
     documented: Mapping[str, str]
+    outlines: Mapping[str, Outline] = field(default_factory=dict)
+    _marked: dict[tuple[object, ...], tuple[tuple[int, str], ...]] = field(default_factory=dict, repr=False)
 
-    def lines(self, source: str, lines: Iterable[tuple[int, str]], page: str) -> Iterator[tuple[int, str]]:
+    def lines(
+        self, source: str, lines: tuple[tuple[int, str], ...], page: str
+    ) -> tuple[tuple[int, str], ...]:
         """Lines of code of a source, with links as a page of the site needs them."""
         kept.note(NOTED.format(source))
+        # The page in the next language shows the same.
+        key = source, lines, page
+        if key not in self._marked:
+            if len(self._marked) >= MOST:
+                self._marked.clear()
+            self._marked[key] = tuple(self._with_links(source, lines, page))
+        return self._marked[key]
+
+    def _with_links(
+        self, source: str, lines: Iterable[tuple[int, str]], page: str
+    ) -> Iterator[tuple[int, str]]:
         links = self.links(source)
         for number, html in lines:
             if number in links:
                 marks = [
-                    Mark(link.start, link.text, f'<a class="n" href="{escape(href)}" tabindex="-1">', "</a>")
+                    Mark(link.start, link.text, _opening(href, link.to), "</a>")
                     for link in links[number]
                     if (href := self.address(link.to, page))
                 ]
@@ -83,11 +100,11 @@ class Identifiers:
             else:
                 yield number, html
 
-    def told(self, source: str) -> Iterator[tuple[int, int, str, str | None]]:
-        """All links of a source: line, first column, text, and address as seen from its own page."""
+    def digest(self, source: str) -> str:
+        """Stands for all links of a source, with their addresses as seen from its own page."""
+        outline = self.outlines.get(source, Outline())
         page = self.shown[source].output if source in self.shown else ""
-        for number, links in self.links(source).items():
-            yield from ((number, link.start, link.text, self.address(link.to, page)) for link in links)
+        return digests.digest(outline.digest, [(to, self.address(to, page)) for to in outline.targets])
 
     def address(self, to: Definition | str, page: str) -> str | None:
         """The address of what a name means, seen from a page of the site."""
@@ -107,40 +124,49 @@ class Identifiers:
             return ""
         if place is None or to.line not in place.lines:
             return None
-        named = to.kind in ("class", "function")
-        return (named and place.sections.get((to.line, to.qualname))) or f"line-{to.line}"
+        return self.section(to) or f"line-{to.line}"
+
+    def sections(self, source: str) -> Collection[str]:
+        """The ids of the classes and functions of a source."""
+        return self.shown[source].sections.values() if source in self.shown else ()
+
+    def section(self, to: Definition) -> str | None:
+        """The id of the section that a class or a function begins, if a page shows it."""
+        place = self.shown.get(to.path) if to.kind in ("class", "function") else None
+        return place.sections.get((to.line, to.qualname)) if place else None
 
 
+# How many sections stay at hand with their links.
+MOST = 1000
 # What `kept.asking` calls the links of a source.
 NOTED = ":names/{}"
 NOBODY = Identifiers({}, partial(_of, {}), {})
 
 
-def identifiers(config: Config, texts: Sequence[Text], jobs: int | None = None) -> Identifiers:
-    """Find the names of all chapters.
+def identifiers(
+    config: Config, texts: Sequence[Text], jobs: int | None = None, unshown: Sequence[Text] = ()
+) -> Identifiers:
+    """Find the names of all chapters, and those of sources that no page shows.
 
     :raises SidelitError: a list of documented names cannot be read.
     """
     documented = outside.addresses(config.inventories, config.folder, config.shown(config.folder))
-    chapters = [text for text in texts if isinstance(text.item, Chapter)]
-    sources = [text.item.source for text in chapters]
-    names = Names(written(config.project, (text.item for text in chapters if isinstance(text.item, Chapter))))
-    with names:
-        links = dict(zip(sources, workers.shared(names.links, sources, jobs), strict=True))
-    return Identifiers({text.item.source: shown(text) for text in chapters}, partial(_of, links), documented)
-
-
-def written(folder: Path, chapters: Iterable[Chapter]) -> tuple[Written, ...]:
-    """The sources of chapters that a program can import; their paths start from the folder."""
-    return tuple(
-        Written(each.source, each.module, folder / each.source, _is_package(each))
-        for each in chapters
-        if each.module
+    found = linked.linked(config.project, [*texts, *unshown], jobs)
+    return Identifiers(
+        {text.item.source: text.once("shown", partial(shown, text)) for text in texts if not text.prose},
+        found.links,
+        documented,
+        found.outlines,
     )
 
 
-def _is_package(chapter: Chapter) -> bool:
-    return posixpath.basename(chapter.source) == "__init__.py"
+def _opening(href: str, to: Definition | str) -> str:
+    """The tag of a link, with the full name of something from outside if its address does not end in it."""
+    name = "" if isinstance(to, Definition) else to.removeprefix("builtins.")
+    parts = urlsplit(href)
+    last = parts.fragment or posixpath.basename(parts.path).removesuffix(".html")
+    told = f' data-name="{escape(name)}"' if name and name != unquote(last) else ""
+    return f'<a class="n" href="{escape(href)}" tabindex="-1"{told}>'
 
 
 def _relative(target: str, page: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from sidelit import glossary
 from sidelit.config import Config, Prose
 from sidelit.site import content, forwarding, links, listing
-from sidelit.site.views import Work
+from sidelit.site.list_views import Work
 
 
 def index(

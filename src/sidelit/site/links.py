@@ -169,6 +169,13 @@ def _spellings(path: str) -> Iterator[str]:
         yield from (f"{stem}.py", f"{stem}.md")
         if posixpath.basename(stem) == "index":
             yield posixpath.join(posixpath.dirname(stem), "__init__.py")
+        return
+    # A server shows the first page of a folder, and some know a page without its suffix.
+    folder = path.rstrip("/")
+    if "." not in (name := posixpath.basename(folder)) and name:
+        yield from (f"{folder}.py", f"{folder}.md")
+    if "." not in name or name in (".", ".."):
+        yield from (f"{folder}/__init__.py", f"{folder}/index.md")
 
 
 def ends(path: str) -> Iterator[str]:

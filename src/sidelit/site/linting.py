@@ -8,14 +8,18 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
 
 from sidelit import glossary
 from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.lint import lint, sections, symbols
 from sidelit.lint.lint import Finding
-from sidelit.site import content, proved, site
+from sidelit.site import content, partial, proved, site
+from sidelit.site.collector import Collector
 from sidelit.source import source
+from sidelit.source.literals import Misread
 
 _TAG = re.compile("<[^>]*>")
 
@@ -23,16 +27,27 @@ _TAG = re.compile("<[^>]*>")
 def findings(config: Config) -> tuple[Finding, ...]:
     """All that is wrong with a site and can be said without a build.
 
-    Raises `SidelitError` if a file of it cannot be read.
+    What a build goes on over, if the configuration asks it to, is a warning.
+
+    Raises `SidelitError` if a page of prose or a catalogue cannot be read.
     """
-    written = site.texts(config)
+    severity: Literal["error", "warning"] = "warning" if config.keep_going else "error"
+    config, unread = partial.readable(config)
+    notes = Collector()
+    written = site.texts(config, notes)
     books = site.shelf(config, written)
     words = config.folder / "glossary.toml"
     terms = glossary.read(words, config.shown(words), config.languages)
     found: list[Finding] = []
     for chapter in config.chapters:
         text = source.read(config.project / chapter.source, shown=chapter.source).text
-        found += lint.lint_source(text, chapter.source)
+        found += (
+            replace(each, severity=severity) if each.rule == lint.TEX_NOT_RAW else each
+            for each in lint.lint_source(text, chapter.source)
+        )
+    # Of formulas that Python misreads, each docstring is told already.
+    odd = (error for error in notes.errors if not isinstance(error, Misread))
+    found += (replace(lint.refused(error, "source"), severity=severity) for error in (*unread, *odd))
     for book in books.catalogs.values():
         found += lint.lint_catalog(book, terms)
     found += (lint.refused(error, "directive") for error in site.mistakes(config, written))
@@ -51,7 +66,7 @@ def _chosen(config: Config, written: Sequence[content.Text]) -> Iterator[Finding
         if asked in allowed:
             needed.add(asked)
         elif severity != "off":
-            yield Finding(str(error.path), error.line or 1, rule, _said(error), severity)
+            yield Finding(str(error.path), error.line or 1, rule, _said(error), severity, section)
     for each in config.strictness.allowed:
         if (each.rule, each.source, each.section) not in needed:
             sentence = f"nothing in {each.source} at {each.section} breaks the rule {each.rule}; remove this"

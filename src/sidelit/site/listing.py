@@ -9,28 +9,32 @@ knows is refused, so that a slip of the pen cannot make a title vanish.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from markdown_it.token import Token
 
 from sidelit import glossary as glossary_file
 from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.glossary import Glossary
+from sidelit.kept import as_one
 from sidelit.languages import Language
+from sidelit.site.content import Text
 from sidelit.site.edition import Edition
+from sidelit.site.link_views import Link
 from sidelit.site.links import fragment
+from sidelit.site.list_views import Term, Word, Work
 from sidelit.site.uses import Use
-from sidelit.site.views import Link, Term, Word, Work
 from sidelit.tables import read_toml
 from sidelit.text import markup
 from sidelit.text.dialect import is_cjk
 
 _TEXTS = ("title", "venue", "url", "arxiv", "note", "lang")
 FIELDS = {"authors": list, "year": int, **dict.fromkeys(_TEXTS, str)}
+# What `kept.asking` calls the works that pages refer to.
+CITED = ":cited"
 NEEDED = ("authors", "title", "year")
 
 
@@ -81,20 +85,25 @@ def cited(works: Sequence[Work], edition: Edition, to: Callable[[str], str]) -> 
     """The works, each with the pages that refer to it; `to` gives the address of a page."""
     used: dict[str, list[Link]] = {}
     for output, page in edition.pages.items():
-        for key in _cited(page.text.tokens):
+        for key in keys(page.text):
             used.setdefault(key, []).append(Link(page.label, to(output), lang=page.label_lang))
     return tuple(replace(work, used=tuple(used.get(key_of(work), ()))) for work in works)
 
 
-def _cited(tokens: Sequence[Token]) -> Iterator[str]:
+def keys(text: Text) -> tuple[str, ...]:
     """The keys of the works a page refers to, each once."""
+    with as_one(CITED):
+        return text.once("cited", partial(_cited, text))
+
+
+def _cited(text: Text) -> tuple[str, ...]:
     hrefs = (
         str(child.attrGet("href"))
-        for token in tokens
+        for token in text.tokens
         for child in token.children or ()
         if child.attrGet("href")
     )
-    yield from dict.fromkeys(href[4:] for href in hrefs if href.startswith("bib:"))
+    return tuple(dict.fromkeys(href[4:] for href in hrefs if href.startswith("bib:")))
 
 
 def _work(key: str, entry: Any, lang: str, shown: str, text: str) -> Work:

@@ -8,14 +8,15 @@ whoever called decides, when all mistakes are known, whether it becomes the site
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
 from sidelit import kept, reading, workers
+from sidelit.config import Chapter
 from sidelit.errors import SidelitError
-from sidelit.site import assemble, page
+from sidelit.site import assemble, name_cards, page
 from sidelit.site.edition import Page
 from sidelit.site.finished import Finished
 from sidelit.site.press import Press
@@ -29,6 +30,12 @@ class Order:
     name: str
     shown: Page
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What is written for it: the page, and the cards of its names beside it."""
+        has_cards = isinstance(self.shown.text.item, Chapter)
+        return (self.name, name_cards.address(self.name)) if has_cards else (self.name,)
+
 
 def write(
     press: Press,
@@ -36,16 +43,17 @@ def write(
     folder: Path,
     jobs: int | None = None,
     done: Finished | None = None,
+    filled: Callable[[bytes], bytes] = bytes,
 ) -> None:
     """Write pages into a folder; those of one text in all languages are made by one process.
 
-    Those that are `done` are taken from there, and the others are put there. Mistakes go to `press.report`,
-    language by language in the order of the texts.
+    Those that are `done` are taken from there, and the others are put there, before they are `filled`.
+    Mistakes go to `press.report`, language by language in the order of the texts.
     """
     nothing = Finished(press, Store(None))
 
     def make(group: Sequence[Order]) -> list[list[SidelitError]]:
-        return [_written(press, order, folder, done or nothing) for order in group]
+        return [_written(press, order, folder, done or nothing, filled) for order in group]
 
     page.prepare(sorted({assemble.kind(order.shown) for group in orders for order in group}), press.look)
     told = list(workers.shared(make, orders, jobs))
@@ -54,25 +62,33 @@ def write(
             for error in errors:
                 press.report(error)
     if done is not None:
-        done.trim(sum((folder / order.name).stat().st_size for group in orders for order in group))
+        names = (name for group in orders for order in group for name in order.files)
+        done.trim(sum((folder / name).stat().st_size for name in names))
 
 
-def _written(press: Press, order: Order, folder: Path, done: Finished) -> list[SidelitError]:
-    """Write one page; returns its mistakes."""
+def _written(
+    press: Press, order: Order, folder: Path, done: Finished, filled: Callable[[bytes], bytes]
+) -> list[SidelitError]:
+    """Write one page and what lies beside it; returns its mistakes."""
     errors: list[SidelitError] = []
-    html = done.get(order.name, order.shown)
-    if html is None:
-        with kept.asking() as asked:
-            html = _made(replace(press, report=errors.append), order.shown)
-        # A mistake is told by every build, so its page is made by every build.
-        if not errors:
-            done.put(order.name, order.shown, asked, html)
-    put(folder, order.name, html)
+    for name, make in zip(order.files, (_made, _cards), strict=False):
+        content = done.get(name, order.shown)
+        if content is None:
+            with kept.asking() as asked:
+                content = make(replace(press, report=errors.append), order.shown)
+            # A mistake is told by every build, so its page is made by every build.
+            if not errors:
+                done.put(name, order.shown, asked, content)
+        put(folder, name, filled(content))
     return errors
 
 
 def _made(press: Press, shown: Page) -> bytes:
     return page.render(assemble.view(press, shown), press.look).encode()
+
+
+def _cards(press: Press, shown: Page) -> bytes:
+    return name_cards.script(shown)
 
 
 def put(folder: Path, name: str, content: bytes) -> None:

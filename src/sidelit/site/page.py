@@ -16,6 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from sidelit import template_errors
+from sidelit.bundles import BUNDLES
 from sidelit.languages import Language
 from sidelit.look import Look
 from sidelit.site.views import View
@@ -64,7 +65,7 @@ def prepare(kinds: Iterable[str], look: Look) -> None:
 
 def _asset_address(root: str, look: Look) -> Callable[[str], str]:
     def asset(name: str) -> str:
-        if name not in look.assets:
+        if name not in look.assets and name not in BUNDLES:
             raise jinja2.TemplateRuntimeError(f"there is no file assets/{name}")
         return f"{root}assets/{name}"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.site import site
+from sidelit.site.collector import Collector
 from sidelit.source import source
 
 
@@ -35,7 +36,7 @@ def write(config: Config, folder: Path, *, keep_going: bool = False, jobs: int |
     if not (keep_going or config.keep_going):
         return Done(site.write(config, folder, jobs=jobs))
     made, skipped = readable(config)
-    notes = site.Collector()
+    notes = Collector()
     return Done(site.write(made, folder, notes, jobs), _once(notes), skipped)
 
 
@@ -45,14 +46,19 @@ def files(config: Config) -> tuple[dict[str, bytes], Done]:
         made = site.files(config)
         return made, Done(tuple(made))
     readable_part, skipped = readable(config)
-    notes = site.Collector()
+    notes = Collector()
     made = site.files(readable_part, notes)
     return made, Done(tuple(made), _once(notes), skipped)
 
 
-def _once(notes: site.Collector) -> tuple[SidelitError, ...]:
+def _once(notes: Collector) -> tuple[SidelitError, ...]:
     """What was noted: the same slip shows in every language."""
     return tuple({str(error): error for error in notes.errors}.values())
+
+
+def sound(config: Config) -> Config:
+    """The site as a command reads it that makes no pages: gaps are no news there."""
+    return readable(config)[0] if config.keep_going else config
 
 
 def readable(config: Config) -> tuple[Config, tuple[SidelitError, ...]]:

@@ -17,10 +17,11 @@ from sidelit.glossary import Glossary
 from sidelit.look import Look
 from sidelit.origin import Origin
 from sidelit.proofs import Proof
-from sidelit.site import citation, forwarding, views
+from sidelit.site import citation, forwarding, list_views
 from sidelit.site.beside import Pictures
 from sidelit.site.content import Text
 from sidelit.site.edition import Edition
+from sidelit.site.employed import Employed
 from sidelit.site.identifiers import NOBODY, Identifiers
 from sidelit.site.links import Index
 from sidelit.site.uses import Use
@@ -43,9 +44,11 @@ class Press:
     glossary: Glossary = field(default_factory=Glossary)
     uses: Mapping[str, tuple[Use, ...]] = field(default_factory=dict)
     """Where each term of the glossary is used, by its name."""
-    works: tuple[views.Work, ...] = ()
+    works: tuple[list_views.Work, ...] = ()
     proved: Mapping[Proof, int] = field(default_factory=dict)
     """Where each test that a chapter names stands in its file."""
+    employed: Employed = field(default_factory=Employed)
+    """Where each definition is used, and which tests name it."""
     leads: forwarding.Leads = field(default_factory=dict)
     texts: Mapping[str, Text] = field(default_factory=dict)
     """Every page as it was written, by its source."""

@@ -17,14 +17,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from sidelit import assets, origin, workers
+from sidelit import bundles, origin, workers
 from sidelit.catalog import catalog
 from sidelit.config import Chapter, Config
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.kept import AT_HAND, in_file
 from sidelit.names.links import Links, Names
-from sidelit.site import anchoring, beside, content, edition, identifiers, links, loose_files, making, site
+from sidelit.site import anchoring, beside, content, edition, identifiers, links, loose_files, making
+from sidelit.site.collector import Collector
+from sidelit.site.linked import written as sources
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
 from sidelit.site.symbol_list import Notations
@@ -73,6 +75,7 @@ class Made:
     skipped: tuple[SidelitError, ...]
 
 
+@workers.looking_seldom()
 def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
     """Write the pages into an empty folder. One of many sources that cannot be read as Python is left out.
 
@@ -84,10 +87,10 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
     paths = tuple({path.resolve(): path for path in loose_files.expanded(job.paths)}.values())
     made = loose_files.configuration(paths, job.lang)
     homes = anchoring.Homes()
-    linked = Names(identifiers.written(Path.cwd(), made.chapters))
+    linked = Names(sources(Path.cwd(), made.chapters))
     names = _names(paths, made, job, homes)
     faults: list[SidelitError] = []
-    unread = site.Collector()
+    unread = Collector()
     written: list[content.Text] = []
     shown: dict[str, identifiers.Shown] = {}
     # The words of all pages together may be more than memory holds.
@@ -188,7 +191,7 @@ def _pages(
     folder: Path,
     jobs: int | None,
 ) -> Made:
-    gathered = site.Collector([*faults])
+    gathered = Collector([*faults])
     press = Press(
         config=made,
         editions={job.lang: _edition(made, written, job, names)},
@@ -211,7 +214,7 @@ def _pages(
         report=gathered.add,
     )
     static = press.pictures.files()
-    static |= {f"assets/{name}": assets.content(path) for name, path in press.look.assets.items()}
+    static |= {f"assets/{name}": content for name, content in bundles.served(press.look.assets).items()}
     orders = [making.Order(*each) for each in press.editions[job.lang].pages.items()]
     making.write(press, [[order] for order in orders], folder, jobs)
     static |= search.files(search.Material(made, press.editions))
@@ -220,7 +223,7 @@ def _pages(
     if job.strict:
         gathered.check()
     odd = tuple({str(error): error for error in gathered.errors}.values())
-    return Made(tuple(sorted([*static, *(order.name for order in orders)])), odd, ())
+    return Made(tuple(sorted([*static, *(name for order in orders for name in order.files)])), odd, ())
 
 
 def _edition(

@@ -14,16 +14,17 @@ from pathlib import Path
 from sidelit import proofs
 from sidelit.config import Chapter, Config
 from sidelit.errors import SidelitError
+from sidelit.memory import Memory
 from sidelit.proofs import Proof
-from sidelit.source import source
+from sidelit.source import remembered
 
 Report = Callable[[SidelitError], None]
 
 
-def lines(config: Config, report: Report) -> dict[Proof, int]:
+def lines(config: Config, report: Report, memory: Memory | None = None) -> dict[Proof, int]:
     """The line of each test in its own file; what is wrong goes to `report`, with the line that names it."""
     found: dict[Proof, int] = {}
-    named = cache(lambda path: _tests(config, path))
+    named = cache(lambda path: _tests(config, path, memory))
     for chapter in config.chapters:
         _check_run(config, chapter, report)
         for proof in chapter.proves:
@@ -34,11 +35,11 @@ def lines(config: Config, report: Report) -> dict[Proof, int]:
     return found
 
 
-def _tests(config: Config, path: str) -> Mapping[str, int]:
+def _tests(config: Config, path: str, memory: Memory | None) -> Mapping[str, int]:
     """The functions and classes of a file and the methods of its classes, as pytest calls them."""
     if not (config.project / path).is_file():
         return {}
-    sections = source.read(config.project / path, shown=path).sections
+    sections = remembered.read(config.project / path, path, memory).sections
     classes = {each.qualname for each in sections if each.kind == "class"}
     found: dict[str, int] = {}
     for each in sections:

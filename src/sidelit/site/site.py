@@ -13,11 +13,9 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sidelit import assets, glossary, interrupts, origin
+from sidelit import assets, glossary, interrupts, origin, workers
 from sidelit import look as looks
 from sidelit.catalog import catalog
 from sidelit.cite import authors
@@ -25,7 +23,8 @@ from sidelit.config import Config, Prose, load
 from sidelit.errors import SidelitError
 from sidelit.figures import figure, gallery
 from sidelit.ids.claims import Placed
-from sidelit.kept import Kept, Noted
+from sidelit.kept import Noted
+from sidelit.memory import Memory
 from sidelit.site import (
     anchoring,
     beside,
@@ -37,81 +36,53 @@ from sidelit.site import (
     forwarding,
     identifiers,
     index,
+    lab_page,
     links,
     listing,
     making,
     proved,
     public_files,
+    recalled,
     static,
+    tested_by,
+    used_in,
     uses,
     ways,
 )
+from sidelit.site.collector import Collector
 from sidelit.site.directives import registry
 from sidelit.site.directives.kind import Book
+from sidelit.site.employed import Employed
+from sidelit.site.list_views import Work
 from sidelit.site.press import Press
 from sidelit.site.search import index as search
 from sidelit.site.symbol_list import Notations
-from sidelit.site.views import Work
 from sidelit.store import Store
 from sidelit.text.math import Typesetter
 
 CACHE = ".cache/sidelit"
 
 
-class Failures(SidelitError):
-    """Several mistakes at once, one line each."""
-
-    def __init__(self, errors: Sequence[SidelitError]) -> None:
-        super().__init__(f"{len(errors)} mistakes")
-        # The same slip shows in every language; it is said once, and in the order of the places.
-        self.errors = tuple({str(error): error for error in errors}.values())
-
-    def __str__(self) -> str:
-        return "\n".join(str(error) for error in self.errors)
-
-
-@dataclass(slots=True)
-class Collector:
-    """Gathers mistakes, so that an author hears of all of them at once."""
-
-    errors: list[SidelitError] = field(default_factory=list)
-
-    def add(self, error: SidelitError) -> None:
-        """Take note of one mistake, or of several at once."""
-        self.errors += error.errors if isinstance(error, Failures) else [error]
-
-    @contextmanager
-    def gathering(self) -> Iterator[None]:
-        """Take note of a mistake inside this block, and go on behind it."""
-        try:
-            yield
-        except SidelitError as error:
-            self.add(error)
-
-    def check(self) -> None:
-        """Raise what was gathered, if anything was."""
-        if len(self.errors) == 1:
-            raise self.errors[0]
-        if self.errors:
-            raise Failures(self.errors)
-
-
-def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text, ...]:
+def texts(
+    config: Config, notes: Collector | None = None, memory: Memory | None = None
+) -> tuple[content.Text, ...]:
     """Read every page of the site in the language it was written in.
 
-    What is wrong with a mark or a formula of a source goes to `notes`, if they are given.
+    What is wrong with a mark or a formula of a source goes to `notes`, if they are given. Otherwise it is
+    passed over, if the configuration allows that. `memory` is the work of earlier builds.
 
     Raises `SidelitError` with all the sources that cannot be read.
     """
-    gathered = Collector()
+    gathered, memory = Collector(), memory or Memory()
+    notes = Collector() if notes is None and config.keep_going else notes
     prose: dict[str, content.Text] = {}
     for each in config.prose:
         with gathered.gathering():
-            prose[each.source] = _watched(content.prose(each, config.project / each.source))
+            prose[each.source] = recalled.prose(each, config.project / each.source, memory)
     placed: dict[str, Placed] = {}
     for chapter in config.chapters:
         with gathered.gathering():
-            placed[chapter.source] = anchoring.placed(config, chapter)
+            placed[chapter.source] = anchoring.placed(config, chapter, memory)
             for fault in placed[chapter.source].document.faults:
                 (notes or gathered).add(fault)
     gathered.check()
@@ -125,22 +96,15 @@ def texts(config: Config, notes: Collector | None = None) -> tuple[content.Text,
             gathered.add(anchors)
         else:
             document, report = placed[item.source].document, (notes or gathered).add
-            text = content.chapter(item, document, anchors, numbers[item.name], report)
-            found.append(_watched(text))
+            found.append(recalled.chapter(item, document, anchors, numbers[item.name], report, memory))
     gathered.check()
     return tuple(found)
 
 
-def _watched(text: content.Text) -> content.Text:
-    """The same text, and `kept.asking` tells who asks for its pieces."""
-    pieces = tuple(text.pieces)
-    return replace(text, pieces=Kept(lambda: pieces, len(pieces), text.item.source))
-
-
-def shelf(config: Config, written: Sequence[content.Text]) -> catalog.Shelf:
+def shelf(config: Config, written: Sequence[content.Text], memory: Memory | None = None) -> catalog.Shelf:
     """Open the catalogues of the site and match them with its pages."""
     units, tag = content.units(config, written), config.language(config.source_language).tag
-    return catalog.load(units, config.folder / "locale", config.languages[1:], tag)
+    return catalog.load(units, config.folder / "locale", config.languages[1:], tag, memory)
 
 
 def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
@@ -150,6 +114,7 @@ def files(config: Config, notes: Collector | None = None) -> dict[str, bytes]:
         return {name: (folder / name).read_bytes() for name in write(config, folder, notes)}
 
 
+@workers.looking_seldom()
 def write(
     config: Config, folder: Path, notes: Collector | None = None, jobs: int | None = None
 ) -> tuple[str, ...]:
@@ -162,20 +127,27 @@ def write(
     site, and whoever made it removes it.
     """
     looks.forget()
-    written = texts(config, notes)
-    books = shelf(config, written)
+    store = Store(config.project / CACHE / "work")
+    memory = Memory(store)
+    written = texts(config, notes, memory)
+    books = shelf(config, written, memory)
     editions = {lang: edition.edition(config, written, books, lang) for lang in config.languages}
     terms, works = _data(config)
     leads = forwarding.leads(written)
     gathered = Collector()
-    project = citation.Project(config, origin.origin(config), authors.read(config), feed.releases(config))
+    state = origin.origin(config)
+    project = citation.Project(config, state.blank, authors.read(config), feed.releases(config))
+    tests = tested_by.texts(config, memory)
+    names = identifiers.identifiers(config, written, jobs, tests)
+    uses_of = used_in.used_in(names, written)
     press = Press(
         config=config,
         editions=editions,
         index=index.index(config, written, leads, terms, works),
         leads=leads,
         texts={text.item.source: text for text in written},
-        names=identifiers.identifiers(config, written, jobs),
+        names=names,
+        employed=Employed(uses_of, tested_by.tested_by(config, names, tests, uses_of)),
         notations=Notations(written),
         math=Typesetter(cache=config.project / CACHE / "math", macros=config.macros),
         origin=project.origin,
@@ -185,7 +157,7 @@ def write(
         figures=gallery.gallery(config, figure.read_all(config), books),
         shelf=books,
         works=works,
-        proved=proved.lines(config, gathered.add),
+        proved=proved.lines(config, gathered.add, memory),
         look=looks.look(config),
         pictures=beside.pictures(config, written),
         lenient=notes is not None,
@@ -194,21 +166,28 @@ def write(
     # A page tells its first mistake only; of its directives all are told.
     for error in mistakes(config, written):
         gathered.add(error)
-    found = {**public_files.files(press, project), **press.pictures.files()}
+    found = {
+        **public_files.files(press, project),
+        **press.pictures.files(),
+        **lab_page.files(config, gathered.add),
+    }
     made = static.files(config, press.look, found)
     orders = _orders(press, written)
-    done = finished.Finished(press, Store(config.project / CACHE / "pages"))
-    making.write(press, orders, folder, jobs, done)
+    done = finished.Finished(press, store)
+    making.write(press, orders, folder, jobs, done, state.filled)
     gathered.check()
     material = search.Material(config, editions, terms, works, press.uses)
-    for name, part in search.files(material).items():
+    parts = search.files(material)
+    pages = [name for group in orders for order in group for name in order.files]
+    for name in (*parts, *pages):
         if name in made:
-            what = f"two files would be written to {name}, and one of them is the index of the search"
+            what = f"two files would be written to {name}, and one of them is the press's own"
             raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
-        made[name] = part
+    made |= parts
     for name, data in made.items():
         making.put(folder, name, data)
-    return tuple(sorted([*made, *(order.name for group in orders for order in group)]))
+    memory.keep()
+    return tuple(sorted([*made, *pages]))
 
 
 def _orders(press: Press, written: Sequence[content.Text]) -> list[list[making.Order]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sidelit import assets, drawings, reading
+from sidelit import bundles, drawings, reading
 from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.look import Look
@@ -25,7 +25,7 @@ def files(config: Config, look: Look, made: Mapping[str, bytes]) -> dict[str, by
 
     Raises `SidelitError` for one that is a page of its own, lies elsewhere, or has the place of another.
     """
-    found = {f"assets/{name}": assets.content(path) for name, path in look.assets.items()} | dict(made)
+    found = {f"assets/{name}": content for name, content in bundles.served(look.assets).items()} | dict(made)
     for name in index.pictures(config):
         path = config.folder / "pages" / name
         shown = f"{links.pages_folder(config)}/{name}"

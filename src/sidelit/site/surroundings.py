@@ -13,7 +13,7 @@ from markupsafe import Markup
 from sidelit.breaks import breakable
 from sidelit.config import Chapter
 from sidelit.errors import SidelitError
-from sidelit.site import forwarding, views, ways
+from sidelit.site import forwarding, lesson_views, link_views, views, ways
 from sidelit.site.desk import Desk
 from sidelit.site.links import fragment
 from sidelit.text import prose
@@ -27,6 +27,15 @@ _MATH_FACES = {
     ),
     "katex/fonts/KaTeX_Math-Italic.woff2": re.compile(r'class="mord mathnormal'),
 }
+# What words are emphasised in, where letters have an italic.
+_ITALIC = "fonts/source-serif-4-basic-wght-italic.woff2"
+# How the link of a name in code begins.
+_NAME = '<a class="n" '
+
+
+def _code(section: views.SectionView) -> Iterator[str]:
+    imports = section.imports.lines if section.imports else ()
+    return (line.html for line in (*section.lines, *imports))
 
 
 def info(
@@ -34,13 +43,13 @@ def info(
     kind: str,
     sections: Sequence[views.SectionView],
     body: str,
-    lesson: views.LessonHead | None = None,
+    lesson: lesson_views.LessonHead | None = None,
 ) -> views.PageInfo:
     """The record of what stands around the text of the page."""
     shown, part = desk.shown, desk.ways.part()
     before, after = desk.ways.neighbours()
-    crumbs = ((views.Link(part, None),) if part else ()) + (
-        views.Link(shown.label, None, lang=shown.label_lang),
+    crumbs = ((link_views.Link(part, None),) if part else ()) + (
+        link_views.Link(shown.label, None, lang=shown.label_lang),
     )
     title_html = desk.inline(shown.title, "title") or breakable(shown.label)
     lede = desk.inline(shown.lede, "lede")
@@ -48,6 +57,7 @@ def info(
     parts = (part for each in sections for part in (each.title, each.doc))
     above = (lesson.needs, *lesson.aims) if lesson else ()
     written = (body, title_html, lede, *above, *folds, *parts)
+    seen = (body, lede, *(each.doc for each in sections if not each.fold))
     figure = _opening_figure(desk)
     return views.PageInfo(
         kind=kind,
@@ -68,10 +78,10 @@ def info(
         toc=tuple(ways.sections(sections) if sections else ways.headings(shown)),
         run=desk.item.run if isinstance(desk.item, Chapter) else None,
         has_math=any('class="katex' in html for html in written),
-        math_faces=tuple(
-            name for name, used in _MATH_FACES.items() if any(used.search(html) for html in written)
-        ),
+        faces=tuple(name for name, used in _MATH_FACES.items() if any(used.search(html) for html in written))
+        + ((_ITALIC,) if not desk.language.cjk and any("<em>" in html for html in seen) else ()),
         has_depth=any(each.fold for each in sections),
+        has_names=_NAME in body or any(_NAME in html for each in sections for html in _code(each)),
         has_figures=bool(desk.figures_shown),
         needs=(*desk.needed, *(("symbols",) if desk.symbols.used else ())),
         figure=figure,
@@ -82,7 +92,7 @@ def info(
     )
 
 
-def _original(desk: Desk) -> views.Alternate | None:
+def _original(desk: Desk) -> link_views.Alternate | None:
     """The page in the language that it was written in, if this is a translation of it."""
     if desk.shown.original:
         return None
@@ -100,11 +110,11 @@ def _opening_figure(desk: Desk) -> Markup:
         return Markup("")
 
 
-def forward(desk: Desk) -> views.Link:
+def forward(desk: Desk) -> link_views.Link:
     """To the page that went from this address."""
     lead = desk.press.leads[desk.item.output][""]
     other = desk.edition.pages[lead.output]
-    return views.Link(other.label, desk.ways.to(lead.output), lang=other.label_lang)
+    return link_views.Link(other.label, desk.ways.to(lead.output), lang=other.label_lang)
 
 
 def moved(desk: Desk) -> Iterator[views.Moved]:

@@ -10,9 +10,11 @@ once a build, so that every language lists the same sections.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from sidelit import digests
 from sidelit.config import Prose
 from sidelit.glossary import Finder, Glossary
 from sidelit.site.content import Piece, Text
@@ -34,12 +36,12 @@ def uses(glossary: Glossary, texts: Collection[Text]) -> Mapping[str, tuple[Use,
     """The uses of each term, by its name; nothing is read where no page shows them."""
     if not any(_shows(text) for text in texts):
         return {}
-    finder = Finder(glossary)
+    finder, words = Finder(glossary), digests.digest(glossary)
     weighed: dict[str, list[tuple[int, Use]]] = {}
     for text in texts:
         if isinstance(text.item, Prose) and text.item.append:
             continue
-        for term, (weight, section) in _in_page(finder, text.pieces).items():
+        for term, (weight, section) in text.once("uses", partial(_in_page, finder, text), words).items():
             weighed.setdefault(term, []).append((weight, Use(text.item.output, section)))
     # The sort keeps the order of the book among pages of one weight.
     return {
@@ -52,11 +54,11 @@ def _shows(text: Text) -> bool:
     return isinstance(text.item, Prose) and text.item.append == "glossary"
 
 
-def _in_page(finder: Finder, pieces: Iterable[Piece]) -> dict[str, tuple[int, str]]:
+def _in_page(finder: Finder, text: Text) -> dict[str, tuple[int, str]]:
     """Each term of a page, with its weight there and the section in which it weighs most."""
     total: Counter[str] = Counter()
     best: dict[str, tuple[int, str]] = {}
-    for piece in pieces:
+    for piece in text.pieces:
         here: Counter[str] = Counter()
         for words, weight in _words(piece):
             for _, term in finder.find(words):

@@ -1,6 +1,6 @@
 """# What a template may print
 
-> Everything on a page is a field of one of these records.
+> Everything on a page is a field of one of these records, or of one that they hold.
 
 The records hold finished pieces: safe HTML is `Markup`, every other string is escaped by Jinja2, and every
 address is relative to the page that carries it, so that a site works from any folder and from a disk. A
@@ -9,85 +9,17 @@ template decides how a page looks and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
 from sidelit.languages import Language
+from sidelit.site import employed
+from sidelit.site.lesson_views import LessonHead
+from sidelit.site.lines import CodeLine, Imports
+from sidelit.site.link_views import Alternate, Link, NavGroup, TocEntry
+from sidelit.site.list_views import Term, Work
 from sidelit.site.statements import Citation, Meta
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A labelled address; `lang` is set where the label is not in the page's language."""
-
-    label: str
-    url: str | None
-    current: bool = False
-    lang: str | None = None
-    lede: str = ""
-    name: str = ""
-    number: str = ""
-    minutes: int = 0
-    lesson: str = ""
-    """What the reader's progress is remembered under, if this leads to a lesson."""
-    part: str = ""
-    """The part that a way to a neighbour enters."""
-
-
-@dataclass(frozen=True, slots=True)
-class NavGroup:
-    """One part in the table of contents of the site."""
-
-    label: str
-    number: str
-    items: tuple[Link, ...]
-    lang: str | None = None
-    question: str = ""
-    question_lang: str | None = None
-
-    @property
-    def current(self) -> bool:
-        """Whether the page that lists it is in it."""
-        return any(item.current for item in self.items)
-
-
-@dataclass(frozen=True, slots=True)
-class Alternate:
-    """A page or a section in one language."""
-
-    code: str
-    name: str
-    short: str
-    """The name where there is little room."""
-    html_lang: str
-    url: str
-    current: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TocEntry:
-    """One line of the table of contents of a page; `folded` if it leads into depth."""
-
-    id: str
-    label: str
-    depth: int
-    folded: bool = False
-    number: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CodeLine:
-    """One line of code under its number in the file."""
-
-    n: int
-    html: Markup
-    indent: int
-
-
-def code_line(number: int, html: str) -> CodeLine:
-    """A line of code from its coloured HTML."""
-    return CodeLine(number, Markup(html), len(html) - len(html.lstrip(" ")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +49,7 @@ class SectionView:
     title: Markup
     doc: Markup
     lines: tuple[CodeLine, ...]
+    imports: Imports | None
     state: str | None
     langs: tuple[Alternate, ...]
     source_url: str | None
@@ -128,6 +61,8 @@ class SectionView:
     """The heading without markup."""
     above: bool = False
     """Whether the words stand above the code and not beside it."""
+    employed: employed.View = field(default_factory=employed.View)
+    """Where a definition is used, and its tests."""
     newest: str = ""
     """Where it is in the newest release, on a page that is out of date."""
 
@@ -146,17 +81,6 @@ class Moved:
 
     id: str
     url: str
-
-
-@dataclass(frozen=True, slots=True)
-class LessonHead:
-    """What the head of a lesson says about it; `key` is what progress is remembered under."""
-
-    key: str
-    number: str
-    minutes: int
-    needs: Markup
-    aims: tuple[Markup, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +105,11 @@ class PageInfo:
     toc: tuple[TocEntry, ...]
     run: str | None
     has_math: bool
-    math_faces: tuple[str, ...] = ()
-    """The files of the faces that most of its formulas are set in."""
+    faces: tuple[str, ...] = ()
+    """The files of the faces that its formulas are set in, and of the italic where its words need one."""
     has_depth: bool = False
+    has_names: bool = False
+    """Whether names in its code lead to what they mean."""
     has_figures: bool = False
     needs: tuple[str, ...] = ()
     """What a reader can move on the page: each has a stylesheet and a script of its name."""
@@ -196,49 +122,6 @@ class PageInfo:
     lesson: LessonHead | None = None
     original: Alternate | None = None
     """The page that this one is a translation of, where its words can be shown beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word in the language of a tag, which is empty where nobody can tell; `language` is its name."""
-
-    text: str
-    lang: str = ""
-    language: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One row of the glossary."""
-
-    id: str
-    name: str
-    words: tuple[Word, ...]
-    """What it is called in each language of the site; the table is the same in all of them."""
-    never: tuple[Word, ...]
-    note: str
-    meaning: str = ""
-    """What the term means, in the language of the page."""
-    see: tuple[Link, ...] = ()
-    """The pages that explain it."""
-    uses: tuple[Link, ...] = ()
-    """To the sections that use it, those first that are about it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One entry of the bibliography and the pages that refer to it."""
-
-    id: str
-    authors: str
-    title: str
-    year: str
-    where: str
-    url: str
-    note: str
-    lang: str
-    """The tag of the language of its title."""
-    used: tuple[Link, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from pathlib import PurePosixPath
 
 from markupsafe import Markup
 
-from sidelit.config import Chapter, Config, Lesson, Prose
-from sidelit.site import links, views
+from sidelit.config import Chapter, Config, Lab, Lesson, Prose
+from sidelit.site import link_views, links, views
 from sidelit.site.edition import Edition, Page
 from sidelit.text import markup
 
@@ -61,7 +61,7 @@ class Ways:
         """To another page in the same language."""
         return links.relative(output, self.shown.text.item.output)
 
-    def nav(self) -> Iterator[views.NavGroup]:
+    def nav(self) -> Iterator[link_views.NavGroup]:
         """To every page, part by part, the page itself marked as the current one."""
         output = self.shown.text.item.output
         folder = posixpath.dirname(output)
@@ -75,12 +75,14 @@ class Ways:
                 group = replace(group, items=items)
             yield group
 
-    def _nav(self) -> Iterator[views.NavGroup]:
+    def _nav(self) -> Iterator[link_views.NavGroup]:
         # A list of the pages does not list itself; the site's name leads to it.
         front = tuple(item for item in self.config.front if item.append != "listing")
         yield from self._group("", "", front, None)
         label, lang = self.edition.course
         yield from self._group("", label, self.config.course.lessons, lang)
+        label, lang = self.edition.labs
+        yield from self._group("", label, self.config.labs.labs, lang)
         questions = self.edition.questions or [("", None)] * len(self.config.parts)
         said = zip(self.config.parts, self.edition.parts, questions, strict=True)
         for part, (label, lang), (question, question_lang) in said:
@@ -88,7 +90,7 @@ class Ways:
                 yield replace(group, question=question, question_lang=question_lang)
         yield from self._group("", "", self.config.back, None)
 
-    def neighbours(self) -> tuple[views.Link | None, views.Link | None]:
+    def neighbours(self) -> tuple[link_views.Link | None, link_views.Link | None]:
         """To the page before and the page after, in reading order; an old address has none.
 
         The last lesson and the last chapter of a part lead on, and the way says into which part.
@@ -101,7 +103,7 @@ class Ways:
         before = self._neighbour(order[place - 1]) if place else None
         return before, self._neighbour(order[place + 1]) if place + 1 < len(order) else None
 
-    def _neighbour(self, item: Chapter | Prose) -> views.Link:
+    def _neighbour(self, item: Chapter | Prose) -> link_views.Link:
         there = self._part_of(item)
         return replace(self._link(item), part=there if there != self.part() else "")
 
@@ -111,7 +113,7 @@ class Ways:
 
     def _part_of(self, item: Chapter | Prose) -> str:
         if isinstance(item, Lesson):
-            return self.edition.course[0]
+            return self.edition.labs[0] if isinstance(item, Lab) else self.edition.course[0]
         for part, (label, _) in zip(self.config.parts, self.edition.parts, strict=True):
             if all(chapter.output != item.output for chapter in part.chapters):
                 continue
@@ -120,16 +122,16 @@ class Ways:
             return label
         return ""
 
-    def alternates(self, section: str = "") -> Iterator[views.Alternate]:
+    def alternates(self, section: str = "") -> Iterator[link_views.Alternate]:
         """To the same place in every language, this one included."""
         anchor = f"#{links.fragment(section)}" if section else ""
         for lang in self.config.languages:
             url = links.relative(address(self.config, self.shown.text.item.output, lang), self.here)
             known = self.config.language(lang)
             current = lang == self.shown.lang
-            yield views.Alternate(lang, known.name, known.short, known.tag, url + anchor, current)
+            yield link_views.Alternate(lang, known.name, known.short, known.tag, url + anchor, current)
 
-    def others(self, section: str) -> Iterator[views.Alternate]:
+    def others(self, section: str) -> Iterator[link_views.Alternate]:
         """To a section in the other languages that the page stands in."""
         written = self.config.written_in(self.shown.text.item)
         for other in self.alternates(section) if self.shown.lang in written else ():
@@ -138,13 +140,13 @@ class Ways:
 
     def _group(
         self, number: str, label: str, items: Sequence[Chapter | Prose], lang: str | None
-    ) -> Iterator[views.NavGroup]:
+    ) -> Iterator[link_views.NavGroup]:
         if items:
-            yield views.NavGroup(label, number, tuple(self._link(item) for item in items), lang)
+            yield link_views.NavGroup(label, number, tuple(self._link(item) for item in items), lang)
 
-    def _link(self, item: Chapter | Prose) -> views.Link:
+    def _link(self, item: Chapter | Prose) -> link_views.Link:
         other = self.edition.pages[item.output]
-        return views.Link(
+        return link_views.Link(
             label=other.label,
             url=self.to(item.output),
             lang=other.label_lang,
@@ -157,7 +159,7 @@ class Ways:
         )
 
 
-def sections(shown: Sequence[views.SectionView]) -> Iterator[views.TocEntry]:
+def sections(shown: Sequence[views.SectionView]) -> Iterator[link_views.TocEntry]:
     """The contents of a chapter: its classes and functions, and the comments that have a heading."""
     for section in shown:
         if section.title:
@@ -167,7 +169,7 @@ def sections(shown: Sequence[views.SectionView]) -> Iterator[views.TocEntry]:
             label = Markup("<code>{}</code>").format(section.name)
         else:
             continue
-        yield views.TocEntry(section.id, label, section.depth, section.fold is not None, section.number)
+        yield link_views.TocEntry(section.id, label, section.depth, section.fold is not None, section.number)
 
 
 def unlinked(html: Markup) -> Markup:
@@ -175,9 +177,9 @@ def unlinked(html: Markup) -> Markup:
     return Markup(re.sub(r"</?a\b[^>]*>", "", html))
 
 
-def headings(shown: Page) -> Iterator[views.TocEntry]:
+def headings(shown: Page) -> Iterator[link_views.TocEntry]:
     """The contents of a page of prose: two levels of headings."""
     tokens = [token for words in shown.words for token in words.tokens]
     for before, token in itertools.pairwise(tokens):
         if before.type == "heading_open" and before.tag in ("h2", "h3"):
-            yield views.TocEntry(str(before.meta["slug"]), markup.plain(token), int(before.tag[1]) - 2)
+            yield link_views.TocEntry(str(before.meta["slug"]), markup.plain(token), int(before.tag[1]) - 2)

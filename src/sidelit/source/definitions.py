@@ -52,8 +52,9 @@ class Docstring:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All definitions and docstrings of a file."""
+    """The syntax tree of a file, and all its definitions and docstrings."""
 
+    tree: ast.Module
     definitions: dict[int, Definition]
     docstrings: dict[int, Docstring]
 
@@ -63,8 +64,8 @@ def survey(text: str, path: str) -> Survey:
 
     :raises SidelitError: it is not valid Python.
     """
-    found = Survey({}, {})
     tree = _parse(text, path)
+    found = Survey(tree, {}, {})
     lines = text.split("\n")
     _note_docstring(tree, 0, found, lines)
     for node, conditions in _definitions(tree):

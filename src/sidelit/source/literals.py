@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sidelit.errors import SidelitError
 
@@ -30,6 +30,8 @@ _FORMULA = re.compile(
     r"""
       (?<![\\$]) \$\$ (?: [^$] )+? \$\$
     | (?<![\\$]) \$ (?![\s$]) (?: [^$`\n] | \n (?! [ \t]*\n ) )+? (?<!\s) \$ (?! [\d$] )
+    | (?P<slash> (?<!\\) \\{1,2} ) (?: \( (?: [^$`\n] | \n (?! [ \t]*\n ) )+? (?P=slash) \)
+                                     | \[ (?: [^$`\n] | \n (?! [ \t]*\n ) )+? (?P=slash) \] )
     | (?<!\\) \\begin\{ (?P<name>\w+\*?) \} .*? (?<!\\) \\end\{ (?P=name) \}
     """,
     re.DOTALL | re.VERBOSE,
@@ -86,7 +88,34 @@ def _piece(written: str) -> str:
     return str(ast.literal_eval(f'"""{written}"""'))
 
 
-def misread(path: str, line: int) -> SidelitError:
-    """What an author is told of such a formula."""
+def misread(path: str, lines: Sequence[int]) -> Iterator[SidelitError]:
+    """What an author is told of such formulas: one sentence a file, at the first of them."""
+    if not lines:
+        return
     what = "Python reads a backslash in this formula as an escape; it is printed as it is written"
-    return SidelitError(what, path=path, line=line, hint='begin the docstring with r"""')
+    if len(lines) > 1:
+        named = ", ".join(map(str, sorted(lines)[:_NAMED])) + (", …" if len(lines) > _NAMED else "")
+        what = f"Python reads backslashes in {len(lines)} formulas as escapes (lines {named}); "
+        what += "they are printed as they are written"
+    hint = 'begin the docstring with r"""'
+    yield Misread(what, path=path, line=min(lines), hint=hint)
+
+
+class Misread(SidelitError):
+    """Formulas of a source that Python reads otherwise than they are written."""
+
+
+def commands(literal: str) -> Iterator[int]:
+    """The lines of the commands with one backslash in the formulas of a docstring that is not raw.
+
+    They count from the line of the opening quotes as 0.
+    """
+    found = _LITERAL.fullmatch(literal)
+    written = found[3] if found else ""
+    for each in _FORMULA.finditer(written):
+        if command := _COMMAND.search(each[0]):
+            yield written.count("\n", 0, each.start() + command.start())
+
+
+# The lines that a sentence names.
+_NAMED = 5

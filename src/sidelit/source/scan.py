@@ -51,6 +51,7 @@ class Scan:
     :param marks: all comments that speak to the press, known or not.
     :param hidden: the rows that no reader is shown.
     :param stray: the rows of `hide` and `show` marks without a partner.
+    :param licence: the rows of the comments that say whose the file is; they are code.
     """
 
     lines: Sequence[str]
@@ -58,6 +59,7 @@ class Scan:
     marks: Sequence[Mark]
     hidden: frozenset[int]
     stray: tuple[int, ...]
+    licence: range = range(0)
 
 
 def scan(lines: Sequence[str], path: str) -> Scan:
@@ -82,7 +84,8 @@ def scan(lines: Sequence[str], path: str) -> Scan:
             start = None
         elif token.type not in BLANK and start is None:
             start = token
-    return Scan(lines, events, noted, *marks.hidden(noted, len(lines)))
+    hidden, stray = marks.hidden(noted, len(lines))
+    return Scan(lines, events, noted, hidden, stray, _licence(lines, events, hidden))
 
 
 BLANK = (tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
@@ -145,6 +148,26 @@ def _add_comment(events: list[Statement | Block | Mark], row: int, column: int) 
         events[-1] = Block(above.first, row, column)
     else:
         events.append(Block(row, row, column))
+
+
+# Lawyers' words at the top of a file are for lawyers. A heading of Markdown tells that there is more to it.
+_LICENCE = re.compile(
+    r"\bcopyright\b|\bSPDX-|\blicen[cs]ed under\b|\ball rights reserved\b|\bunder the terms of\b",
+    re.IGNORECASE,
+)
+_HEADING = re.compile(r"^[ \t]*#+[ \t]+#{1,6}[ \t]", re.MULTILINE)
+
+
+def _licence(lines: Sequence[str], events: list[Statement | Block | Mark], hidden: frozenset[int]) -> range:
+    """Take the comments out that a file begins with and that say whose it is; return their rows."""
+    first = last = 0
+    while events and isinstance(block := events[0], Block):
+        text = "\n".join(lines[block.first - 1 : block.last])
+        if block.first in hidden or not _LICENCE.search(text) or _HEADING.search(text):
+            break
+        first, last = first or block.first, block.last
+        del events[0]
+    return range(first, last + 1) if first else range(0)
 
 
 def followings(events: Sequence[Statement | Block | Mark]) -> list[int]:

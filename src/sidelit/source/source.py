@@ -12,26 +12,29 @@ a boundary falls between two lines and never inside a statement. Within these, a
 A block of `#` lines right above a definition stays a section of its own, since a reader may want to point at
 either. A string is commentary when it is a docstring and shares its lines with no code. Some `#` lines are
 code: those inside brackets or between a decorator and its `def`, a comment behind a statement, and those that
-talk to a tool instead of a reader. What the press itself is told in comments, [marks](marks.py) reads.
+talk to a tool instead of a reader. What the press itself is told in comments, [marks](marks.py) reads; which
+lines are the imports that a page folds, [imports](imports.py) says.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 from sidelit.errors import SidelitError
+from sidelit.source.cutting import Cutter, Draft, Kind
 from sidelit.source.decoding import NEWLINE, read_source
-from sidelit.source.definitions import Docstring, Survey, survey
+from sidelit.source.definitions import survey
+from sidelit.source.imports import NONE, Leading, leading
 from sidelit.source.literals import misread
-from sidelit.source.marks import Depth, Mark, Stretches
-from sidelit.source.scan import Block, Scan, Statement, followings, scan
+from sidelit.source.marks import Depth, Stretches
+from sidelit.source.scan import Scan, scan
 
-Kind = Literal["module", "class", "function", "comment", "code"]
+# Nobody reads a page with more of them: the longest files of the standard library have two thousand.
+MOST = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Section:
     :param commentary_line: the line its commentary starts on, so that an error in it has a place; 0 without
         one.
     :param code: the lines a page shows as code, each with its number.
+    :param imports: those of them that belong to the imports that the file begins with, and what they import.
     :param source: the exact slice of the file.
     :param indent: the column of the block it stands in.
     :param hidden: true when all its lines lie between `# sidelit: hide` and `# sidelit: show`.
@@ -65,6 +69,17 @@ class Section:
     hidden: bool
     traits: tuple[str, ...] = ()
     depth: Depth | None = None
+    imports: Leading = NONE
+
+    @property
+    def body(self) -> tuple[tuple[int, str], ...]:
+        """The lines of code that are beside its words: all but the imports that the file begins with."""
+        return tuple(_trim([each for each in self.code if each[0] not in self.imports.rows]))
+
+    @property
+    def importing(self) -> tuple[tuple[int, str], ...]:
+        """The lines of the imports."""
+        return tuple(each for each in self.code if each[0] in self.imports.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,162 +112,42 @@ def read(path: Path, *, shown: str | None = None) -> Document:
 def parse(text: str, path: str, encoding: str = "utf-8") -> Document:
     """Cut the text of a Python file into sections.
 
-    :raises SidelitError: it is not valid Python.
+    :raises SidelitError: it is not valid Python, or has more than `MOST` sections.
     """
     kept = re.findall("[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)
     lines = NEWLINE.split(text.removeprefix("\ufeff"))
     known = survey("\n".join(lines), path)
+    _fit(sorted(known.definitions), path)
     found = scan(lines, path)
     stretches = Stretches(path)
-    drafts = _Cutter(found, known, stretches).cut()
-    sections = tuple(_finish(drafts, found, kept, stretches))
-    told = (misread(path, line) for docstring in known.docstrings.values() for line in docstring.misread)
+    drafts = Cutter(found, known, stretches).cut()
+    _fit([draft.first for draft in drafts], path)
+    imports = leading(known.tree, found, path)
+    sections = tuple(
+        replace(each, imports=imports) if imports.rows and _holds(each, imports) else each
+        for each in _finish(drafts, found, kept, stretches)
+    )
+    told = misread(path, [line for docstring in known.docstrings.values() for line in docstring.misread])
     faults = sorted([*stretches.faults, *told], key=lambda fault: fault.line or 0)
     return Document(path, text, sections, encoding, found.stray, tuple(faults))
 
 
-# ## Cutting
+def _fit(begins: Sequence[int], path: str) -> None:
+    """Refuse a file with too many sections, before more time is spent on it; they begin on these lines."""
+    if len(begins) > MOST:
+        many = f"has {len(begins):,} sections, and a page takes {MOST:,} at most; divide the file"
+        raise SidelitError(many, path=path, line=begins[MOST])
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A section before its lines are filled in.
-
-    :param floor: code that stands left of this column ends the section.
-    :param awaits: the definition whose docstring it would take, by its line; 0 is the module, -1 nothing.
-    :param rows: the lines that its commentary takes up.
-    """
-
-    kind: Kind
-    qualname: str
-    first: int
-    indent: int
-    floor: int
-    awaits: int = -1
-    traits: tuple[str, ...] = ()
-    depth: Depth | None = None
-    rows: range = range(0)
-    docstring: Docstring | None = None
-
-
-class _Cutter:
-    """Walks down a file and notes where sections start.
-
-    :param scopes: the definitions around the current line, outermost first, each with its column.
-    :param columns: the indentations that are open after the last statement.
-    :param decorated: the line of the first decorator of a definition that is still to come, or 0.
-    """
-
-    def __init__(self, found: Scan, known: Survey, stretches: Stretches) -> None:
-        self.found = found
-        self.known = known
-        self.stretches = stretches
-        self.scopes: list[tuple[int, str]] = []
-        self.columns = [0]
-        self.decorated = 0
-        start = next((row for row, line in enumerate(found.lines, start=1) if line.strip()), 1)
-        self.drafts = [_Draft("code", "", start, indent=0, floor=0, awaits=0)]
-
-    def cut(self) -> list[_Draft]:
-        """Return the sections in order."""
-        for event, following in zip(self.found.events, followings(self.found.events), strict=True):
-            if isinstance(event, Statement):
-                self._statement(event)
-            elif isinstance(event, Mark):
-                self._mark(event, self._level(event, following))
-            elif not self.decorated:
-                self._comment(event, self._level(event, following))
-        # The file may start right with a comment or a definition; what was kept for other lines is then
-        # empty.
-        if len(self.drafts) > 1 and self.drafts[1].first == self.drafts[0].first:
-            del self.drafts[0]
-        self._check_marks()
-        return self.drafts
-
-    def _statement(self, line: Statement) -> None:
-        """Start a section at a definition, and where code leaves the block of the section before it."""
-        self._leave(line.column)
-        while self.columns[-1] > line.column:
-            self.columns.pop()
-        if self.columns[-1] < line.column:
-            self.columns.append(line.column)
-        docstring = self.known.docstrings.get(line.row)
-        if line.decorator:
-            self.decorated = self.decorated or line.first
-        elif definition := self.known.definitions.get(line.row):
-            self.scopes.append((line.column, definition.name))
-            draft = self._start(definition.kind, self.decorated or line.first, line.column)
-            draft.floor, draft.awaits, draft.traits = line.column + 1, line.row, definition.traits
-            self.decorated = 0
-        elif docstring and not 0 < docstring.follower <= line.last:
-            self._speak(docstring, line)
-        elif line.column < self.drafts[-1].floor or self._reappears(line):
-            self._start("code", line.first, line.column)
-
-    def _speak(self, docstring: Docstring, line: Statement) -> None:
-        """Give a docstring to the section of its owner; if a comment came between them, to one of its own."""
-        draft = self.drafts[-1]
-        if draft.awaits != docstring.owner or self._reappears(line):
-            draft = self._start("comment", line.first, line.column)
-        if docstring.owner == 0:
-            draft.kind = "module"
-        draft.docstring = docstring
-        draft.rows = range(line.first, line.last + 1)
-
-    def _comment(self, block: Block, level: int) -> None:
-        """Start a section at a comment block."""
-        self._leave(level)
-        self._start("comment", block.first, level).rows = range(block.first, block.last + 1)
-
-    def _mark(self, mark: Mark, level: int) -> None:
-        """Begin or end a stretch of depth, in the definition that a comment in this place would belong to."""
-        inside = mark.inside or bool(self.decorated)
-        if not inside:
-            self._leave(level, mark=True)
-        self.stretches.mark(mark, level, self._around(), inside)
-
-    def _check_marks(self) -> None:
-        events = (event.first for event in self.found.events if not isinstance(event, Mark))
-        rows = [row for row in events if row not in self.found.hidden]
-        self.stretches.check(rows, {draft.first: draft.depth for draft in self.drafts})
-        self.stretches.strange(self.found.marks)
-
-    def _level(self, block: Block | Mark, following: int) -> int:
-        """Find the indentation a comment belongs to, since Python lets it stand in any column.
-
-        It is the one of the statement that follows, unless the comment stands further right: then it may be
-        the last word of a block that ends there.
-        """
-        return max(column for column in (*self.columns, following) if column <= max(block.column, following))
-
-    def _leave(self, column: int, mark: bool = False) -> None:
-        """Close the definitions, and the depth, that a line in this column is no longer part of."""
-        while self.scopes and self.scopes[-1][0] >= column:
-            self.scopes.pop()
-        # A `core` that stands behind a block may end what began in that block.
-        if not mark:
-            self.stretches.leave(column)
-
-    def _around(self) -> str:
-        return ".".join(name for _, name in self.scopes)
-
-    def _reappears(self, line: Statement) -> bool:
-        """Tell whether this is the first shown line after a section that started out of sight."""
-        return self.drafts[-1].first in self.found.hidden and line.first not in self.found.hidden
-
-    def _start(self, kind: Kind, first: int, column: int) -> _Draft:
-        draft = _Draft(kind, self._around(), first, indent=column, floor=column)
-        draft.depth = self.stretches.current
-        self.drafts.append(draft)
-        return draft
+def _holds(section: Section, imports: Leading) -> bool:
+    """No section begins among the imports, so the one with the first of them has them all."""
+    return section.first_line <= imports.rows.start <= section.last_line
 
 
 # ## Filling in
 
 
-def _finish(
-    drafts: list[_Draft], found: Scan, kept: Sequence[str], stretches: Stretches
-) -> Iterator[Section]:
+def _finish(drafts: list[Draft], found: Scan, kept: Sequence[str], stretches: Stretches) -> Iterator[Section]:
     """Turn drafts into sections: each reaches to the next one, the first from the first line."""
     if not kept:
         return
@@ -283,7 +178,7 @@ def _finish(
         )
 
 
-def _name_module(drafts: list[_Draft], spans: list[range], found: Scan) -> None:
+def _name_module(drafts: list[Draft], spans: list[range], found: Scan) -> None:
     """Without a docstring, the first lines that are shown stand for the module, if they are plain code."""
     shown = [draft for draft, span in zip(drafts, spans, strict=True) if not _is_hidden(span, found)]
     if shown and shown[0].kind == "code" and all(draft.kind != "module" for draft in drafts):
@@ -296,7 +191,7 @@ def _is_hidden(span: range, found: Scan) -> bool:
     return bool(rows) and found.hidden.issuperset(rows)
 
 
-def _commentary(draft: _Draft, found: Scan) -> tuple[int, str]:
+def _commentary(draft: Draft, found: Scan) -> tuple[int, str]:
     """Return the commentary and the line it starts on."""
     if draft.docstring:
         opening = found.lines[draft.rows.start - 1].strip()
@@ -316,7 +211,7 @@ OPENED = re.compile(r"""[uU]?(?:\"{3}|'{3})\\""")
 COMMENT_SIGN = re.compile(r"\A#+:?[ \t]?")
 
 
-def _code(draft: _Draft, span: range, found: Scan) -> tuple[tuple[int, str], ...]:
+def _code(draft: Draft, span: range, found: Scan) -> tuple[tuple[int, str], ...]:
     """Return the lines that are shown as code."""
     rows = (row for row in span if row not in draft.rows and row not in found.hidden)
     return tuple(_trim([(row, found.lines[row - 1]) for row in rows]))

@@ -4,15 +4,15 @@ r"""# The dialect
 
 Commentary is CommonMark with tables, footnotes, admonitions, dollar math and field lists, all of them
 plugins of markdown-it-py. Some things were missing and are written here: `>>>` examples without a fence,
-environments of TeX without dollars, names that authors give to places with `<a id="…">`, the line on which a
-link or a formula stands, and emphasis that works between Chinese or Japanese characters.
+names that authors give to places with `<a id="…">`, the line on which a link or a formula stands, and
+emphasis that works between Chinese or Japanese characters. What a formula is, [formulas](formulas.py) says.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
 
 from markdown_it import MarkdownIt
 from markdown_it.parser_inline import ParserInline
@@ -23,12 +23,16 @@ from markdown_it.rules_inline.state_inline import Scanned, StateInline
 from markdown_it.token import Token
 from markdown_it.utils import EnvType
 from mdit_py_plugins.admon import admon_plugin
-from mdit_py_plugins.dollarmath import dollarmath_plugin
-from mdit_py_plugins.dollarmath.index import math_inline_dollar
 from mdit_py_plugins.field_list import fieldlist_plugin
 from mdit_py_plugins.footnote import footnote_plugin
 
+from sidelit.text import formulas
 from sidelit.text.directives import rule as directive
+
+# A row that is too short gets empty cells. Nobody leaves out as many of them as this, unless to make a page
+# that nobody can open; a table ends there, and the rest of it stays as it was typed.
+_tables: Any = import_module("markdown_it.rules_block.table")
+_tables.MAX_AUTOCOMPLETED_CELLS = 0x2000
 
 # Kana and ideographs: the characters that are set without spaces between words.
 _CJK_RANGES = (
@@ -58,12 +62,9 @@ def configured(*, directives: bool = False) -> MarkdownIt:
     md.core.ruler.at("smartquotes", _printed_quotes)
     # Inline footnotes (`^[…]`) would be two units of translation in one; only `[^label]` is offered.
     md.use(footnote_plugin, inline=False).use(admon_plugin).use(fieldlist_plugin)
-    # `$5 and $10` is money: a formula touches its dollars, and no digit follows the closing one.
-    md.use(dollarmath_plugin, allow_space=False, allow_digits=False, allow_labels=False, double_inline=True)
-    md.inline.ruler.at("math_inline", _also_at_the_start(math_inline_dollar(False, False, True)))
+    md.use(formulas.plugin)
     interrupts: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
     md.block.ruler.before("blockquote", "doctest", _doctest, interrupts)
-    md.block.ruler.before("blockquote", "environment", _environment, interrupts)
     if directives:
         md.block.ruler.before("blockquote", "directive", directive, interrupts)
     else:
@@ -88,26 +89,9 @@ def _printed_quotes(state: StateCore) -> None:
 _QUOTE = re.compile("[\"']")
 
 
-def _also_at_the_start(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
-    """Let a text that begins with a formula end in a digit.
-
-    The plugin looks at the character before the dollar. At position 0 Python gives it the text's last one.
-    """
-
-    def guarded(state: StateInline, silent: bool) -> bool:
-        text = state.src
-        state.src = text if state.pos else f"{text} "
-        try:
-            return rule(state, silent)
-        finally:
-            state.src = text
-
-    return guarded
-
-
 def _doctest(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     # To CommonMark `>>> x` is a quotation in a quotation in a quotation, which nobody wants.
-    if state.is_code_block(start) or not _line(state, start).startswith((">>> ", ">>>\n")):
+    if state.is_code_block(start) or not formulas.line_of(state, start).startswith((">>> ", ">>>\n")):
         return False
     if silent:
         return True
@@ -118,38 +102,6 @@ def _doctest(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     token = state.push("fence", "code", 0)
     token.info, token.markup, token.map = "pycon", ">>>", [start, stop]
     token.content = state.getLines(start, stop, state.sCount[start], True)
-    return True
-
-
-# The environments that make a formula of their own, in the names of amsmath.
-_BEGIN = re.compile(
-    r"\\begin\{((?:align(?:at|ed)?|alignedat|CD|cases|eqnarray|equation|gather(?:ed)?|multline|split|[pbvBV]?matrix)\*?)\}"
-)
-
-
-def _environment(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """`\\begin{align} … \\end{align}` is a formula without dollars around it, as authors of TeX write it."""
-    begun = None if state.is_code_block(start) else _BEGIN.match(_line(state, start))
-    if begun is None:
-        return False
-    closing, last = f"\\end{{{begun[1]}}}", start
-    # A second one that begins before the same blank line is not searched to its end again.
-    unclosed = state.env.setdefault("unclosed", {})
-    if start < unclosed.get(closing, 0):
-        return False
-    while closing not in _line(state, last):
-        last += 1
-        # What is never closed is text, and so is what a blank line interrupts.
-        if last >= end or state.isEmpty(last):
-            unclosed[closing] = last
-            return False
-    if _line(state, last).rpartition(closing)[2].strip() not in ("", ".", ","):
-        return False
-    if not silent:
-        token = state.push("math_block", "math", 0)
-        token.block, token.map = True, [start, last + 1]
-        token.content = state.getLines(start, last + 1, state.sCount[start], False)
-        state.line = last + 1
     return True
 
 
@@ -169,7 +121,7 @@ def _anchor(state: StateInline, silent: bool) -> bool:
 
 def _anchors(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     """A line of nothing but names is no paragraph."""
-    text = _line(state, start)
+    text = formulas.line_of(state, start)
     if state.is_code_block(start) or not _NAMED.match(text) or _NAMED.sub("", text).strip():
         return False
     if not silent:
@@ -178,10 +130,6 @@ def _anchors(state: StateBlock, start: int, end: int, silent: bool) -> bool:
             token.content, token.map, token.hidden = found[2], [start, start + 1], True
         state.line = start + 1
     return True
-
-
-def _line(state: StateBlock, number: int) -> str:
-    return state.src[state.bMarks[number] + state.tShift[number] : state.eMarks[number]] + "\n"
 
 
 class _State(StateInline):

@@ -170,16 +170,6 @@ def opening(tokens: Sequence[Token]) -> Opening:
     return Opening(title, tuple(tokens[1:end]), tuple(tokens[end + 1 :]))
 
 
-def title_of(tokens: Sequence[Token]) -> Token | None:
-    """The inline token of the text's title, if it starts with one."""
-    return opening(tokens).title
-
-
-def lede_of(tokens: Sequence[Token]) -> tuple[Token, ...]:
-    """The tokens of the sentence under the title, or none."""
-    return opening(tokens).lede
-
-
 def plain(tokens: Token | Iterable[Token]) -> str:
     """The words alone, for titles, descriptions and slugs: no markup, formulas as their TeX, one line."""
     parts: list[str] = []

@@ -24,8 +24,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import quickjs
-
 from sidelit.assets import templates_folder
 from sidelit.errors import SidelitError
 
@@ -63,6 +61,9 @@ _OPTIONS = {
     "maxExpand": 1000,
 }
 
+# What authors of TeX know and KaTeX does not.
+_MACROS = {r"\mbox": r"\text{#1}"}
+
 _HINTS = {
     "Undefined control sequence": "correct the name, or define it as a macro",
     "Unicode text character": r"put words into \text{…}",
@@ -79,7 +80,7 @@ class Typesetter:
 
     def __init__(self, *, cache: Path | None = CACHE, macros: Mapping[str, str] | None = None) -> None:
         self._cache = cache
-        self._macros = dict(sorted((macros or {}).items()))
+        self._macros = dict(sorted({**_MACROS, **(macros or {})}.items()))
         self._known: dict[tuple[str, bool, bool], str] = {}
 
     def render(
@@ -188,11 +189,14 @@ def _refusal(tex: str, answer: Mapping[str, Any], path: str | Path | None, line:
 # One engine serves the process. QuickJS may be entered by one thread only, ever: `quickjs.Function` keeps
 # such a thread; the lock guards the engine's making and its replacement.
 _lock = threading.Lock()
-_engine: quickjs.Function | None = None
+_engine: Any = None
 
 
 def _ask(request: str) -> dict[str, Any]:
     global _engine
+    # The import of quickjs starts a thread, and a process that has two can share no work.
+    import quickjs
+
     with _lock:
         if _engine is None:
             _engine = _start()
@@ -206,7 +210,9 @@ def _ask(request: str) -> dict[str, Any]:
     return result
 
 
-def _start() -> quickjs.Function:
+def _start() -> Any:
+    import quickjs
+
     engine = quickjs.Function("press", _script() + _DOOR)
     engine.set_time_limit(_SECONDS)
     engine.set_memory_limit(_BYTES)

@@ -25,6 +25,7 @@ from press.project import SAMPLE
 from sidelit import config
 from sidelit.errors import SidelitError
 from sidelit.site import printing, site
+from sidelit.site.collector import Collector
 
 SECONDS = 10
 BYTES = 500 << 20
@@ -45,7 +46,7 @@ def words(folder: Path, case: cases.Case) -> None:
     pages.mkdir(parents=True, exist_ok=True)
     (pages.parent / "sidelit.toml").write_text(PAGE, "utf-8")
     (pages / "index.md").write_text(f"# A title\n\n{said}", "utf-8", "surrogatepass")
-    site.files(config.load(pages.parent / "sidelit.toml"), site.Collector())
+    site.files(config.load(pages.parent / "sidelit.toml"), Collector())
 
 
 def source(folder: Path, case: cases.Case) -> None:

@@ -33,7 +33,7 @@ PLACE = re.compile(
 @pytest.mark.full
 def test_every_id_that_was_published_leads_to_its_section(tmp_path: Path) -> None:
     # All languages have the same addresses and ids, which another test sees to; so English is enough here.
-    for folder in ("site", "src", "tests", "examples", "benchmarks"):
+    for folder in ("site", "src", "tests", "examples", "benchmarks", "notebooks"):
         shutil.copytree(
             ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("locale", "__pycache__")
         )

@@ -81,7 +81,8 @@ def test_an_old_address_has_a_page_in_every_language_and_is_in_no_list(sample: P
         assert '<link rel="canonical" href="../loop.html">' in html
         assert '<noscript><meta http-equiv="refresh" content="0; url=../loop.html"></noscript>' in html
         assert '<meta name="robots" content="noindex">' in html
-        assert 'forward.js" defer' in html
+        assert 'frame.js" defer' in html
+        assert '<a class="forward" ' in html
         # One link a section, each under the id that it had.
         target = page(site, f"{prefix}loop.html")
         for name in target.sections:
@@ -94,7 +95,7 @@ def test_an_old_address_has_a_page_in_every_language_and_is_in_no_list(sample: P
         for address in page(site, name).addresses
     }
     assert not [address for address in linked if "old/ring" in address]
-    assert "forward.js" not in (site / "loop.html").read_text(encoding="utf-8")
+    assert 'class="forward"' not in (site / "loop.html").read_text(encoding="utf-8")
 
 
 def test_a_release_notes_where_a_page_was_that_no_release_knew(sample: Path) -> None:
@@ -123,7 +124,7 @@ def test_mkdocs_writes_old_addresses_too(sample: Path) -> None:
     done = run("mkdocs", "build", "--strict", cwd=sample)
     assert done.returncode == 0, done.stderr
     assert tree(sample / "build/site") == tree(sample / "alone")
-    assert b"forward.js" in (sample / "alone/ring.html").read_bytes()
+    assert b'class="forward"' in (sample / "alone/ring.html").read_bytes()
 
 
 # ## Links

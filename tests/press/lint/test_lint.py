@@ -130,7 +130,7 @@ def test_no_text_breaks_a_lint(en: str, said: str, lang: str) -> None:
 
 RAW = [
     ("module", '"""# A\n\nIt is $\\alpha$."""\n', 3),
-    ("function", 'def f():\n    """$x$ and\n    $\\\\text{a}$."""\n', 3),
+    ("function", 'def f():\n    """$x$ and\n    $\\text{a}$."""\n', 3),
     ("class", 'class A:\n    u"""A $\\beta$."""\n', 2),
     ("display", '"""A\n\n$$\nx \\frac{1}{2}\n$$\n"""\n', 4),
     ("after a byte-order mark", '\ufeff"""\n$\\tau$"""\n', 2),
@@ -153,6 +153,7 @@ def test_tex_in_a_docstring_wants_a_raw_one(text: str, line: int) -> None:
         'r"""It is $\\alpha$."""\n',
         'R"""It is $\\alpha$."""\n',
         '"""A tab \\t and $x$."""\n',
+        '"""It is $\\\\alpha$, for $5.\\n"""\n',
         '"""It is $x$."""\nx = "$\\\\alpha$"\n',
         "# It is $\\alpha$.\n",
         "",

@@ -33,6 +33,14 @@ CASES = [
     ("code-without-words", "", "a\nb\n\nc\nd", [5]),
     ("code-without-words", "", "a\n\n\nb\nc", []),
     ("code-without-words", "Four letters.", "a\nb\nc\nd", []),
+    (
+        "code-without-words",
+        "",
+        "from a import (\n    b,\n    c,\n)\nimport d\n__all__ = [\n    'b',\n]\ne\nf\ng",
+        [],
+    ),
+    ("code-without-words", "", "    import d\n    e\n    f\n    g\n    h", [5]),
+    ("code-without-words", "", "else:\n    e\n    f\n    g", [5]),
     ("repeats-code", "Increment the counter.", "counter += 1", [7]),
     ("repeats-code", "Loop over all the users.", "for user in users:\n    user.greet()", [7]),
     ("repeats-code", "Call `next_token`.", "token = nextToken()", [7]),
@@ -53,6 +61,9 @@ CASES = [
     ("opening", "Those of the last step.", "", [7]),
     ("opening", "This rank takes one byte. It is cast.", "", []),
     ("opening", "One rank is enough.", "", []),
+    ("opening", "This takes one byte.", "x = 1", []),
+    ("opening", "It takes one byte.", "x = 1", [7]),
+    ("opening", "It is possible to cast.", "", []),
     ("opening", "Items are cast.", "", []),
     ("word", "One.\n\nUtilize the cache.", "", [9]),
     ("word", "Use the cache, as `utilize` does.", "", []),
@@ -114,7 +125,8 @@ def test_a_project_chooses_its_rules(tmp_path: Path) -> None:
     source.write_text('"""# More"""\n\n\ndef run() -> None:\n    """It runs."""\n', encoding="utf-8")
     edit(chosen, "chapters = [", 'chapters = ["more.py", ')
     place = "src/sample/more.py:5: opening: a section is read alone, and 'It' points out of it"
-    assert place in sidelit("lint", cwd=sample).stdout
+    # What an allowance needs stands in the line.
+    assert f"{place}; name the thing [run]\n" in sidelit("lint", cwd=sample).stdout
     written = chosen.read_text("utf-8")
     chosen.write_text(written + '\n[lint.rules]\nopening = "error"\n', encoding="utf-8")
     assert place in sidelit("lint", cwd=sample, code=1).stderr

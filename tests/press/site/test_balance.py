@@ -9,7 +9,7 @@ import pytest
 
 from press.project import sidelit
 from sidelit.site.balance import words_above
-from sidelit.site.views import CodeLine
+from sidelit.site.lines import CodeLine
 
 SENTENCE = "<p>A rank sends what another rank keeps, and keeps what the others send.</p>"
 

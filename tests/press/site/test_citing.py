@@ -149,6 +149,17 @@ def test_a_citation_is_in_the_language_of_the_page(sample: Path) -> None:
     assert "there is no section" in everything
 
 
+def test_a_heading_of_prose_is_cited_by_its_id(sample: Path) -> None:
+    edit(sample / "site/sidelit.toml", 'title = "Sample"', 'title = "Sample"\nurl = "https://example.org/x/"')
+    edit(sample / "site/pages/notes/reading.md", "## The works", "## The `works`, and $x$")
+    told = sidelit("cite", "notes/reading#the-works-and-x", "--form", "csl", cwd=sample).stdout
+    (item,) = json.loads(told)
+    assert item["URL"] == "https://example.org/x/notes/reading.html#the-works-and-x"
+    assert item["title"] == "How to read, The works, and x"
+    assert item["section"] == "the-works-and-x"
+    assert "no section" in sidelit("cite", "notes/reading#the-worms", cwd=sample, code=1).stderr
+
+
 def test_the_box_of_a_page_says_what_the_command_says(sample: Path) -> None:
     edit(sample / "site/sidelit.toml", 'title = "Sample"', 'title = "Sample"\nurl = "https://example.org/x/"')
     sidelit("build", cwd=sample)
@@ -163,8 +174,8 @@ def test_the_box_of_a_page_says_what_the_command_says(sample: Path) -> None:
             told = sidelit("cite", "ring", "--lang", lang, "--form", form, cwd=sample).stdout
             assert unescape(said[form]) == told.removesuffix("\n")
         assert f'href="https://example.org/x/{folder}ring.html"' in box[0]
-    # A page of prose is cited as a whole, and one that only forwards is not.
-    assert "<template>" not in (sample / "build/site/index.html").read_text("utf-8")
+    # A page without a heading is cited as a whole, and one that only forwards is not.
+    assert "<template>" not in (sample / "build/site/bibliography.html").read_text("utf-8")
     sidelit("print", sample / "src/sample/ring.py", "--out", "out", cwd=sample)
     assert "cite" not in (sample / "out/ring.html").read_text("utf-8")
 

@@ -13,7 +13,9 @@ from press.figures import studio as figures
 from press.interactive import studio as interactive
 from press.project import edit, git, sidelit, translate
 from sidelit import config, kept, store
+from sidelit.origin import Origin
 from sidelit.site import finished, making, site
+from sidelit.site.collector import Collector
 from sidelit.store import Store
 
 LESSON = """# Items in a row
@@ -116,6 +118,13 @@ EDITS: dict[str, Change] = {
     "the name of a section": changed(RING, "# # A heading of its own", "# # A heading of another"),
     "a function": added(RING, '\n\ndef empty() -> Ring:\n    """Make none."""\n    return Ring(0)\n'),
     "a link in code": added(WINDOW, "\n\nfrom sample.ring import empty\n\nNONE = empty()\n"),
+    "lines above what a link leads to": changed(RING, "\n\ndef empty", "\n\n# One more.\n\n\ndef empty"),
+    "a sentence that is translated elsewhere": added(
+        WINDOW, '\n\ndef made() -> Ring:\n    """Make an empty ring."""\n    return NONE\n'
+    ),
+    "its translation there": lambda project: translate(
+        project / f"{JA}/ring.po", {"Make an empty ring.": "何もない輪を作ります。"}
+    ),
     "a title": changed(WINDOW, "# The window", "# A window"),
     "a lede": changed(WINDOW, "A view of the last few items.", "A view of some items."),
     "a term more": changed(WINDOW, "It works on any", "A ring has it, a ring. It works on any"),
@@ -144,6 +153,10 @@ EDITS: dict[str, Change] = {
     "a page less": removed,
     "the order of pages": changed(TOML, f"{FIRST}\n\n{SECOND}", f"{SECOND}\n\n{FIRST}"),
     "a test that proves": changed("tests/ring.py", "def test_put", "# It is short.\ndef test_put"),
+    "what a test names": changed(
+        "tests/ring.py", "def test_put():", "from sample.ring import Ring\n\ndef test_put():\n    Ring(1)"
+    ),
+    "where a test stands": changed("tests/ring.py", "from sample", "import os\n\nfrom sample"),
     "an inventory": documented,
     "who wrote it": added("CITATION.cff", CITED),
     "the version": changed("pyproject.toml", "1.0", "1.1"),
@@ -156,15 +169,18 @@ def build(project: Path) -> dict[str, bytes]:
 
 
 def pages_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The pages that builds make from here on, by language and place."""
+    """The pages that builds make from here on, and the cards of their names, by language and place."""
     made: list[str] = []
-    make = making._made
 
-    def noted(press: making.Press, shown: making.Page) -> bytes:
-        made.append(f"{shown.lang}/{shown.text.item.output}")
-        return make(press, shown)
+    def note(name: str, make: Callable[[making.Press, making.Page], bytes], ending: str) -> None:
+        def noted(press: making.Press, shown: making.Page) -> bytes:
+            made.append(f"{shown.lang}/{shown.text.item.output.removesuffix('.html')}{ending}")
+            return make(press, shown)
 
-    monkeypatch.setattr(making, "_made", noted)
+        monkeypatch.setattr(making, name, noted)
+
+    note("_made", making._made, ".html")
+    note("_cards", making._cards, ".cards.js")
     return made
 
 
@@ -187,41 +203,53 @@ def test_after_every_kind_of_edit_a_build_is_the_one_that_knows_nothing(
 
 def test_an_edit_makes_the_pages_anew_that_show_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(project)
-    # The foot of every page tells that the project is not what was committed.
-    edit(project / WINDOW, "on any", "with any")
-    build(project)
     made = pages_made(monkeypatch)
     build(project)
     assert made == []
     EDITS["words of a source"](project)
     build(project)
-    # Two lessons take from this source, and the bibliography lists who refers to its works.
-    shown = {"bibliography.html", "ring.html", "row.html", "steps.html"}
+    # Two lessons take from this source.
+    shown = {"ring.cards.js", "ring.html", "row.html", "steps.html"}
     assert sorted(made) == sorted(f"{lang}/{page}" for lang in ("en", "ja", "zh") for page in shown)
     made.clear()
     EDITS["a translation"](project)
     build(project)
-    assert sorted(made) == ["ja/ring.html", "ja/row.html"]
+    assert sorted(made) == ["ja/ring.cards.js", "ja/ring.html", "ja/row.html"]
+    made.clear()
+    # The foot of every page and all that is cited tell the commit.
+    committed = build(commit(project))
+    assert made == []
+    # Whoever keeps nothing makes the same pages, with the commit from the start.
+    monkeypatch.setattr(Origin, "blank", property(lambda origin: origin))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project / ".cache/elsewhere"))
+    assert build(project) == committed
+    assert git(project, "rev-parse", "HEAD")[:10].encode() in committed["ring.html"]
 
 
 def test_what_is_damaged_or_foreign_is_made_anew(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = build(project)
-    entries = [path for path in (project / ".cache/sidelit/pages").rglob("*") if path.is_file()]
-    assert len(entries) == sum(name.endswith(".html") for name in first)
+    entries = sorted(path for path in (project / ".cache/sidelit/work").rglob("*") if path.is_file())
+    pages = sum(name.endswith((".html", ".cards.js")) for name in first)
+    assert len(entries) > pages
     made = pages_made(monkeypatch)
-    one, two, three = sorted(entries)[:3]
-    one.write_bytes(one.read_bytes()[:-1] + b"?")
-    two.write_bytes(b"")
-    three.write_bytes(one.read_bytes())
+    before = [path.read_bytes() for path in entries]
+    damages: tuple[Callable[[int], bytes], ...] = (
+        lambda number: before[number][:-1] + b"?",
+        lambda number: b"",
+        lambda number: before[number - 1],
+        lambda number: before[number][:32],
+    )
+    for number, path in enumerate(entries):
+        path.write_bytes(damages[number % len(damages)](number))
     assert build(project) == first
-    assert len(made) == 3
+    assert len(made) == pages
     # The same folder on the disk of somebody else, or sent by somebody.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     made.clear()
     assert build(project) == first
-    assert len(made) == len(entries)
+    assert len(made) == pages
 
 
 def test_a_page_with_a_mistake_is_made_by_every_build(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +257,7 @@ def test_a_page_with_a_mistake_is_made_by_every_build(project: Path, monkeypatch
     edit(project / TOML, 'title = "Sample"', 'title = "Sample"\nkeep_going = true')
     told = []
     for _ in range(2):
-        notes = site.Collector()
+        notes = Collector()
         site.files(config.load(project / TOML), notes)
         told.append([str(error) for error in notes.errors])
     assert told[0] == told[1] != []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from press.project import edit, sidelit
-from press.site.test_lessons import COURSE, FIRST, ROW, SECOND, WINDOW
+from press.site.lessons import COURSE, FIRST, ROW, SECOND, WINDOW
 
 HOME = """# Sample
 > It keeps the last items.

@@ -10,79 +10,16 @@ import polib
 import pytest
 
 from press.project import edit, page, run, sidelit, translate, tree
+from press.site.lessons import ROW, SECOND, WINDOW, give_lessons
 from sidelit import config
 from sidelit.site import site
 from sidelit.text import directives, markup
-
-FIRST = """# Items in a row
-> A ring keeps the last items.
-:minutes: 5
-:needs: [how to read](../pages/notes/reading.md), and a pencil
-:aim: say what a ring forgets
-:aim: predict the items of a ring of size 2
-
-Begin with the whole of it.
-
-::: section src:sample/ring.py#Ring
-:::
-
-## What it keeps
-
-::: question
-How many items does a ring of size 0 keep?
----
-None: `maxlen` is 0.
-
-```
-:::
----
-```
-:::
-
-::: section src:sample/ring.py#Ring.put
-:::
-
-::: section src:sample/ring.py#Ring.put from="self._items.append"
-A deque forgets by itself.
-:::
-
-::: try
-Put 3 items into a ring of size 2.
-:::
-
-::: lab 2
-It measures $O(1)$.
-:::
-"""
-SECOND = """# A window
-> A view of a ring.
-:minutes: 12
-:aim: say where a window begins
-
-## Ring put
-
-::: section src:sample/tools/window.py#Window
-:::
-"""
-COURSE = """[course]
-label = "Course"
-lessons = [
-    { source = "lessons/row.md" },
-    { source = "lessons/view.md" },
-]
-
-[[parts]]
-number"""
-ROW, WINDOW = "site/lessons/row.md", "site/lessons/view.md"
 
 
 @pytest.fixture
 def course(sample: Path) -> Path:
     """The sample project with two lessons."""
-    (sample / "site/lessons").mkdir()
-    (sample / ROW).write_text(FIRST, encoding="utf-8")
-    (sample / WINDOW).write_text(SECOND, encoding="utf-8")
-    edit(sample / "site/sidelit.toml", "[[parts]]\nnumber", COURSE)
+    give_lessons(sample)
     return sample
 
 
@@ -145,16 +82,14 @@ def test_a_lesson_without_a_number_is_not_counted(course: Path) -> None:
     assert "Lesson 0" in html(course, "view.html")
 
 
-def test_a_site_without_lessons_has_no_script_for_them(sample: Path) -> None:
+def test_a_site_without_lessons_has_no_words_for_them(sample: Path) -> None:
     sidelit("build", cwd=sample)
-    assert "lesson.js" not in html(sample, "index.html")
     assert "data-finish" not in html(sample, "index.html")
 
 
 def test_progress_is_a_matter_of_the_script(course: Path) -> None:
     sidelit("build", cwd=course)
     text = html(course, "row.html")
-    assert "lesson.js" in text
     assert "<button" not in text
     assert 'data-finish="Mark this lesson as finished"' in text
     assert (course / "build/site/assets/lesson.js").stat().st_size <= 1500
@@ -405,12 +340,6 @@ def test_all_mistakes_of_a_lesson_are_told_at_once(course: Path) -> None:
     with (course / WINDOW).open("a", encoding="utf-8") as file:
         file.write("\n::: try\n:::\n\n[nowhere](src:nowhere.py)\n\n::: lab\n:::\n")
     assert len(sidelit("build", cwd=course, code=1).stderr.splitlines()) == 3
-
-
-def test_labs_are_checked_where_the_project_lists_them(course: Path) -> None:
-    edit(course / "site/sidelit.toml", 'label = "Course"', 'label = "Course"\nlabs = ["1", "3"]')
-    told = sidelit("build", cwd=course, code=1).stderr
-    assert told.endswith(": there is no lab '2'; there is 1, 3\n")
 
 
 HEADS = {

@@ -137,3 +137,20 @@ def test_a_heading_does_not_take_an_id_of_the_page(sample: Path) -> None:
     sidelit("build", cwd=sample)
     ids = project.page(sample / "build/site", "index.html").ids
     assert len(set(ids)) == len(ids)
+
+
+def test_a_site_without_a_home_page_begins_with_its_first_page(tmp_path: Path) -> None:
+    for name in ("b.py", "a.py"):
+        (tmp_path / "src").mkdir(exist_ok=True)
+        (tmp_path / "src" / name).write_text('"""# A page"""\n\nx = 1\n', encoding="utf-8")
+    (tmp_path / "site").mkdir()
+    configured = (
+        'title = "T"\nurl = "https://example.org/"\n[[parts]]\nlabel = "P"\nchapters = ["b.py", "a.py"]\n'
+    )
+    (tmp_path / "site/sidelit.toml").write_text(configured, encoding="utf-8")
+    sidelit("build", cwd=tmp_path)
+    site = tmp_path / "build/site"
+    for name in ("a.html", "b.html", "404.html"):
+        text = (site / name).read_text("utf-8")
+        assert "index.html" not in text
+        assert 'href="b.html"' in text or name == "404.html"

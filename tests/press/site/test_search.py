@@ -150,7 +150,7 @@ def test_a_query_loads_only_what_it_needs(files: dict[str, bytes]) -> None:
 def test_a_single_page_has_no_search_and_several_have_one(sample: Path) -> None:
     sidelit("print", "src/sample/ring.py", "--out", "one", cwd=sample)
     sidelit("print", "src", "--out", "several", "--lang", "ja", cwd=sample)
-    assert b"search.js" not in (sample / "one/ring.html").read_bytes()
+    assert b"data-index" not in (sample / "one/ring.html").read_bytes()
     assert not (sample / "one/assets/search").exists()
     page = (sample / "several/tools/window.html").read_text(encoding="utf-8")
     assert 'data-index="../assets/search/ja/" data-pages="../"' in page

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidelit import assets
+from sidelit import assets, bundles
 from sidelit.text import prose
 
 if sys.version_info >= (3, 11):
@@ -33,7 +33,7 @@ PRESS = "".join(file.read_text(encoding="utf-8") for file in SRC.rglob("*.py"))
 ASKED_BY_THE_PRESS = {
     *prose.LABELS,
     *re.findall(r"\.word\(\"(\w+)\"", PRESS),
-    *re.findall(r"\bwords\[\"(cite_\w+)\"\]", PRESS),
+    *re.findall(r"\bwords\[\"((?:cite|book)_\w+)\"\]", PRESS),
 }
 # Keys put together in a template from a prefix and a value.
 PUT_TOGETHER = {"state_": ("recheck", "stale", "missing", "original")}
@@ -89,9 +89,7 @@ def test_no_kana_in_chinese_and_no_space_between_japanese_and_latin() -> None:
 def test_a_template_asks_for_assets_that_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = set(re.findall(r"asset\('([^']+)'\)", text))
-    looped = re.search(r"for sheet in \[(.*?)\]", text)
-    named.update(re.findall(r'"([^"]+)"', looped[1]) if looped else ())
-    for name in named:
+    for name in named - bundles.BUNDLES.keys():
         assert (ASSETS / name).is_file(), name
 
 

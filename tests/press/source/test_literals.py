@@ -24,6 +24,9 @@ MEANT = {
         r"\begin{align} a &= \beta \\ b \end{align}",
         r"\begin{align} a &= \beta \\ b \end{align}",
     ),
+    "brackets of MathJax": (r"so \(\tau\) and \[\nabla f\]\n", "so " + r"\(\tau\) and \[\nabla f\]" + "\n"),
+    "brackets behind two backslashes": (r"so \\(\\tau\\)", r"so \(\tau\)"),
+    "brackets of an expression": (r"\\(\\w\\)\t\\[b\\]", "\\(\\w\\)\t\\[b\\]"),
     "a row that ends": (r"$\sum x \\ y$", r"$\sum x \\ y$"),
     "doubled backslashes": (r"$\\frac12$", r"$\frac12$"),
     "doubled, and a line that ends": (r"$\\frac12 \n + 1$", "$\\frac12 \n + 1$"),
@@ -63,11 +66,18 @@ def test_a_difference_is_told_with_its_line_and_the_page_has_the_formula() -> No
         "A $x$.\n\nAn é, and $1 \\times 1$.",
         "It is $\\tau$.",
     ]
-    assert [(fault.path, fault.line, fault.hint) for fault in document.faults] == [
-        ("a.py", 5, 'begin the docstring with r"""'),
-        ("a.py", 8, 'begin the docstring with r"""'),
+    assert [str(fault) for fault in document.faults] == [
+        "a.py:5: Python reads backslashes in 2 formulas as escapes (lines 5, 8);"
+        ' they are printed as they are written; begin the docstring with r"""'
     ]
     assert "".join(section.source for section in document.sections) == text
+
+
+def test_a_file_tells_of_all_such_formulas_in_one_line() -> None:
+    text = "".join(f'def f{number}():\n    """It is $\\\\tau$."""\n' for number in range(40))
+    (fault,) = source.parse(text.replace("\\\\", "\\"), "a.py").faults
+    assert str(fault).startswith("a.py:2: ")
+    assert "in 40 formulas as escapes (lines 2, 4, 6, 8, 10, …); they are" in str(fault)
 
 
 @given(st.text(alphabet="$\\\\abnt x{}\n'", max_size=30))

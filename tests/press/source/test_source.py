@@ -153,6 +153,38 @@ def test_the_modules_docstring_may_follow_a_licence() -> None:
     ]
 
 
+LICENCE = "# coding=utf-8\n# Copyright 2020 The Authors.\n#\n# You may not use it.\n# ====\n"
+
+
+@pytest.mark.parametrize(
+    ("below", "kind", "said"),
+    [
+        ('"""Title."""\nx = 1\n', "module", "Title."),
+        ('\n"""Title."""\nx = 1\n', "module", "Title."),
+        ("\n# SPDX-License-Identifier: MIT\n\n# A word.\nx = 1\n", "comment", "A word."),
+        ("x = 1\n", "module", ""),
+        ("\nclass A:\n    'It.'\n", "class", "It."),
+    ],
+)
+def test_a_licence_at_the_top_is_code(below: str, kind: str, said: str) -> None:
+    first = cut(LICENCE + below)[0]
+    assert (first.kind, first.commentary, first.first_line) == (kind, said, 1)
+    assert first.code[1] == (2, "# Copyright 2020 The Authors.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# # A title\n#\n# Copyright 2020 The Authors.\nx = 1\n",
+        "# Words.\n\n# Copyright 2020 The Authors.\nx = 1\n",
+        '"""Words."""\n# Copyright 2020 The Authors.\nx = 1\n',
+        "# Checks the copyrights of pictures.\nx = 1\n",
+    ],
+)
+def test_other_words_at_the_top_are_words(text: str) -> None:
+    assert not any(line.startswith("#") for each in cut(text) for _, line in each.code)
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

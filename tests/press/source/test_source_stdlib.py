@@ -105,7 +105,7 @@ def shares() -> dict[str, list[Path]]:
     }
 
 
-@pytest.mark.parametrize("share", rows(shares(), now=["a third"]))
+@pytest.mark.parametrize("share", rows(shares(), now=["a third"], turn=3))
 @pytest.mark.usefixtures("uncollected")
 def test_the_standard_library_comes_back_and_its_docstrings_are_found(share: str) -> None:
     sections = 0

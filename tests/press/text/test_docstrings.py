@@ -38,7 +38,7 @@ SENTENCES = {
     "a name": ("See :class:`~a.b.C` and :py:meth:`f()`.", "See <code>C</code> and <code>f()</code>."),
     "a name in other words": (":func:`the sum <a.b.f>` it is", "<p><code>the sum</code> it is</p>"),
     "a place of another page": (":ref:`the guide <guide>` and :term:`word`", "<p>the guide and word</p>"),
-    "an unknown role": ("An :oddity:`x y` here.", "An :oddity:`x y` here."),
+    "an unknown role": ("An :oddity:`x y` here.", "An <code>x y</code> here."),
     "a link": (
         "Go `there <https://x.org/a_b>`_ now.",
         'Go <a href="https://x.org/a_b" rel="noopener">there</a> now.',
@@ -47,6 +47,7 @@ SENTENCES = {
         "See `that`_.\n\n.. _that: https://x.org",
         '<a href="https://x.org" rel="noopener">that</a>.',
     ),
+    "a target of another document": ("See `the *other* text`_ of ``x``.", "See the *other* text of <code>x"),
     "a word that ends in a line": ("The ``a`` of size_ is x_.", "of size_ is x_."),
     "a substitution": ("It is |so|.\n\n.. |so| replace:: *thus*", "<p>It is <em>thus</em>.</p>"),
     "stars of Python": ("With ``x``, *args and **kwargs.", "<code>x</code>, *args and **kwargs."),
@@ -54,6 +55,25 @@ SENTENCES = {
         "``a``, ``b``: :mod:`m` [x](y) <b> $5 and $10 a_b_ # `c`",
         "[x](y) &lt;b&gt; $5 and $10 a_b_ # <code>c</code>",
     ),
+    "a formula between dollars": (
+        r"A :class:`x` of $O(|V| + 2 \cdot |E|)$ and **bold $n^2$**.",
+        r"of <code>$O(|V| + 2 \cdot |E|)$</code> and <strong>bold <code>$n^2$</code></strong>.",
+    ),
+    "a variable of a shell": (
+        "A :class:`x` in $HOME/$USER, ``$PATH`` and ``$Y``, for $5 or $6.",
+        "in $HOME/$USER, <code>$PATH</code> and <code>$Y</code>, for $5 or $6.",
+    ),
+    "a plural": (
+        "The ``x``, `Attribute`s and ``int``s of a`b`.",
+        "<code>Attribute</code>s and <code>int</code>s of a<code>b</code>.",
+    ),
+    "a note at a word": ("An algorithm[1]_.\n\n.. [1] A *work*.", 'algorithm<sup class="footnote-ref">'),
+    "a work": (
+        ":doi:`Its title <10.1/a>`, :arXiv:`1910.02054`",
+        '<a href="https://doi.org/10.1/a" rel="noopener">Its title</a>, '
+        '<a href="https://arxiv.org/abs/1910.02054" rel="noopener">arxiv:1910.02054</a>',
+    ),
+    "a name of another project": ("See :external+python:py:mod:`xml`.", "See <code>xml</code>."),
     "an initial": (":math:`x`\n\nA. Turing, 1936.", "<p>A. Turing, 1936.</p>"),
 }
 
@@ -61,6 +81,14 @@ SENTENCES = {
 @pytest.mark.parametrize(("text", "shown"), SENTENCES.values(), ids=SENTENCES)
 def test_a_sentence_of_rest(text: str, shown: str) -> None:
     assert shown in html(text, told=int("oddity" in text))
+
+
+def test_a_list_below_a_title_of_google_is_a_list() -> None:
+    shown = html(
+        "Print.\n\nSee Also:\n    * `Wikipedia: Prefix <https://x.org/a>`_\n    * ``one``: the first\n"
+    )
+    assert '<li><a href="https://x.org/a" rel="noopener">Wikipedia: Prefix</a></li>' in shown
+    assert "<li><code>one</code>: the first</li>" in shown
 
 
 BLOCKS = {
@@ -109,6 +137,10 @@ BLOCKS = {
         '<td colspan="2">x</td>',
     ),
     "lines": ("| one ``x``\n|   two", "<p>one <code>x</code><br> two</p>"),
+    "an example below its sentence": (
+        "So ``f``:\n>>> f(1)\n2\n\nDone.",
+        '<p>So <code>f</code>:</p> <pre class="sample"',
+    ),
     "a definition": (
         "``f``\n    what it *is*",
         "<dl><dt><code>f</code></dt> <dd>what it <em>is</em></dd> </dl>",
@@ -242,6 +274,38 @@ def test_the_sections_of_google(markdown: bool) -> None:
         assert piece in shown
 
 
+UNSPACED = """Find it.
+Parameters
+----------
+x : int
+    The *first*.
+
+Examples
+--------
+The same::
+
+    # with a comment
+    >>> f(1)
+
+And this
+>>> f(2)
+3
+"""
+
+
+def test_what_lacks_a_blank_line_is_a_section_and_an_example() -> None:
+    shown = html(UNSPACED + "\nSee :mod:`x`.\n")
+    for piece in [
+        '<code>x</code> <span class="type">int</span></th><td>The <em>first</em>.</td>',
+        '# with a comment</span> <span class="gp">',
+        "<p>And this</p> <pre",
+        "<p>See <code>x</code>.</p>",
+    ]:
+        assert piece in shown
+    # What is told about a line below names that line.
+    assert parsed(UNSPACED + "\nSee :oddity:`x`.\n")[1][0].startswith("x.py:18:")
+
+
 def test_a_list_that_is_none_is_printed_as_text() -> None:
     shown = html("Do it.\n\nArgs:\n    Nothing at all\n    needs *saying*.\n\nReturns:\n    It.")
     assert "<p><strong>Args</strong></p> <p>Nothing at all needs <em>saying</em>.</p>" in shown
@@ -275,6 +339,7 @@ def test_the_configuration_says_what_a_docstring_is_in(dialect: str, kinds: set[
         ("A formula $x_1$.", "markdown"),
         ("```\n# Title\n.. note:: x\n```\n[a](b)", "markdown"),
         ("Words, and (more) of them.", "rest"),
+        ("In $O(n)$ :mod:`x` finds ``R[u][v][w]``.", "rest"),
     ],
 )
 def test_a_guess_goes_by_the_marks_of_a_text_and_then_by_its_file(text: str, said: str) -> None:
@@ -321,7 +386,7 @@ def test_sentences_are_units_of_translation_with_their_lines() -> None:
 
 def test_a_text_leaves_no_role_behind_for_the_next_one() -> None:
     parsed(".. role:: mine\n.. default-role:: math\n\nA :mine:`x` and `y`.")
-    assert ":mine:`x` and <code>y</code>" in html("See :mod:`z`, :mine:`x` and `y`.", told=1)
+    assert "<code>x</code> and <code>y</code>" in html("See :mod:`z`, :mine:`x` and `y`.", told=1)
 
 
 def test_what_docutils_cannot_read_is_shown_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ def test_macros(typesetter: Typesetter) -> None:
         typesetter.render(r"\ranks")
     html = Typesetter(cache=None, macros={r"\ranks": "N_d"}).render(r"\ranks")
     assert "<msub><mi>N</mi><mi>d</mi></msub>" in html
+    assert "<mtext>for all</mtext>" in typesetter.render(r"x \mbox{for all} y").replace("\u00a0", " ")
 
 
 def test_a_definition_inside_a_formula_does_not_reach_the_next(typesetter: Typesetter) -> None:

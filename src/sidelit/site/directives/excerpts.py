@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from sidelit.interactive.replay import Event
 from sidelit.site.content import Text
 from sidelit.site.directives.kind import Book, nearest
-from sidelit.site.views import CodeLine, code_line
+from sidelit.site.lines import CodeLine, code_line
 from sidelit.text.directives import Directive
 
 MOST = 14

@@ -18,9 +18,11 @@ from markupsafe import Markup
 
 from sidelit.config import Config
 from sidelit.interactive.words import Script
+from sidelit.labs.outputs import Run
 from sidelit.site.content import Piece, Text
+from sidelit.site.link_views import NavGroup
 from sidelit.site.links import Index
-from sidelit.site.views import Edition, NavGroup, SectionView
+from sidelit.site.views import Edition, SectionView
 from sidelit.text.directives import Directive
 
 
@@ -60,6 +62,15 @@ class Place(Protocol):
 
     def said(self, script: Script, context: str, values: Mapping[str, object]) -> Markup:
         """A sentence of what a reader can move, in the language of this page."""
+
+    def run(self) -> Run:
+        """What the cells of this page, a lab, showed when they were recorded."""
+
+    def other_language(self, code: str) -> str:
+        """The tag of a language if it is not that of this page, else nothing."""
+
+    def colours(self) -> Mapping[str, str]:
+        """The names of the site's colours, by what they are on paper."""
 
     def needs(self, name: str) -> None:
         """Give the page the stylesheet and the script of this name."""

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from sidelit.config import Lesson
+from sidelit.config import Lab, Lesson
 from sidelit.errors import SidelitError
 from sidelit.site.content import Text
-from sidelit.site.directives import contents, editions, figure, front, section, sliders, stepper, words
+from sidelit.site.directives import cell, contents, editions, figure, front, section, sliders, stepper, words
 from sidelit.site.directives.kind import Book, Kind, Place, nearest
 from sidelit.text import directives
 from sidelit.text.directives import Directive
@@ -28,6 +28,8 @@ KINDS = {
         words.QUESTION,
         words.TRY,
         words.LAB,
+        words.HINT,
+        cell.CELL,
         front.OPENING,
         front.DOORS,
         front.COLUMNS,
@@ -35,8 +37,11 @@ KINDS = {
         editions.EDITIONS,
         contents.LESSONS,
         contents.PARTS,
+        contents.LABS,
     )
 }
+# A lab is a notebook, too, and what a page alone can draw would be missing there.
+IN_LABS = ("cell", "question", "try", "hint")
 
 
 def html(given: Directive, place: Place) -> Markup:
@@ -51,7 +56,7 @@ def html(given: Directive, place: Place) -> Markup:
 
 def mistakes(text: Text, book: Book) -> Iterator[SidelitError]:
     """What is wrong with the directives of a page, as far as no language is needed to see it."""
-    for tokens in directives.among(text.tokens):
+    for tokens in text.directives:
         try:
             given = directives.read(tokens)
             _kind(given, book).check(given, book)
@@ -64,6 +69,10 @@ def _kind(given: Directive, book: Book) -> Kind:
     if kind is None:
         what = f"there is no directive `::: {given.name}`"
         raise given.error(what, hint=nearest(given.name, KINDS, f"there is {', '.join(KINDS)}"))
-    if not kind.everywhere and not isinstance(book.texts[given.path].item, Lesson):
+    item = book.texts[given.path].item
+    if isinstance(item, Lab) and given.name not in IN_LABS:
+        hint = f"a lab may have {', '.join(IN_LABS[1:])}"
+        raise given.error(f"a notebook has no place for `::: {given.name}`", hint=hint)
+    if not kind.everywhere and not isinstance(item, Lesson):
         raise given.error(f"`{given.name}` stands in lessons only")
     return kind

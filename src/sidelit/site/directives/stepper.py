@@ -19,7 +19,8 @@ from sidelit.interactive.stepper import Stepper
 from sidelit.site.content import Text
 from sidelit.site.directives.excerpts import Excerpts
 from sidelit.site.directives.kind import Book, Kind, Place, nearest, plain
-from sidelit.site.views import CodeLine, Link
+from sidelit.site.lines import CodeLine
+from sidelit.site.link_views import Link
 from sidelit.text import directives
 from sidelit.text.directives import Directive
 
@@ -229,7 +230,7 @@ def _moment_html(given: Directive, place: Place) -> Markup:
 def _page_of(name: str, book: Book) -> Text | None:
     """The page that the stepper stands on."""
     for text in book.texts.values():
-        for tokens in directives.among(text.tokens):
+        for tokens in text.directives:
             given = directives.read(tokens)
             if (given.name, given.argument) == ("stepper", name):
                 return text

@@ -29,18 +29,31 @@ def _try(given: Directive, place: Place) -> Markup:
 
 
 def _check_lab(given: Directive, book: Book) -> None:
-    """A project that lists its labs wants no other one named; where it lists none, any number goes."""
+    """Where a project has labs, it wants no other one named; where it has none, any number goes."""
     plain(given, argument=True)
-    labs = book.config.course.labs
-    if labs is not None and given.argument not in labs:
-        hint = nearest(given.argument, labs, f"there is {', '.join(labs) or 'none'}")
+    numbers = [lab.number for lab in book.config.labs.labs]
+    if numbers and given.argument not in (*numbers, *book.config.labs.coming):
+        hint = nearest(given.argument, numbers, f"there is {', '.join(numbers)}")
         raise given.error(f"there is no lab {given.argument!r}", hint=hint)
 
 
 def _lab(given: Directive, place: Place) -> Markup:
-    return place.fragment("lab.html", number=given.argument, words=place.words(given.body))
+    labs = place.book.config.labs
+    own = [lab for lab in labs.labs if lab.number == given.argument]
+    return place.fragment(
+        "lab.html",
+        number=given.argument,
+        address=place.address(own[0].output, "") if own else "",
+        coming=given.argument in labs.coming,
+        words=place.words(given.body),
+    )
+
+
+def _hint(given: Directive, place: Place) -> Markup:
+    return place.fragment("hint.html", words=place.words(given.body))
 
 
 QUESTION = Kind("question", _check_question, _question, everywhere=True)
 TRY = Kind("try", _check_try, _try)
 LAB = Kind("lab", _check_lab, _lab)
+HINT = Kind("hint", _check_try, _hint)

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import quickjs
-
 from sidelit import assets
 from sidelit.site.search.index import folder
 
@@ -45,6 +43,9 @@ class Index:
 
     def __init__(self, files: Mapping[str, bytes], lang: str) -> None:
         self._files = {name.removeprefix(folder(lang)): text for name, text in files.items()}
+        # The import of quickjs starts a thread, and a process that has two can share no work.
+        import quickjs
+
         self._engine = quickjs.Context()
         script = assets.content(assets.templates_folder() / "assets" / "search-rank.js").decode()
         self._engine.eval(script + _DOOR)

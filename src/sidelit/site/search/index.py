@@ -16,23 +16,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from sidelit import digests
 from sidelit.config import Config
 from sidelit.glossary import Glossary
 from sidelit.site.edition import Edition, Page
-from sidelit.site.search import places
+from sidelit.site.list_views import Work
+from sidelit.site.search import places, postings
 from sidelit.site.search.places import Place
-from sidelit.site.search.terms import UNSPACED, listed
+from sidelit.site.search.terms import UNSPACED
 from sidelit.site.uses import Use
-from sidelit.site.views import Work
 
 # How much of the index one file of words holds, in characters.
 _SHARD = 48_000
-# A term in a title says more than one in the text: these are the four weights of a term at a place.
-_CODE, _TITLE = 0, 3
 
 
 def folder(lang: str) -> str:
@@ -63,14 +62,12 @@ def files(made_of: Material) -> dict[str, bytes]:
 
 def _files(made_of: Material, edition: Edition) -> dict[str, str]:
     pages = list(edition.pages.values())
-    found = [places.places(each, made_of.glossary, made_of.works) for each in pages]
-    originals = _originals(made_of, edition)
-    numbered = [
-        (place, originals.get((output, place.id), ""))
-        for output, inside in zip(edition.pages, found, strict=True)
-        for place in inside
+    tables = digests.digest(made_of.glossary, made_of.works)
+    found = [
+        each.once("places", partial(places.places, each, made_of.glossary, made_of.works), tables)
+        for each in pages
     ]
-    shards = list(_shards(postings(numbered)))
+    shards = list(_shards(_postings(pages, found, _originals(made_of, edition), tables)))
     texts = [
         [[place.words, place.code, *[each.source_lang] * place.foreign] for place in inside]
         for each, inside in zip(pages, found, strict=True)
@@ -97,35 +94,45 @@ def _named(shown: Page) -> tuple[str, str, str]:
     return shown.label, getattr(shown.text.item, "module", ""), shown.label_lang or ""
 
 
-def _originals(made_of: Material, edition: Edition) -> Mapping[tuple[str, str], str]:
-    """The original of the terms that sections use, so that readers of a translation find them by it, too."""
+def _originals(made_of: Material, edition: Edition) -> Mapping[str, Mapping[str, str]]:
+    """By page and section, the original of the terms that it uses: a translation is found by it, too."""
     if edition.lang == made_of.config.languages[0]:
         return {}
-    said: dict[tuple[str, str], list[str]] = {}
+    said: dict[str, dict[str, str]] = {}
     for term, uses in made_of.uses.items():
         for use in uses:
-            said.setdefault((use.output, use.id), []).append(term)
-    return {place: " ".join(words) for place, words in said.items()}
+            known = said.setdefault(use.output, {})
+            known[use.id] = f"{known[use.id]} {term}" if use.id in known else term
+    return said
 
 
-def postings(found: Sequence[tuple[Place, str]]) -> dict[str, list[int]]:
-    """Each term with the places that have it: four times the step from the place before, plus its weight.
-
-    Beside each place stand more words that it is found under.
-    """
-    counted = [Counter(listed(place.words)) for place, _ in found]
-    mean = sum(counts.total() for counts in counted) / max(1, len(counted)) or 1.0
+def _postings(
+    pages: Sequence[Page],
+    found: Sequence[tuple[Place, ...]],
+    originals: Mapping[str, Mapping[str, str]],
+    tables: str,
+) -> dict[str, list[int]]:
+    """Each term with the places that have it: four times the step from the place before, plus its weight."""
+    lengths = [
+        each.once("lengths", partial(postings.lengths, inside), tables)
+        for each, inside in zip(pages, found, strict=True)
+    ]
+    usual = postings.usual(length for inside in lengths for length in inside)
     lists: dict[str, list[int]] = {}
     before: dict[str, int] = {}
-    for number, ((place, more), counts) in enumerate(zip(found, counted, strict=True)):
-        weights = dict.fromkeys(listed(f"{place.code} {more}"), _CODE)
-        # A word that is repeated counts for more, each time by less; in a long text, for less (as in BM25).
-        long = 0.3 + 0.9 * counts.total() / mean
-        weights |= {term: int(3 * times / (times + long)) for term, times in counts.items()}
-        weights |= dict.fromkeys(listed(f"{place.title} {place.id.partition('/')[0]}"), _TITLE)
-        for term, weight in weights.items():
-            lists.setdefault(term, []).append(4 * (number - before.get(term, 0)) + weight)
-            before[term] = number
+    first = 0
+    for page, inside in zip(pages, found, strict=True):
+        more = originals.get(page.text.item.output, {})
+        make = partial(postings.postings, inside, more, usual)
+        listed = page.once("postings", make, tables, digests.digest(more, usual))
+        for term, (start, steps, last) in listed.items():
+            if term in lists:
+                lists[term].append(start + 4 * (first - before[term]))
+                lists[term] += steps
+            else:
+                lists[term] = [start + 4 * first, *steps]
+            before[term] = first + last
+        first += len(inside)
     return lists
 
 

@@ -20,7 +20,7 @@ from sidelit.glossary import Glossary
 from sidelit.site import listing
 from sidelit.site.content import Piece
 from sidelit.site.edition import Page, Words
-from sidelit.site.views import Work
+from sidelit.site.list_views import Work
 from sidelit.text import markup
 
 # What a place is: its name is compared with a query accordingly.

@@ -205,7 +205,7 @@ def _head(item: nodes.Node, said: Sequence[str]) -> str:
     return " : ".join([term if term[:1] in "*`$" else f"**{term}**", *classifiers])
 
 
-_PYCON = re.compile(r"\s*>>> ")
+_PYCON = re.compile(r"^\s*>>> ", re.MULTILINE)
 
 
 def _language(node: nodes.Element) -> str:
@@ -214,7 +214,7 @@ def _language(node: nodes.Element) -> str:
     said = [str(name) for name in node["classes"] if name != "code"]
     if said:
         return said[0]
-    if isinstance(node, nodes.doctest_block) or _PYCON.match(text):
+    if isinstance(node, nodes.doctest_block) or _PYCON.search(text):
         return "pycon"
     try:
         ast.parse(text)

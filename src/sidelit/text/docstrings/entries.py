@@ -53,7 +53,9 @@ _SENTENCE = re.compile(r"(?:\w[\w'-]*[,;]?\s+){3,}[\w'`-]+[.:]?|.*[.:]")
 
 
 def _is_prose(row: Entry, part: Part) -> bool:
-    """Whether the name of an entry is a sentence that stands where a name should."""
+    """Whether the name of an entry is the begin of a list, or a sentence that stands where a name should."""
+    if re.match(r"[-*+\u2022]\s", row.name):
+        return True
     if part.kind == "returns" or part.kind == "yields":
         return False
     return len(row.name.split()) > 3 and "," not in row.name and _SENTENCE.fullmatch(row.name) is not None

@@ -15,11 +15,17 @@ from typing import Literal
 Markup = Literal["markdown", "rest"]
 
 _FLAGS = re.MULTILINE | re.VERBOSE
-_REST = tuple(
+# Nobody types these by chance, or in any other dialect.
+_CERTAIN = tuple(
     re.compile(mark, _FLAGS)
     for mark in (
         r":[a-zA-Z][\w:+.-]*:`[^`]+`",  # a role
         r"^[ \t]*\.\.[ ](?:[\w:+.-]+::|\[[^\]\n]+\][ ]|_[^\n]+:|\|[^|\n]+\|[ ])",  # a directive, a target
+    )
+)
+_REST = _CERTAIN + tuple(
+    re.compile(mark, _FLAGS)
+    for mark in (
         r"`[^`\n]+`__?(?!\w)",  # a reference
         r"\[(?:\d+|\#\w*|\*|[A-Za-z][\w.-]*)\]_(?!\w)",  # a footnote
         r"::[ \t]*\n[ \t]*\n[ \t]+\S",  # a literal block
@@ -34,7 +40,7 @@ _MARKDOWN = tuple(
     for mark in (
         r"^[ \t]*(?:```|~~~)",  # a fence
         r"\]\([^)\s]+\)",  # a link, a picture
-        r"\]\[[^\]\n]*\]",  # a link by a name
+        r"(?<![\w\]])\[[^\]\n]+\]\[[^\]\n]*\]",  # a link by a name
         r"^\#{1,6}[ ]\S",  # a heading
         r"\$\$|(?<![\w$\\])\$[^\s$][^$\n]*\$(?![\d$])",  # a formula
         r"^!!![ ]",  # an admonition
@@ -47,7 +53,10 @@ _MARKDOWN = tuple(
 
 def weight(text: str) -> int:
     """How much speaks for reST; what speaks for Markdown counts against it."""
-    return sum(bool(mark.search(text)) for mark in _REST) - sum(bool(mark.search(text)) for mark in _MARKDOWN)
+    rest, certain, markdown = (
+        sum(bool(mark.search(text)) for mark in marks) for marks in (_REST, _CERTAIN, _MARKDOWN)
+    )
+    return rest + certain - markdown
 
 
 def most(texts: Iterable[str]) -> Markup:

@@ -36,9 +36,9 @@ class Reader:
 
     def read(self, text: str, first_line: int) -> tuple[Token, ...]:
         """The tokens of a text that starts on a line of the file."""
+        text = front_matter.titled(text)
         if self.dialect == "markdown":
             return markup.parse(text, path=self.path, first_line=first_line)
-        text = front_matter.titled(text)
         said = "rest" if self.dialect == "rest" else guess.markup(text, self.most)
         if guess.plain(text):
             return markup.parse(text, path=self.path, first_line=first_line)

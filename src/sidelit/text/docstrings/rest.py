@@ -19,7 +19,7 @@ from docutils.parsers.rst import Parser, states
 from docutils.statemachine import string2lines
 from docutils.transforms import references
 
-from sidelit.text.docstrings import roles
+from sidelit.text.docstrings import roles, typed
 
 # A message, and its line in the text, which counts from 1.
 Report = Callable[[str, int], None]
@@ -67,12 +67,13 @@ class Piece:
 def parse(pieces: Sequence[Piece], report: Report) -> list[list[nodes.Node]]:
     """The nodes of each piece; their lines count from 1 in the docstring."""
     document = utils.new_document("", _settings())
-    document.reporter.attach_observer(_Told(report))
+    told = _Told(report)
+    document.reporter.attach_observer(told)
     read = []
     with roles.known():
         for piece in pieces:
             before = len(document.children)
-            _read(piece, document)
+            _read(piece, document, told)
             read.append((before, len(document.children)))
         groups = [nodes.container("", *document.children[start:end]) for start, end in read]
         document.children = []
@@ -82,14 +83,19 @@ def parse(pieces: Sequence[Piece], report: Report) -> list[list[nodes.Node]]:
     return [list(group.children) for group in groups]
 
 
-def _read(piece: Piece, document: nodes.document) -> None:
+def _read(piece: Piece, document: nodes.document, told: _Told) -> None:
     # Blank lines above give the nodes the lines that they have in the whole.
     lines = [""] * piece.line + string2lines(piece.text, tab_width=8, convert_whitespace=True)
     if any(len(line) > _LONGEST for line in lines):
         document.append(nodes.literal_block(piece.text, piece.text))
         return
+    lines, told.line = typed.spaced(lines)
+    before = len(document.children)
     machine = states.RSTStateMachine(state_classes=states.state_classes, initial_state="Body")
     machine.run(lines, document, inliner=_inliner())
+    for node in document.children[before:]:
+        for each in node.findall():
+            each.line = each.line and told.line(each.line)
 
 
 @cache
@@ -97,6 +103,8 @@ def _inliner() -> states.Inliner:
     """What reads a sentence. It would compile the same patterns anew for every text."""
     inliner = states.Inliner()
     inliner.init_customizations(_defaults())
+    # It makes its patterns of what stands in its class alone, so the class changes afterwards.
+    inliner.__class__ = typed.Inliner
     vars(inliner)["init_customizations"] = lambda settings: None
     return inliner
 
@@ -126,18 +134,22 @@ def _settings() -> Any:
     return _defaults().copy()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Told:
-    """Passes on what an author should know."""
+    """Passes on what an author should know.
+
+    :param line: gives the line of the docstring for one of what docutils reads.
+    """
 
     report: Report
+    line: Callable[[int], int] = int
 
     def __call__(self, message: nodes.system_message) -> None:
         if int(message["level"]) < _WARNING:
             return
         words = message.children[0].astext() if message.children else ""
         if words and not words.startswith(_HARMLESS):
-            self.report(" ".join(words.split()).rstrip("."), int(message.get("line", 1)))
+            self.report(" ".join(words.split()).rstrip("."), self.line(int(message.get("line", 1))))
 
 
 def footnotes(groups: Sequence[Sequence[nodes.Node]]) -> Iterator[nodes.Element]:

@@ -22,7 +22,7 @@ Made = tuple[list[nodes.Node], list[nodes.system_message]]
 
 NAMES = "class func meth mod attr exc obj data const any deco property type function method module"
 _CODE = "envvar option file kbd command program makevar mailheader mimetype newsgroup manpage samp"
-_CODE += " keyword token regexp key c cpp cite numref eq"
+_CODE += " keyword token regexp key c cpp python cite numref eq"
 _WORDS = "term ref doc download abbr guilabel menuselection dfn"
 _DOMAINS = ("c", "cpp", "js", "std", "rst")
 _TITLED = re.compile(r"(.+?)\s*<([^<>]+)>", re.DOTALL)
@@ -55,6 +55,17 @@ def _words(role: str, raw: str, text: str, *rest: object, **more: object) -> Mad
     if titled or " " in text or role not in ("ref", "doc", "download"):
         return [nodes.inline(raw, (titled[1] if titled else text).lstrip("!~"))], []
     return [nodes.literal(raw, text)], []
+
+
+# The addresses of works. Many projects define these roles, and all in the same way.
+_WORKS = {"doi": "https://doi.org/", "arxiv": "https://arxiv.org/abs/"}
+
+
+def _work(role: str, raw: str, text: str, *rest: object, **more: object) -> Made:
+    text = nodes.unescape(text)
+    titled = _TITLED.fullmatch(text)
+    shown, target = (titled[1], titled[2]) if titled else (f"{role.lower()}:{text}", text)
+    return [nodes.reference(raw, shown, refuri=_WORKS[role.lower()] + target.strip())], []
 
 
 class _Any(dict[str, Callable[[str], Any]]):
@@ -99,13 +110,17 @@ class _Version(_Told):
         return [self.told(self.arguments[0].rstrip(":"), " ".join(self.arguments[1:]))]
 
 
-class _Sample(Directive):
-    """Code, whatever was to be done with it."""
+class _Lenient(Directive):
+    """A directive that takes whatever it is given: the press does not know all that other tools allow."""
 
     optional_arguments = 9
     final_argument_whitespace = True
     has_content = True
     option_spec = _ANY
+
+
+class _Sample(_Lenient):
+    """Code, whatever was to be done with it."""
 
     def run(self) -> list[nodes.Node]:
         code = "\n".join(self.content)
@@ -117,13 +132,10 @@ class _Sample(Directive):
 _LANGUAGE_FIRST = ("code", "code-block", "sourcecode")
 
 
-class _Formula(Directive):
+class _Formula(_Lenient):
     """A displayed formula, with the options of Sphinx."""
 
     optional_arguments = 1
-    final_argument_whitespace = True
-    has_content = True
-    option_spec = _ANY
 
     def run(self) -> list[nodes.Node]:
         tex = "\n".join([*self.arguments, "", *self.content]).strip()
@@ -132,13 +144,11 @@ class _Formula(Directive):
         return [node] if tex else []
 
 
-class _Described(Directive):
+class _Described(_Lenient):
     """`.. function:: f(x)`: a signature and what is said about it."""
 
     required_arguments = 1
-    final_argument_whitespace = True
-    has_content = True
-    option_spec = _ANY
+    optional_arguments = 0
 
     def run(self) -> list[nodes.Node]:
         body = nodes.definition()
@@ -147,13 +157,8 @@ class _Described(Directive):
         return [nodes.definition_list("", nodes.definition_list_item("", term, body))]
 
 
-class _Names(Directive):
+class _Names(_Lenient):
     """A list of names of the code, one a line."""
-
-    optional_arguments = 9
-    final_argument_whitespace = True
-    has_content = True
-    option_spec = _ANY
 
     def run(self) -> list[nodes.Node]:
         names = [line.strip().lstrip("~") for line in self.content if line.strip()]
@@ -161,13 +166,10 @@ class _Names(Directive):
         return [nodes.bullet_list("", *items)] if names else []
 
 
-class _Inside(Directive):
+class _Inside(_Lenient):
     """What is around it changes nothing here."""
 
     optional_arguments = 1
-    final_argument_whitespace = True
-    has_content = True
-    option_spec = _ANY
 
     def run(self) -> list[nodes.Node]:
         around = nodes.container()
@@ -175,25 +177,17 @@ class _Inside(Directive):
         return [around]
 
 
-class _Nothing(Directive):
+class _Nothing(_Lenient):
     """An order for the maker of other pages."""
-
-    optional_arguments = 9
-    final_argument_whitespace = True
-    has_content = True
-    option_spec = _ANY
 
     def run(self) -> list[nodes.Node]:
         return []
 
 
-class _Refused(Directive):
+class _Refused(_Lenient):
     """Shown as it was typed."""
 
     optional_arguments = 1
-    final_argument_whitespace = True
-    has_content = True
-    option_spec = _ANY
 
     def run(self) -> list[nodes.Node]:
         raise self.error(f'The directive "{self.name}" has no place in a docstring.')
@@ -227,6 +221,7 @@ def _roles() -> Iterator[tuple[str, Callable[..., Made]]]:
         yield from ((f"{domain}:{name}", _code) for domain in _DOMAINS)
     yield from ((name, _code) for name in _CODE.split())
     yield from ((name, _words) for name in _WORDS.split())
+    yield from ((name, _work) for name in _WORKS)
     yield from ((f"std:{name}", _words) for name in _WORDS.split())
 
 

@@ -101,7 +101,9 @@ def _kind(title: str) -> tuple[Form, str]:
 def _underlined(lines: Sequence[str], number: int) -> bool:
     after = lines[number + 1] if number + 1 < len(lines) else ""
     above = lines[number - 1] if number else ""
-    return bool(lines[number][:1].strip() and _DASHES.fullmatch(after)) and not above.strip()
+    # Those of NumPy need no blank line above.
+    begun = not above.strip() or _kind(lines[number])[0] != "heading"
+    return bool(lines[number][:1].strip() and _DASHES.fullmatch(after)) and begun
 
 
 def _numpy(lines: Sequence[str]) -> Iterator[Part]:

@@ -47,6 +47,8 @@ def _part(node: nodes.Node, notes: Mapping[str, str]) -> str:
             name = node.get("name_of", "")
             shown = code(node.astext())
             return f"[{shown}]({NAME}{name})" if name else shown
+        case nodes.math() if node.get("displayed"):
+            return f"$${node.astext().strip()}$$"
         case nodes.math():
             return formula(node.astext())
         case nodes.strong():
@@ -64,7 +66,10 @@ def _part(node: nodes.Node, notes: Mapping[str, str]) -> str:
         case nodes.image():
             return picture(node)
         case nodes.problematic() | nodes.substitution_reference():
-            return escaped(unescape(node.rawsource or node.astext()))
+            typed = unescape(node.rawsource or node.astext())
+            # A role that only its own project knows; what it marks is a name of something in most of them.
+            role = re.fullmatch(r":[a-zA-Z][\w:+.-]*:`([^`]+)`", typed)
+            return code(role[1]) if role else escaped(typed)
         case _:
             return sentence(inside, notes) if inside else escaped(node.astext())
 
@@ -102,8 +107,8 @@ def _link(node: nodes.reference, notes: Mapping[str, str]) -> str:
         return f"[{words}]({_address(str(address))})" if words else f"<{address}>"
     if "refid" in node or "refname" not in node:
         return words
-    # Nothing has this name. `size_` is a word that ends so, and no mistake.
-    return escaped(unescape(node.rawsource)) or words
+    # Nothing here has this name. `size_` is a word that ends so; with backticks it is a place elsewhere.
+    return words if node.rawsource.startswith("`") else escaped(unescape(node.rawsource)) or words
 
 
 def _address(address: str) -> str:

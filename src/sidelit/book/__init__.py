@@ -1,0 +1,1 @@
+"""The whole site as one PDF in each of its languages."""

@@ -1,0 +1,149 @@
+"""# The browser that prints
+
+> Whoever writes a site has a browser, and it sets pages better than any small library.
+
+A Chromium prints a document by one command, without a window and without a network. Page numbers stand in the
+margins of a page, which Chromium knows since its version 131.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from sidelit.errors import SidelitError
+
+OLDEST = 131
+_NAMES = (
+    *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"),
+    *("microsoft-edge", "msedge", "brave-browser"),
+)
+# Where browsers lie that are on no PATH: on macOS, on Windows, and what Playwright downloads.
+_PLACES = (
+    ("/Applications", "*/Contents/MacOS/Google Chrome"),
+    ("/Applications", "*/Contents/MacOS/Chromium"),
+    ("/Applications", "*/Contents/MacOS/Microsoft Edge"),
+    ("C:/Program Files", "Google/Chrome/Application/chrome.exe"),
+    ("C:/Program Files (x86)", "Microsoft/Edge/Application/msedge.exe"),
+    ("~/.cache/ms-playwright", "chromium-*/chrome-linux*/chrome"),
+)
+_QUIET = (
+    *("--headless", "--disable-gpu", "--no-first-run", "--disable-extensions", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-default-apps"),
+    # Containers give little memory to share, and this one shares with nobody.
+    "--disable-dev-shm-usage",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)
+_OPEN, _NO_SANDBOX = "--no-sandbox", "No usable sandbox"
+_HINT = "install Chromium or Chrome, or name yours with --browser"
+
+
+def find(named: str | None = None) -> str:
+    """The program of a browser that can print a book.
+
+    :param named: the one to take, a path or a name on the PATH; by default the first that is found.
+
+    Raises `SidelitError` if there is none, or if it is older than `OLDEST`.
+    """
+    found = shutil.which(named) if named else next(_candidates(), None)
+    if found is None:
+        what = f"there is no program {named}" if named else "no browser is here, and a PDF is printed by one"
+        raise SidelitError(what, hint=_HINT)
+    version = _version(found)
+    if version < OLDEST:
+        what = (
+            f"{found} is version {version}, and page numbers need {OLDEST}"
+            if version
+            else (f"{found} does not start, or is no Chromium")
+        )
+        raise SidelitError(what, hint=_HINT)
+    return found
+
+
+def _candidates() -> Iterator[str]:
+    yield from (path for name in _NAMES if (path := shutil.which(name)))
+    for folder, pattern in _PLACES:
+        yield from map(str, sorted(Path(folder).expanduser().glob(pattern), reverse=True))
+
+
+def _version(program: str) -> int:
+    """The first number of its version, 0 if it tells none."""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    said = re.search(r"(?:Chrom\w+|Edge|Brave\w*)\D* (\d+)\.", done.stdout)
+    return int(said[1]) if said else 0
+
+
+class Browser:
+    """Prints documents, several at once if threads ask for them."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+        self._running: set[subprocess.Popen[bytes]] = set()
+        # Ctrl-C may come while this thread holds it.
+        self._lock = threading.RLock()
+        self._ended = False
+
+    def print_pdf(self, document: Path, out: Path, profile: Path) -> None:
+        """Print a document of this disk as a PDF.
+
+        :param profile: a folder for what the browser remembers while it runs; each that runs needs its own.
+
+        Raises `SidelitError` with what the browser says when it prints nothing.
+        """
+        printing = ("--no-pdf-header-footer", "--disable-pdf-tagging", f"--print-to-pdf={out}")
+        command = [self.program, *_QUIET, f"--user-data-dir={profile}", *printing, document.as_uri()]
+        # Root may not lock itself in, nor may anybody in some containers; what is printed has no scripts.
+        rooted = hasattr(os, "geteuid") and os.geteuid() == 0
+        said, done = self._said([*command, _OPEN] if rooted else command)
+        if not done and _NO_SANDBOX in said and not rooted:
+            said, done = self._said([*command, _OPEN])
+        if not done or not out.is_file():
+            last = said.splitlines()[-1] if said else "it said nothing"
+            raise SidelitError(f"{self.program} printed nothing: {last}", hint=_HINT)
+
+    def end(self) -> None:
+        """End what still runs, and start nothing more."""
+        with self._lock:
+            self._ended = True
+            for process in self._running:
+                _end(process)
+
+    def _said(self, command: list[str]) -> tuple[str, bool]:
+        """What a browser says, and whether it came to its end."""
+        with self._started(command) as process:
+            said = process.communicate()[1].decode(errors="replace").strip()
+        with self._lock:
+            self._running.discard(process)
+        return said, process.returncode == 0
+
+    def _started(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._ended:
+                raise SidelitError(f"{self.program} was ended")
+            # In a session of its own Ctrl-C does not reach it before this process has heard of it.
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+            )
+            self._running.add(process)
+        return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a browser that still runs, with the processes that it started."""
+    if process.poll() is not None:
+        return
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()

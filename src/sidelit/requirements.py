@@ -1,0 +1,19 @@
+"""# What a notebook needs
+
+> One line for pip, and the module that tells whether it is there already.
+"""
+
+from __future__ import annotations
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+
+def module(requirement: str) -> str:
+    """The name under which a requirement is imported, taken to be that of its distribution.
+
+    It is empty for what pip would not understand.
+    """
+    try:
+        return Requirement(requirement).name.replace("-", "_").replace(".", "_")
+    except InvalidRequirement:
+        return ""
