@@ -12,7 +12,6 @@ mistakes may concern a single process, such as a missing GPU. In that case the p
 reports the mistake with its rank.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -21,7 +20,6 @@ import sys
 from typing import Any, NoReturn
 
 __all__ = ["Mistake", "OwnMistake", "Parser", "complain"]
-# sidelit: show
 
 
 class Mistake(Exception):

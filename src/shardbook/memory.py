@@ -75,7 +75,6 @@ python -m shardbook.memory --params 7.5e9 --ranks 64
 :notation $K$: `Cost.state`, the bytes of optimizer state for each parameter
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -102,7 +101,6 @@ from shardbook.planning.planner import (
 from shardbook.planning.report import write
 
 __all__ = ["Cost", "Row", "cost_of", "main", "parser", "zero_table"]
-# sidelit: show
 
 
 def zero_table(numel: int, world_size: int, cost: Cost) -> list[Row]:

@@ -39,7 +39,6 @@ then what the sketch gets wrong: the rest of this book answers it.
 :notation $N_d$: `dist.get_world_size()`, the number of ranks
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -57,7 +56,6 @@ from shardbook.models.corpus import Reader, read
 from shardbook.models.gpt import GPT, Config, loss
 
 __all__ = ["Gather", "Sharded", "free", "gather", "main", "step"]
-# sidelit: show
 
 
 class Sharded(nn.Module):

@@ -14,7 +14,6 @@ A rank whose program took another branch may never write its note. The other ran
 for it up to a limit. For a rank that has ended they do not wait at all.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
@@ -28,7 +27,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 from shardbook.foundations.torch_private import default_store
 
 __all__ = ["BetweenRanks"]
-# sidelit: show
 
 
 class BetweenRanks:

@@ -24,7 +24,6 @@ than 0. So ranks that the command has started always end with 0, and rank 0 writ
 real code into a file, which the command reads.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -42,7 +41,6 @@ from shardbook.command import Mistake, Parser, complain
 from shardbook.planning.report import write
 
 __all__ = ["main"]
-# sidelit: show
 
 PROGRAM = "python -m shardbook.check"
 

@@ -22,7 +22,6 @@ watches](watches.py) check what it does. The page depends on how the script ends
 An error of the script is itself a finding, and it is listed with the errors.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import runpy
@@ -50,7 +49,6 @@ from shardbook.command import Mistake
 from shardbook.foundations.agreement import Disagreement
 
 __all__ = ["check"]
-# sidelit: show
 
 
 def check(

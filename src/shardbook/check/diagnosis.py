@@ -21,7 +21,6 @@ blocks.0  gather                         50,688        50,688
 With `--json FILE` the page is also written as one JSON object, for other programs.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections import Counter
@@ -32,7 +31,6 @@ from shardbook.check.findings import WEIGHTS, Finding
 from shardbook.check.watch_bytes import Row
 
 __all__ = ["Diagnosis"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

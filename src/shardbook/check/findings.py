@@ -17,7 +17,6 @@ Most faults occur in every step and on every rank. So findings with equal weight
 and line count as one finding.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -27,7 +26,6 @@ from typing import Any
 from shardbook.check.place import Place
 
 __all__ = ["WEIGHTS", "Finding", "Findings", "joined"]
-# sidelit: show
 
 WEIGHTS = ("error", "warning", "note")
 

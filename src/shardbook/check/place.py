@@ -25,7 +25,6 @@ does not contain your program. So for such a finding the line of the last
 [`backward`](watch_gradients.py) is named.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import sys
@@ -39,7 +38,6 @@ from types import FrameType
 import torch
 
 __all__ = ["Place", "called_by_user", "frames", "is_users", "place"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ references to the tensors, so they cannot be freed. Their storage can still be r
 0.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -32,7 +31,6 @@ from typing import Any
 from shardbook.check.stream_events import AWAY, COMPUTE, HOST, lines_of_the_book
 
 __all__ = ["Event", "Stream", "Work", "at_work", "device", "recording"]
-# sidelit: show
 
 # The active recorder, if there is one.
 at_work: list[Any] = []

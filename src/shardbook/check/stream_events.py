@@ -21,7 +21,6 @@ Allocate(7, 0)   Launch(0, {}, {7})   Record(1, 0)   Wait(1, 2)   Launch(2, {7},
 Without the `Wait` the two kernels have no order, and the copy may read too early.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import sys
@@ -38,7 +37,6 @@ __all__ = [
     *("Allocate", "Free", "Launch", "Record", "Trace", "Wait"),
     "lines_of_the_book",
 ]
-# sidelit: show
 
 # The default stream, on which modules compute.
 COMPUTE = 0

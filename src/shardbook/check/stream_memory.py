@@ -19,7 +19,6 @@ an event, or for a blocking copy. Pinned memory that is freed is not reused unti
 copies from it have finished.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -44,7 +43,6 @@ from shardbook.check.stream_events import (
 from shardbook.foundations.torch_private import is_expired, storage_id
 
 __all__ = ["Recording"]
-# sidelit: show
 
 
 class Recording:

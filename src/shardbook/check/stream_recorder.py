@@ -21,7 +21,6 @@ the stream. But a program whose order depends on an `item()` has a race as soon 
 `item()` is removed. So an `item()` counts only as a read.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import functools
@@ -51,7 +50,6 @@ from shardbook.parameters import host, offload
 from shardbook.zero import unused
 
 __all__ = ["Recorder"]
-# sidelit: show
 
 # These operations use the shape of a tensor, but not its values.
 FACTORY = re.compile("^new_|_like$")

@@ -26,7 +26,6 @@ The first write to a new block has to come after all uses of all blocks that wer
 freed on the same stream.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import traceback
@@ -51,7 +50,6 @@ from shardbook.check.stream_events import (
 from shardbook.foundations.torch_private import cuda_sanitizer, launch_kernel
 
 __all__ = ["Race", "races"]
-# sidelit: show
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ optimizer creates its state. So with `--steps 1` there is nothing to compare.
 :notation $s$: `sent`, the bytes of a number in the exchange of gradients
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections import Counter
@@ -48,7 +47,6 @@ from shardbook.zero.conductor import conductor_of
 from shardbook.zero.unit import Unit
 
 __all__ = ["Bytes", "Row"]
-# sidelit: show
 
 KINDS = {
     "gather": "gather",

@@ -17,7 +17,6 @@ And ranks with equal seeds draw equal dropout masks. The second is only a note: 
 masks repeat, but the gradients are correct.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from typing import Any
@@ -32,7 +31,6 @@ from shardbook.check.watches import Run, Watch
 from shardbook.foundations.hook_context import tensors_in
 
 __all__ = ["Data"]
-# sidelit: show
 
 
 DROPS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout

@@ -22,7 +22,6 @@ others at the end:
   because the program may want the sum, or divide the gradients later.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -38,7 +37,6 @@ from shardbook.parameters.flat import owner_of
 from shardbook.zero.conductor import conductor_of
 
 __all__ = ["Gradients", "listed"]
-# sidelit: show
 
 
 class Gradients(Watch):

@@ -13,7 +13,6 @@ compare the peak, because the peak depends on the activations that your model's
 operations save.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from typing import Any
@@ -29,7 +28,6 @@ from shardbook.parameters.policy import Policy
 from shardbook.planning.policy_bytes import kinds_of
 
 __all__ = ["Memory"]
-# sidelit: show
 
 
 class Memory(Watch):

@@ -20,7 +20,6 @@ norm](model.py#copy_buffers) computes the statistics of its own data. A note nam
 buffers, because `state_dict()` saves those of the rank that calls it.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import ctypes
@@ -37,7 +36,6 @@ from shardbook.check.watches import Run, Watch, trained
 from shardbook.parameters.flat import owner_of
 
 __all__ = ["Parameters", "digest"]
-# sidelit: show
 
 
 class Parameters(Watch):

@@ -16,7 +16,6 @@ it waits, so a rank that leaves the common order is detected later than without
 `TORCH_CUDA_SANITIZER=1`, watches the real streams.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -30,7 +29,6 @@ from shardbook.check.watches import Run, Watch
 from shardbook.command import Mistake
 
 __all__ = ["Races"]
-# sidelit: show
 
 
 class Races(Watch):

@@ -23,7 +23,6 @@ Warnings are given only for calls that your program makes itself. Libraries read
 for many harmless reasons.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import importlib
@@ -43,7 +42,6 @@ from shardbook.parameters.access import Guarded, place_of
 from shardbook.parameters.flat import owner_of
 
 __all__ = ["Slices"]
-# sidelit: show
 
 LOOKS = {"dim", "ndim", "ndimension", "shape", "size", "numel", "nelement"}
 REDUCES = {"norm", "sum", "mean", "std", "var", "vector_norm", "prod", "nansum"}

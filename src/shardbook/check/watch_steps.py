@@ -18,7 +18,6 @@ The script is ended by an exception that is not an `Exception`. So a program tha
 every `Exception`, for example to write a log, does not catch this one.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from typing import Any
@@ -30,7 +29,6 @@ from shardbook.check.place import Place, place
 from shardbook.check.watches import Run, Watch
 
 __all__ = ["Enough", "Steps"]
-# sidelit: show
 
 
 class Enough(BaseException):

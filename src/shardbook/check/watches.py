@@ -24,7 +24,6 @@ do not belong to the script, so no mode that counts or records operations may se
 Therefore the methods are called with all modes turned off.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +52,6 @@ from shardbook.zero.conductor import conductor_of
 from shardbook.zero.unit import Unit
 
 __all__ = ["Run", "Watch", "Watched", "is_sliced", "trained"]
-# sidelit: show
 
 
 class Run:

@@ -18,7 +18,6 @@ checkpoint holds the node, and therefore the tensors are freed together with the
 checkpoint.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import weakref
@@ -44,7 +43,6 @@ from shardbook.foundations.versions import Versions, writes_to
 from shardbook.parameters.flat import flat_of
 
 __all__ = ["Arguments", "Parameters", "name_of"]
-# sidelit: show
 
 
 class Arguments:

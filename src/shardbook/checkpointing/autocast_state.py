@@ -30,7 +30,6 @@ surround the function.
 the same way.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +47,6 @@ from shardbook.precision.autocast import restored as casting_restored
 from shardbook.precision.casting import Setting
 
 __all__ = ["AmbientAutocast", "capture_autocast", "device_types"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

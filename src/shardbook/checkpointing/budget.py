@@ -59,7 +59,6 @@ policy](selective.py) keeps a part of a layer.
 :notation $i$: `start`, the number of layers that a partial plan treats
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -72,7 +71,6 @@ from shardbook.checkpointing.plans import Plan, SegmentCost, evaluate, growing, 
 from shardbook.checkpointing.sequential import Span
 
 __all__ = ["cheapest", "least"]
-# sidelit: show
 
 
 def cheapest(chain: Chain, budget: int) -> Plan:

@@ -104,7 +104,6 @@ does, stays in memory. If autograd computed that tensor, pass it as an argument 
 reentrant variant](reentrant.py#Recomputation.backward).
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import weakref
@@ -135,6 +134,7 @@ from shardbook.zero.model import Select, called, select
 
 __all__ = ["checkpoint", "checkpoint_module"]
 
+# sidelit: hide
 M = TypeVar("M", bound=nn.Module)
 # sidelit: show
 

@@ -28,7 +28,6 @@ derivative is $1 - \tanh^2$. If two neighbouring layers both save the tensor bet
 them, it is one tensor, and is counted once.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import weakref
@@ -46,7 +45,6 @@ from shardbook.foundations.rng import capture
 from shardbook.foundations.versions import Versions
 
 __all__ = ["Chain", "Layer", "SavedBytes", "measure"]
-# sidelit: show
 
 
 class SavedBytes:

@@ -56,7 +56,6 @@ second run raises the version once more. At `"debug"` it passes, since the value
 equal.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import sys
@@ -88,7 +87,6 @@ __all__ = [
     "compare",
     "refuse_level",
 ]
-# sidelit: show
 
 LEVELS = ("default", "none", "debug")
 

@@ -17,7 +17,6 @@ of a recomputation as long as matrix products take most of the time.
 :notation $n$: the number of columns of the second matrix
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -34,7 +33,6 @@ from shardbook.foundations.torch_private import (
 )
 
 __all__ = ["FlopCounter", "Price", "flops_of", "prices"]
-# sidelit: show
 
 
 class FlopCounter(FlopCounterMode):

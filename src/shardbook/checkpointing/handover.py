@@ -23,7 +23,6 @@ forward pass to that of the recomputation. A CPU has no streams, so nothing is r
 there.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -33,7 +32,6 @@ import torch
 from torch import Tensor
 
 __all__ = ["Ready"]
-# sidelit: show
 
 
 class Ready:

@@ -14,7 +14,6 @@ operations of a run, with a digest of each result. Both have to read all values,
 are used only at the level `"debug"`.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import linecache
@@ -43,6 +42,7 @@ __all__ = [
     "shown",
 ]
 
+# sidelit: hide
 # The code of a function, and the offset of an instruction in it.
 Place = tuple[CodeType, int]
 # sidelit: show

@@ -29,7 +29,6 @@ checkpoint on a CPU.
 :notation $r_s$: `SegmentCost.recomputed`, the bytes that its second run saves anew
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +40,6 @@ from shardbook.checkpointing.costs import Chain
 from shardbook.checkpointing.sequential import Span, run
 
 __all__ = ["Plan", "evaluate"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

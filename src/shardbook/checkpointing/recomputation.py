@@ -21,7 +21,6 @@ if the loss does not use it.
 :notation $i$: `number`, the number of a saved tensor
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import weakref
@@ -44,7 +43,6 @@ from shardbook.foundations.rng import RNGState, capture
 from shardbook.foundations.versions import writes_to
 
 __all__ = ["Collector", "Enough", "Placeholder", "Settings"]
-# sidelit: show
 
 
 class Placeholder:

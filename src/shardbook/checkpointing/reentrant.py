@@ -57,7 +57,6 @@ that places them, `revolve`, in 2000.
 :notation $m$: the weight of the newest batch in a running average
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import warnings
@@ -75,7 +74,6 @@ from shardbook.foundations.torch_private import base_of, reaches_all, tree_unfla
 from shardbook.zero.prefetch import calls_from_outside
 
 __all__ = ["call_reentrant", "checkpoint_reentrant"]
-# sidelit: show
 
 
 def checkpoint_reentrant(

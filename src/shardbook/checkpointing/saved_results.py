@@ -15,7 +15,6 @@ Without checks, six situations would give wrong gradients without an error:
 | the second run makes other calls than the first | refused, if their number or shapes show it |
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections import defaultdict
@@ -35,7 +34,6 @@ from shardbook.foundations.torch_private import (
 from shardbook.foundations.versions import Versions
 
 __all__ = ["Kept", "Store"]
-# sidelit: show
 
 
 @dataclass(slots=True)

@@ -54,7 +54,6 @@ time. If they restore generators, they [take turns](rng.py#RNGState.restored).
 :figure: saved_placeholders
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import weakref
@@ -83,6 +82,7 @@ from shardbook.foundations.torch_private import at_end_of_backward, group_in_for
 
 __all__ = ["Contexts", "call_saved", "checkpoint_saved"]
 
+# sidelit: hide
 # A block to run the forward pass in, and one for each recomputation.
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 # sidelit: show

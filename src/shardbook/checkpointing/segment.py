@@ -17,7 +17,6 @@ tensor leaves the first run by another way than the return value, no gradient re
 it, because the first run works without autograd.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +41,7 @@ from shardbook.foundations.torch_private import (
 from shardbook.foundations.versions import Versions
 
 __all__ = ["Held", "Passed", "Place", "Segment", "outside_compiler", "take_apart"]
+# sidelit: hide
 # The positional arguments and the keyword arguments of a call.
 Passed = tuple[tuple[Any, ...], dict[str, Any]]
 # sidelit: show

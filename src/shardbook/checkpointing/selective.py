@@ -70,7 +70,6 @@ because it gets the arguments.
 :figure: peak_against_work
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import enum
@@ -99,6 +98,7 @@ from shardbook.zero.prefetch import calls_from_outside
 
 __all__ = ["ATTENTION", "Keep", "SavePolicy", "contexts"]
 
+# sidelit: hide
 SavePolicy = Callable[..., "Keep | bool | CheckpointPolicy"]
 # Their types have no public names.
 OPERATIONS = (OpOverload, OpOverloadPacket)

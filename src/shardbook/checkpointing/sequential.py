@@ -67,7 +67,6 @@ plan](budget.py) for a budget can be computed.
 :notation $M$: the bytes that the chain holds at most
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -79,6 +78,7 @@ from shardbook.checkpointing.checkpointing import Options, checkpoint
 
 __all__ = ["Span", "checkpoint_sequential", "cut", "lengths", "run"]
 
+# sidelit: hide
 Function = Callable[[Any], Any]
 # sidelit: show
 

@@ -25,7 +25,6 @@ PyTorch has no public functions that read these settings, so [private
 ones](torch_private.py) do.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from shardbook.foundations.torch_private import (
@@ -34,7 +33,6 @@ from shardbook.foundations.torch_private import (
 )
 
 __all__ = ["debug_in_force", "early_stop_in_force"]
-# sidelit: show
 
 
 def early_stop_in_force(option: bool) -> bool:

@@ -33,7 +33,6 @@ part of the function is compiled. [A warning](#warn_if_compiling) says so. With
 `fullgraph=True` the compiler raises an error instead.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import warnings
@@ -70,6 +69,7 @@ __all__ = [
     "warn_if_compiling",
 ]
 
+# sidelit: hide
 F = TypeVar("F", bound=Callable[..., Any])
 # sidelit: show
 

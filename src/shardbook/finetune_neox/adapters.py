@@ -25,7 +25,6 @@ are ordinary parameters, so the unit of a block gathers them with the rest of th
 :notation $y$: its output
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -42,7 +41,6 @@ from shardbook.command import Mistake
 from shardbook.finetune_neox.pretrained import Pretrained
 
 __all__ = ["adapter_name", "add_adapters", "describe", "draw"]
-# sidelit: show
 
 
 def add_adapters(start: Pretrained, options: argparse.Namespace) -> Any:

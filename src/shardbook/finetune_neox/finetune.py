@@ -32,7 +32,6 @@ parameters, a checkpoint has 36 MB instead of 82 GB.
 Without `--model` the command trains a small random GPT-NeoX on a book, in seconds.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -70,7 +69,6 @@ from shardbook.train.text import prepare, readers, stored
 from shardbook.train.tracking import refuse_missing_tracker
 
 __all__ = ["finetune", "main"]
-# sidelit: show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,6 @@ steps, the ZeRO stage, precision, checkpoints and output. It has three groups of
 parameters, and `--out tuned` names the folder of the result.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -26,6 +25,7 @@ from shardbook.train.saving import saving
 
 __all__ = ["LAUNCH", "parse", "parser"]
 
+# sidelit: hide
 Add = Callable[..., Any]
 # sidelit: show
 

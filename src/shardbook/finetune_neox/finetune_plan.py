@@ -26,7 +26,6 @@ so use `--checkpoint non-reentrant` if memory is short. The tensors that a compi
 with `--compile` are not included either.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -44,7 +43,6 @@ from shardbook.train.assemble import policy_of
 from shardbook.train.plan import rooms
 
 __all__ = ["Forecast", "forecast_of", "plan_figures", "plan_table"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ enough memory. With `--json` all numbers are written to a file:
 | `sent` | the bytes that were sent in all steps | rank |
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -30,7 +29,6 @@ from shardbook.finetune_neox.pretrained import Pretrained
 from shardbook.planning.report import Counted, write
 
 __all__ = ["compare"]
-# sidelit: show
 
 
 def compare(

@@ -14,7 +14,6 @@ parameter, which [belongs to the root](parameter_sites.py#sites_by_unit), becaus
 modules use it.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from torch import nn
 from shardbook.command import Mistake
 
 __all__ = ["blocks_of", "units_of"]
-# sidelit: show
 
 
 def units_of(model: Any, blocks: list[nn.Module]) -> Callable[[str, nn.Module], bool]:

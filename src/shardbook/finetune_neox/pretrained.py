@@ -27,7 +27,6 @@ Without `--model` the run begins with a random GPT-NeoX of a few layers, whose t
 bytes. You can train it in seconds on any machine.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -49,7 +48,6 @@ from shardbook.state.tensor_file import Place
 from shardbook.train.tokens import load
 
 __all__ = ["Pretrained", "begin_with", "library"]
-# sidelit: show
 
 
 @dataclass(slots=True)

@@ -24,7 +24,6 @@ formula](construction.py) gives the bytes that a rank stores meanwhile.
 :notation $N_d$: `world_size`, the number of ranks that share the model
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -48,7 +47,6 @@ from shardbook.zero.construct import Init
 from shardbook.zero.model import shard
 
 __all__ = ["first_values", "shard_and_load"]
-# sidelit: show
 
 
 def shard_and_load(

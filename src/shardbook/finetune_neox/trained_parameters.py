@@ -27,7 +27,6 @@ parameter does not change, so it may stay in 16 bits. If the run computes in the
 16-bit format, frozen parameters are stored in this format, with half the bytes.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import re
@@ -41,7 +40,6 @@ from shardbook.parameters.parameter_sites import sites_of
 from shardbook.parameters.policy import Policy
 
 __all__ = ["freeze_the_rest", "keep_16_bits"]
-# sidelit: show
 
 PATTERNS = {"biases": r"(^|\.)bias$", "all": "", "lora": r"\.lora_"}
 

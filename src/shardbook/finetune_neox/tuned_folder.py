@@ -23,7 +23,6 @@ LoRA matrices are not in the original files. So they are written into a separate
 model](model_folder.py).
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import os
@@ -45,7 +44,6 @@ from shardbook.state.tensor_file import Named, Place, laid_out, new_room, pour
 from shardbook.state.together import on_each, on_first
 
 __all__ = ["write_result"]
-# sidelit: show
 
 
 @torch.no_grad()

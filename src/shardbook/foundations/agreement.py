@@ -15,7 +15,6 @@ descriptions, so each comes to the same result. If one rank has to raise an erro
 rank raises the same error, and no rank is left waiting.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -28,7 +27,6 @@ from torch import Tensor
 from shardbook.foundations.collectives import world
 
 __all__ = ["Description", "Disagreement", "agree"]
-# sidelit: show
 
 
 class Disagreement(ValueError):

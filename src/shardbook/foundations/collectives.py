@@ -50,7 +50,6 @@ for the backward pass, and one reduce-scatter for the gradients.
 :notation $\Psi$: `numel`, the number of parameters
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import weakref
@@ -84,7 +83,6 @@ __all__ = [
     "reduce_scatter_mean",
     "world",
 ]
-# sidelit: show
 
 
 def all_gather(

@@ -25,7 +25,6 @@ names a socket. In that case the same entries serve [to name the rank and the
 unit](leaving.py#name_the_absent).
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
@@ -35,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 __all__ = ["ended", "sign_in"]
-# sidelit: show
 
 
 def sign_in(store: Any, rank: int) -> None:

@@ -24,7 +24,6 @@ half of these rows, so it is avoided where possible.
 :notation $B$: `nbytes`, the size of a whole vector in bytes
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import torch.distributed as dist
@@ -34,7 +33,6 @@ from torch.distributed import ProcessGroup, Work
 from shardbook.foundations.huge_pages import ask_for_large_pages
 
 __all__ = ["exchange"]
-# sidelit: show
 
 
 def exchange(

@@ -40,7 +40,6 @@ No wrong values have been exchanged at that moment. The exchange that was starte
 partner, and the rank that deviates has started none.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -61,7 +60,6 @@ from shardbook.foundations.steps import Step
 from shardbook.foundations.store_rounds import Meeting
 
 __all__ = ["Order"]
-# sidelit: show
 
 
 class Order:

@@ -39,7 +39,6 @@ exchanges of a mesh and is the same on each of its ranks. And an exchange of one
 :notation $B$: the bytes of the whole vector
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
@@ -59,7 +58,6 @@ from shardbook.foundations.collectives import (
 )
 
 __all__ = ["Groups", "Mean", "all_reduce_mean", "groups_of"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ The last part of this chapter changes the tensors that go into a module or come 
 it.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import threading
@@ -50,7 +49,6 @@ __all__ = [
     "not_compiled",
     "tensors_in",
 ]
-# sidelit: show
 
 
 @contextmanager

@@ -13,7 +13,6 @@ requests them, and the code below does. On systems and devices without huge page
 request fails, and nothing changes.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import ctypes
@@ -24,7 +23,6 @@ from functools import cache
 from torch import Tensor
 
 __all__ = ["ask_for_large_pages"]
-# sidelit: show
 
 
 def ask_for_large_pages(tensor: Tensor) -> None:

@@ -33,7 +33,6 @@ label first checks whether a profiler runs. `python -m benchmarks.guards` measur
 cost of that check, with labels and without.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -44,7 +43,6 @@ from shardbook.foundations.observers import observers
 from shardbook.foundations.torch_private import profiler_runs
 
 __all__ = ["label", "profiler_labels"]
-# sidelit: show
 
 
 class label:

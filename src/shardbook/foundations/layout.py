@@ -51,7 +51,6 @@ memory with which modules compute.
 :notation $P_u$: `padded`, the number of elements of one flat vector with its padding
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -72,7 +71,6 @@ __all__ = [
     "shares_storage",
     "views",
 ]
-# sidelit: show
 
 # Every parameter, and every rank's piece, starts at a multiple of 64 bytes, as torch's
 # own CPU tensors do. A kernel chooses its order of addition by the address. If a weight

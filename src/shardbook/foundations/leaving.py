@@ -25,7 +25,6 @@ A rank leaves in one of two ways:
 [`join`](uneven.py) is for ranks that are meant to have unequal numbers of batches.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import os
@@ -39,7 +38,6 @@ from shardbook.foundations.steps import UNEVEN, Step, Wish
 from shardbook.foundations.store_rounds import FAREWELL, Meeting, until
 
 __all__ = ["announce_leaving", "name_the_failed", "waits_in"]
-# sidelit: show
 
 
 def announce_leaving(order: Any, meeting: Meeting) -> None:

@@ -21,7 +21,6 @@ rank's ledger.
 :notation $k$: the number of a round of a broadcast, from 0
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -37,7 +36,6 @@ __all__ = [
     "record",
     "record_move",
 ]
-# sidelit: show
 
 
 @contextmanager

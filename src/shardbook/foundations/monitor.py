@@ -23,7 +23,6 @@ reports [a standstill](standstill.py), in which the ranks agree on the next exch
 one of them does not come.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import logging
@@ -40,7 +39,6 @@ from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.standstill import Standstill, after
 
 __all__ = ["start_monitor"]
-# sidelit: show
 
 # How often a rank writes its progress: every 5 seconds, and at least 12 times within
 # the time after which a standstill is reported.

@@ -48,7 +48,6 @@ threads than the one that called the model. So each record holds the thread in w
 call began, and the hooks read that thread's stack.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import sys
@@ -64,6 +63,7 @@ from shardbook.foundations.torch_private import MODULE_CALL
 
 __all__ = ["Nesting", "calls_under_way", "frames_of", "modules_called"]
 
+# sidelit: hide
 Note = TypeVar("Note")
 # For each call, the thread in which it began, and the note about it.
 Calls = list[tuple[int, Note]]

@@ -11,7 +11,6 @@ In a normal run the list of observers is empty. A call then checks whether the l
 empty, and that is its whole cost.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 __all__ = ["Observer", "observed", "observers"]
 
+# sidelit: hide
 P = ParamSpec("P")
 R = TypeVar("R")
 # sidelit: show

@@ -14,7 +14,6 @@ thread may read it at any time. The thread that hangs does not have to do anythi
 that.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
@@ -33,7 +32,6 @@ import torch
 from shardbook.foundations.steps import Step
 
 __all__ = ["Progress", "Record", "came", "line_of", "stack_of", "whole_stack"]
-# sidelit: show
 
 
 class Progress:

@@ -17,7 +17,6 @@ without gradients, can find `ctx` on the call stack. The kept function is then r
 by one that runs under the rules, too.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from shardbook.foundations.nesting import frames_of
 
 __all__ = ["carry_over"]
 
+# sidelit: hide
 Rules = Callable[[], AbstractContextManager[None]]
 # sidelit: show
 

@@ -43,7 +43,6 @@ y = checkpoint(lambda x, _: f(x), x, torch.device("cuda:1"))
 ```
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import functools
@@ -60,7 +59,6 @@ from torch import Tensor, nn
 from shardbook.foundations.torch_private import tree_is_leaf, tree_leaves
 
 __all__ = ["RNGState", "Source", "capture"]
-# sidelit: show
 
 # A source of random numbers: a generator, or a device that has one of its own.
 Source = torch.Generator | torch.device

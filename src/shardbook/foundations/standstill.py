@@ -50,7 +50,6 @@ report says so. For a process of this machine the system tells [whether it has
 died](ended.py).
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
@@ -73,7 +72,6 @@ from shardbook.foundations.progress import (
 from shardbook.foundations.steps import Step
 
 __all__ = ["Standstill", "standstill_after"]
-# sidelit: show
 
 
 class Standstill:

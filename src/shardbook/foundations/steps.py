@@ -8,14 +8,12 @@ exchange of its forward pass. Rank 1 is about to gather `blocks.4`, because it h
 skipped a block. The two steps differ, and the error prints both.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
 from typing import NamedTuple
 
 __all__ = ["Step", "Wish", "rule"]
-# sidelit: show
 
 
 class Step(NamedTuple):

@@ -36,7 +36,6 @@ their process group. After that they raise an error that names the ranks that ha
 come. A rank of this machine that [has died](ended.py) is named within a second.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
@@ -59,7 +58,6 @@ from shardbook.foundations.steps import Step, Wish, rule
 from shardbook.foundations.torch_private import default_store, time_limit
 
 __all__ = ["Meeting"]
-# sidelit: show
 
 
 class Meeting:

@@ -30,7 +30,6 @@ would order nothing. So every call below names its device.
 On a CPU the same calls exist and do nothing, because the thread itself keeps the order.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from functools import cache
@@ -45,7 +44,6 @@ __all__ = [
     "host_waits_for_current_stream",
     "streams",
 ]
-# sidelit: show
 
 
 @cache

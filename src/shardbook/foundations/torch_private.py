@@ -28,7 +28,6 @@ of writes to a tensor.
 and pip refuses to install another one beside this library.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import sys
@@ -105,7 +104,6 @@ __all__ = [
     "unscale_",
     "zero_all_",
 ]
-# sidelit: show
 
 # **Operations.** The classes of `torch.ops.aten.mm.default` and of `torch.ops.aten.mm`.
 # A policy of a checkpoint gets objects of the first class, and may list objects of

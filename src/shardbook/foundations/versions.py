@@ -42,13 +42,11 @@ the same comparison for the tensors that it saves itself. If hooks replace a sav
 tensor, autograd leaves the comparison to the hooks.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from torch import Tensor
 
 __all__ = ["Versions", "writes_to"]
-# sidelit: show
 
 
 class Versions(tuple[int, ...]):

@@ -35,7 +35,6 @@ if that comes first. Until then no optimizer may step with them, and no norm is
 computed.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -48,7 +47,6 @@ from shardbook.parameters.flat import Flat
 from shardbook.parameters.parameter_sites import Site
 
 __all__ = ["Ending", "let_zero_grad_reach", "only_failed", "refuse_interrupted"]
-# sidelit: show
 
 
 class Ending:

@@ -16,7 +16,6 @@ Three kinds of references need care:
   them.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import copy
@@ -37,6 +36,7 @@ from shardbook.foundations.torch_private import (
 
 __all__ = ["StandIns", "copied", "no_hooks"]
 
+# sidelit: hide
 # The small parameters that replace those of one group.
 StandIns = list[nn.Parameter]
 # sidelit: show

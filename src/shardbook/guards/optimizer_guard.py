@@ -13,7 +13,6 @@ parameters, and no message. Before the first step it also [tries the
 optimizer](optimizer_trial.py).
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import re
@@ -35,7 +34,6 @@ from shardbook.guards.unowned import refuse_unowned_of
 from shardbook.parameters.flat import Flat, owner_of
 
 __all__ = ["before_step", "refuse_copies_of", "refuse_waiting", "register_guard"]
-# sidelit: show
 
 
 @cache

@@ -33,7 +33,6 @@ The trial does not detect a rule that takes effect only after more steps than th
 has, or a method with another name than `step`.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +47,6 @@ from shardbook.foundations.torch_private import no_modes
 from shardbook.guards.optimizer_copy import StandIns, copied, no_hooks
 
 __all__ = ["Kind", "options_of", "refuse_unless_elementwise"]
-# sidelit: show
 
 
 class Kind(NamedTuple):

@@ -16,7 +16,6 @@ therefore makes its own comparison:
 | the gradient is itself to be differentiated | a second derivative of weights that were freed |
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from typing import Any
 import torch
 
 __all__ = ["Computed"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ a module, [the unit](unit.py#Unit.show) would put its own parameter back and tra
 one. [The site](parameter_sites.py#Site.check) compares the two first.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import gc
@@ -37,7 +36,6 @@ from shardbook.parameters.flat import flat_of, is_sharded
 from shardbook.parameters.flat_checks import refuse_replaced
 
 __all__ = ["refuse_replaced_in", "refuse_unowned_in", "refuse_unowned_of"]
-# sidelit: show
 
 
 def refuse_unowned_of(optimizer: Optimizer) -> None:

@@ -16,7 +16,6 @@ PyTorch, or in a wrong result. The checks run when a unit's forward pass begins,
 cost a microsecond.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from functools import partial
@@ -29,7 +28,6 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from shardbook.foundations.torch_private import in_transform
 
 __all__ = ["METHODS", "refuse_methods", "refuse_transforms"]
-# sidelit: show
 
 # Methods of models of other libraries that change the shapes or the values of whole
 # parameters, with the advice for each.

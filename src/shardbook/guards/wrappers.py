@@ -22,7 +22,6 @@ Each wrapper is detected at a point that every rank passes:
 No exchange has begun at that moment, and each rank raises the same error.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from functools import cache
@@ -36,7 +35,6 @@ from shardbook.foundations.torch_private import REGISTRY_KEY
 from shardbook.parameters.flat import is_sharded
 
 __all__ = ["refuse_call_by_wrapper", "refuse_wrappers", "wrapped"]
-# sidelit: show
 
 
 def refuse_wrappers(model: nn.Module) -> None:

@@ -51,7 +51,6 @@ the backward pass.
 :notation $e$: the base of the natural logarithm
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from typing import Any
@@ -65,6 +64,7 @@ from shardbook.models.gpt import GPT, Config, Head
 
 __all__ = ["ChunkedGPT", "ChunkedHead", "chunked_loss"]
 
+# sidelit: hide
 IGNORED = -100
 # sidelit: show
 

@@ -18,7 +18,6 @@ windows, and rank $r$ takes the $r$-th part of each batch.
 :notation $r$: `rank`, the number of one rank
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -29,7 +28,6 @@ import torch
 from torch import Tensor
 
 __all__ = ["Reader", "Text", "read", "split"]
-# sidelit: show
 
 
 class Text(Protocol):

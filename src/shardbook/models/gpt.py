@@ -24,7 +24,6 @@ width, `H` the heads, `D` the width of one head and `V` the vocabulary.
 :notation $\Psi$: the number of parameters of the whole model
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import math
@@ -47,7 +46,6 @@ __all__ = [
     "parameters",
     "parameters_by_layer",
 ]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

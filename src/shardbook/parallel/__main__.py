@@ -3,7 +3,6 @@
 > `torchrun … -m shardbook.parallel WAY` runs one of the programs of this part and prints its results.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -15,8 +14,6 @@ import torch.distributed as dist
 
 from shardbook.command import Mistake, Parser, complain
 from shardbook.parallel import programs
-
-# sidelit: show
 
 WAYS = {
     "tensor": programs.tensor,

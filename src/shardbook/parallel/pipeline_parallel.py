@@ -44,7 +44,6 @@ torchrun --standalone --nproc-per-node 4 -m shardbook.parallel pipeline
 :notation $r$: `rank`, the place of a stage in the chain
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -58,7 +57,6 @@ from torch import Tensor, nn
 from shardbook.foundations.collectives import world
 
 __all__ = ["Action", "Stage", "all_forward_first", "bubble", "cut", "one_by_one"]
-# sidelit: show
 
 
 class Action(NamedTuple):

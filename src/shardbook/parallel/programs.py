@@ -8,7 +8,6 @@ Here it makes the comparison exact: the values, the batches and the optimizer ar
 same, so the losses may differ by rounding only.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -29,7 +28,6 @@ from shardbook.parallel.zero_r import checkpoint_bytes, logits
 from shardbook.streaming.residual import partition
 
 __all__ = ["Outcome", "pipeline", "tensor", "three", "zero_r"]
-# sidelit: show
 
 CONFIG = gpt.Config(layers=4, width=64, heads=4, context=32, vocabulary=64)
 SEQUENCES, PIECES, STEPS, RATE = 8, 4, 5, 1e-3

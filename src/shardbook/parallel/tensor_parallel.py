@@ -59,7 +59,6 @@ torchrun --standalone --nproc-per-node 2 -m shardbook.parallel tensor
 :notation $r$: `rank`, the number of one rank
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from typing import Any
@@ -72,7 +71,6 @@ from shardbook.foundations.collectives import all_reduce, world
 from shardbook.models.gpt import Block
 
 __all__ = ["ColumnLinear", "RowLinear", "split_block"]
-# sidelit: show
 
 
 class Enter(torch.autograd.Function):

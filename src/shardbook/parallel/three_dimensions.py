@@ -55,7 +55,6 @@ torchrun --standalone --nproc-per-node 8 -m shardbook.parallel three
 :notation $m$: `pieces`, the number of micro-batches
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from contextlib import nullcontext
@@ -70,7 +69,6 @@ from shardbook.training.accumulate import no_sync
 from shardbook.zero.model import shard
 
 __all__ = ["AXES", "stage_of"]
-# sidelit: show
 
 AXES = ("pipeline", "data", "tensor")
 

@@ -86,7 +86,6 @@ torchrun --standalone --nproc-per-node 2 -m shardbook.parallel zero-r
 :notation $M_D$: the paper's name for memory without gaps
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
@@ -98,7 +97,6 @@ from shardbook.models import gpt
 from shardbook.streaming.residual import piece_numel
 
 __all__ = ["checkpoint_bytes", "logits"]
-# sidelit: show
 
 
 def logits(

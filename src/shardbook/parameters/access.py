@@ -34,7 +34,6 @@ rank's slice.
 If you mean the slice itself, write `parameter.detach()`, which gives a plain tensor.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import weakref
@@ -60,7 +59,6 @@ from shardbook.foundations.torch_private import (
 from shardbook.parameters.flat import Flat, is_whole_form, owner_of
 
 __all__ = ["Slice", "guard_again", "guard_slices"]
-# sidelit: show
 
 
 class Place(NamedTuple):

@@ -30,7 +30,6 @@ filled and emptied, and [the stage](replicate.py) decides how much of it a rank 
 :notation $S_u$: `shard_numel`, the length of one rank's part, $P_u / N_d$
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import weakref
@@ -58,7 +57,6 @@ __all__ = [
     "resize",
     "version_of",
 ]
-# sidelit: show
 
 
 class Flat:

@@ -18,7 +18,6 @@ The checks compare addresses and counts, and never values, so they do not make t
 wait for a device.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -40,7 +39,6 @@ __all__ = [
     "refuse_replaced",
     "refuse_writes",
 ]
-# sidelit: show
 
 
 def refuse_replaced(flat: Flat, unit: str) -> None:

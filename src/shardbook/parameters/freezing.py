@@ -38,7 +38,6 @@ pass.
 :notation $P_u$: `padded`, the length of the vector with its padding
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +48,6 @@ from zlib import crc32
 from torch import Tensor
 
 __all__ = ["carry_over", "changed_since_sharding", "trainable"]
-# sidelit: show
 
 
 def carry_over(

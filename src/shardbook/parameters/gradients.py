@@ -18,7 +18,6 @@ model's own parameters, where an optimizer reads it.
 :notation $P_u$: `padded`, the length of the vector with its padding
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import weakref
@@ -41,7 +40,6 @@ from shardbook.parameters.policy import Policy
 from shardbook.parameters.waiting import Found, Watch
 
 __all__ = ["FlatWithGradients"]
-# sidelit: show
 
 
 class FlatWithGradients(FlatWithMasters):

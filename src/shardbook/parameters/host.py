@@ -28,7 +28,6 @@ copy. So a measurement, a count or a test on a CPU sees the same number of bytes
 same places as on a GPU.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -44,7 +43,6 @@ from shardbook.foundations.streams import current_stream
 from shardbook.foundations.torch_private import storage_id
 
 __all__ = ["Crossing", "Landing", "host_memory", "pin", "to_device", "to_host"]
-# sidelit: show
 
 
 def to_host(values: Tensor, what: str) -> Crossing:

@@ -49,7 +49,6 @@ need 6. This library has neither, because an ordinary optimizer would not use th
 :notation $S_u$: `shard_numel`, the length of one rank's part of it
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -64,7 +63,6 @@ from shardbook.parameters.parameter_sites import Site
 from shardbook.parameters.policy import Policy
 
 __all__ = ["FlatWithMasters", "dtypes_of"]
-# sidelit: show
 
 
 class FlatWithMasters(Flat):

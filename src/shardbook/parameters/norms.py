@@ -58,7 +58,6 @@ Policy(param_dtype=torch.bfloat16, fp32_modules=(), fp32_norms=(), fp32_losses=(
 :notation $d$: the number of values in the vector of one position
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import threading
@@ -84,7 +83,6 @@ __all__ = [
     "compute_in_fp32",
     "rules_in_force",
 ]
-# sidelit: show
 
 NORMS: tuple[type[nn.Module], ...] = (
     *(nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.SyncBatchNorm),

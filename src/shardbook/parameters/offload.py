@@ -99,7 +99,6 @@ chapter belong to an exchange, so they run on the stream of that exchange, in it
 :notation $i$: the number of a step
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from torch import Tensor
@@ -109,7 +108,6 @@ from shardbook.foundations.streams import host_waits_for_current_stream
 from shardbook.parameters.host import host_memory
 
 __all__ = ["move_in", "move_out", "put_away"]
-# sidelit: show
 
 
 def put_away(values: Tensor) -> Tensor:

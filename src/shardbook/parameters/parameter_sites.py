@@ -10,7 +10,6 @@ unit each one belongs. At its end it lists the parameters and models that cannot
 sharded.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -31,7 +30,6 @@ __all__ = [
     "sites_of",
     "unfit",
 ]
-# sidelit: show
 
 
 class Site:

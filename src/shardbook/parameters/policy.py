@@ -53,7 +53,6 @@ and dtype. If modules compute in 16 bits, the host casts its FP32 masters before
 are sent to the device, so only half the bytes cross.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -66,7 +65,6 @@ from torch import nn
 from shardbook.parameters.norms import LOSSES, NORM_FUNCTIONS, NORMS
 
 __all__ = ["Policy"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -31,7 +31,6 @@ parameters](unused.py), which the ranks make in any case, and every rank raises 
 error. The host waits for that comparison only after micro-batches in `no_sync`.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -52,6 +51,7 @@ from shardbook.foundations.versions import writes_to
 
 __all__ = ["CHANGED", "Found", "Watch", "refuse_changed"]
 
+# sidelit: hide
 # The number that a rank sends for a parameter whose gradient was changed. It is larger
 # than [the others](unused.py), so it is the largest of all ranks' numbers.
 CHANGED = 3

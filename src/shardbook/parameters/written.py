@@ -26,7 +26,6 @@ and after the constructor it holds the values of only one of them. For a tied pa
 the two numbers must therefore be equal.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +36,6 @@ from torch import Tensor, nn
 from shardbook.foundations.versions import writes_to
 
 __all__ = ["Writes"]
-# sidelit: show
 
 
 class Writes:

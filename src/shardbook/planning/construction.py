@@ -18,7 +18,6 @@ vectors, and the changes that [a policy](policy.py) makes to them. It leaves out
 temporaries of the function that gives a module its values.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -35,7 +34,6 @@ from shardbook.planning.policy_bytes import AS_IT_IS
 from shardbook.zero.model import Select, select
 
 __all__ = ["Built", "built", "is_sliced"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ allocator rounds a size up.
 :notation $h$: `config.heads`, the number of attention heads in a block
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -56,7 +55,6 @@ from shardbook.parameters.policy import Policy
 from shardbook.planning.policy_bytes import AS_IT_IS, layouts_with, total
 
 __all__ = ["Forecast", "Setup", "forecast"]
-# sidelit: show
 
 FLOAT, INTEGER = 4, 8
 

@@ -18,7 +18,6 @@ print(meter.peak, meter.now())
 The meter is slow, so use it for one step and not for a whole run.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import gc
@@ -36,7 +35,6 @@ from shardbook.foundations.torch_private import (
 )
 
 __all__ = ["Meter"]
-# sidelit: show
 
 
 class Meter(TorchDispatchMode):

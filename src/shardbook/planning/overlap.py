@@ -61,7 +61,6 @@ python -m shardbook.planning.overlap --flops 400e12 --bandwidth 50e9 --ranks 8 -
 :notation $t_c$: the seconds that the computation takes
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -72,7 +71,6 @@ from dataclasses import dataclass
 from shardbook.command import Mistake, Parser, complain
 
 __all__ = ["Wire", "main"]
-# sidelit: show
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,6 @@ steps and the bytes sent agree with the table exactly.
 :notation $n$: `layout.slots`, the tensors that the optimizer holds, as many as there are slots
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -70,7 +69,6 @@ from shardbook.planning.forecast import (
 from shardbook.planning.policy_bytes import AS_IT_IS, layouts_with, total
 
 __all__ = ["Own", "activations", "layouts_of", "one_vector", "own_bytes", "tables"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ by [an all-to-all](exchange.py), and added in FP32.
 :notation $R$: `copies`, the number of copies of the model
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -53,7 +52,6 @@ from shardbook.parameters.parameter_sites import sites_of
 from shardbook.parameters.policy import Policy
 
 __all__ = ["AS_IT_IS", "Kinds", "kinds_of", "layouts_with", "total"]
-# sidelit: show
 
 AS_IT_IS = Policy()
 

@@ -8,7 +8,6 @@ report adds nothing to the bytes that it reports.
 :figure: forecast_and_count
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -29,7 +28,6 @@ from shardbook.models.gpt import parameters
 from shardbook.planning.forecast import Forecast, Setup, forecast
 
 __all__ = ["Counted", "Progress", "report"]
-# sidelit: show
 
 
 @dataclass(slots=True)

@@ -67,7 +67,6 @@ And for a dtype that autocast cannot use, `torch.autocast` warns and casts nothi
 while this context raises an error.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import threading
@@ -81,7 +80,6 @@ from shardbook.precision.autocast_rules import RULES
 from shardbook.precision.casting import Casting, Setting, setting_of
 
 __all__ = ["autocast", "current", "restored"]
-# sidelit: show
 
 
 class autocast(ContextDecorator):

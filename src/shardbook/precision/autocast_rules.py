@@ -42,7 +42,6 @@ is on, PyTorch runs the layer's operations one by one instead. So here an evalua
 gives the same result as the forward pass in training.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -52,7 +51,6 @@ from enum import Enum, auto
 import torch
 
 __all__ = ["FP32_FUNCTIONS", "RULES", "Rule", "Rules"]
-# sidelit: show
 
 
 class Rule(Enum):

@@ -19,7 +19,6 @@ C++ and calls matrix products, as `tensordot` and a GRU do, `torch.autocast` cas
 inputs.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
@@ -40,6 +39,7 @@ from shardbook.precision.autocast_rules import RULES, Rule
 
 __all__ = ["Casting", "Setting", "setting_of"]
 
+# sidelit: hide
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 # sidelit: show
 

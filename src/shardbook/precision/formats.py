@@ -68,7 +68,6 @@ python -m shardbook.precision.formats 0.1
 :notation $b$: `Format.bias`, the number that is subtracted from the exponent field
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import math
@@ -81,7 +80,6 @@ from fractions import Fraction
 from shardbook.command import Mistake, Parser, complain
 
 __all__ = ["FORMATS", "Format"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

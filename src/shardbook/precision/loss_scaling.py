@@ -86,7 +86,6 @@ as long as no gradient becomes subnormal or infinite.
 :notation $S$: `factor`, the loss scale
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import math
@@ -102,7 +101,6 @@ from shardbook.precision import unscaling
 from shardbook.training.step_in_backward import refuse_to_scale
 
 __all__ = ["GradScaler"]
-# sidelit: show
 
 
 class GradScaler:

@@ -52,7 +52,6 @@ python -m shardbook.precision.rounding
 :notation $n$: the number of positions in a batch
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import math
@@ -69,7 +68,6 @@ from shardbook.models import corpus, gpt
 from shardbook.precision.formats import BF16, FP16, Format
 
 __all__ = ["Census", "census", "running_sum"]
-# sidelit: show
 
 
 def running_sum(values: Iterable[float], form: Format) -> float:

@@ -66,7 +66,6 @@ NaN, and then clipping sets the finite gradients of the other optimizers to 0.
 :notation $g$: the gradients before they are scaled
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import torch
@@ -83,7 +82,6 @@ from shardbook.precision.unscaling import divide_and_check
 from shardbook.training.step_in_backward import refuse_late
 
 __all__ = ["ShardedGradScaler"]
-# sidelit: show
 
 
 class ShardedGradScaler(GradScaler):

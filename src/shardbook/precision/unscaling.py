@@ -10,7 +10,6 @@ stays on the device, so the host need not wait for it here.
 :notation $S$: `factor`, the loss scale
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections import defaultdict
@@ -33,7 +32,6 @@ __all__ = [
     "refuse_twice",
     "step_unless",
 ]
-# sidelit: show
 
 
 @torch.no_grad()

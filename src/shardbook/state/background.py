@@ -24,7 +24,6 @@ next `save` or `wait` raises its error. Call `wait` before your program ends, be
 the last checkpoint may still be without its name.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -33,7 +32,6 @@ from threading import Thread
 import torch.distributed as dist
 
 __all__ = ["Background"]
-# sidelit: show
 
 
 class Background:

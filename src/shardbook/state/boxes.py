@@ -30,7 +30,6 @@ read the same checkpoint.
 :notation $d$: `shape`, the number of its entries
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +37,6 @@ from dataclasses import dataclass
 from math import prod
 
 __all__ = ["Box", "boxes"]
-# sidelit: show
 
 
 def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:

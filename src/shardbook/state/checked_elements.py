@@ -25,7 +25,6 @@ The memory of the empty tensor is never touched. The shapes in a model repeat, s
 frames serve many boxes.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import zlib
@@ -44,7 +43,6 @@ from shardbook.state.checkpoint_index import Changed
 from shardbook.state.tensor_file import PIECE, as_tensor, new_room
 
 __all__ = ["Archives", "Elements", "Pieces", "take"]
-# sidelit: show
 
 # The position of a box's first element in its file, the number of bytes, and the CRC-32
 # of each piece.

@@ -11,7 +11,6 @@ descriptions of tensors. Any other name is refused before anything is called. Th
 with the elements are read with `weights_only=True`, for the same reason.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import pickle
@@ -25,7 +24,6 @@ from torch.distributed.checkpoint.metadata import Metadata
 from shardbook.foundations.torch_private import INDEX_NAMES
 
 __all__ = ["Changed", "Damaged", "index_of", "reason"]
-# sidelit: show
 
 
 class Damaged(ValueError):

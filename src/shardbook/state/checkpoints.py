@@ -39,7 +39,6 @@ values from the checkpoint that is damaged. So load another checkpoint before yo
 that model.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import gc
@@ -77,7 +76,6 @@ from shardbook.state.stored import Stretch
 from shardbook.state.together import gathered, on_each, on_first, told_alike
 
 __all__ = ["Checkpoints", "Damaged"]
-# sidelit: show
 
 
 class Checkpoints:

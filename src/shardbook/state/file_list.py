@@ -21,7 +21,6 @@ A checksum detects bytes that a disk or a copy has lost. It does not protect aga
 person who changes a file, because that person can change the list, too.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
@@ -42,7 +41,6 @@ __all__ = [
     "flush_folder",
     "write_list",
 ]
-# sidelit: show
 
 WHOLE = "whole.json"
 FORMAT = 1

@@ -22,7 +22,6 @@ folder and a model have to agree in all names. The caller lists the names that a
 may hold in addition, such as tables that an older version of the model saved.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
@@ -50,7 +49,6 @@ __all__ = [
     "some",
     "wanted",
 ]
-# sidelit: show
 
 # Gives the name in a folder for the name of a parameter or buffer, or `None` if the
 # folder does not hold it.

@@ -21,7 +21,6 @@ pickles each of them. They are read with `weights_only=True`, which creates numb
 strings and tuples, and no other objects.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import io
@@ -39,7 +38,6 @@ from shardbook.state.sharded_files import Reader
 from shardbook.state.stored import MODEL, OPTIMIZER
 
 __all__ = ["Foreign", "group_settings", "refusal"]
-# sidelit: show
 
 GROUPS = OPTIMIZER.replace("state", "param_groups")
 

@@ -18,7 +18,6 @@ such a model, the function returns tensors that were not passed in. Then the nam
 memory are kept, and the library can read those as well.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import sys
@@ -29,7 +28,6 @@ import torch
 from torch import nn
 
 __all__ = ["names_in_files"]
-# sidelit: show
 
 
 def names_in_files(model: nn.Module, names: Iterable[str]) -> dict[str, str]:

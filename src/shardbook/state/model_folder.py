@@ -38,7 +38,6 @@ A tied weight is stored under its first name only, because the format stores eac
 element once. The head of its file lists its other names.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
@@ -75,7 +74,6 @@ from shardbook.state.tensor_file import Named, Place, fill, laid_out, new_room, 
 from shardbook.state.together import on_each, on_first
 
 __all__ = ["load_safetensors", "save_safetensors"]
-# sidelit: show
 
 Files = dict[str, tuple[bytes, dict[str, Place], int]]
 

@@ -12,7 +12,6 @@ entry first needs memory to be read into. The checkpoint's index lists the entri
 their shapes and dtypes.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,6 @@ from torch.optim import Optimizer
 from shardbook.state.stored import OPTIMIZER, Stretch, entry, places_in
 
 __all__ = ["groups_from", "groups_of", "numbered", "settings_of", "wanted_state"]
-# sidelit: show
 
 
 def wanted_state(

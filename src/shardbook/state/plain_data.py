@@ -15,14 +15,12 @@ tuples and dictionaries are marked:
 Numbers are restored bit for bit, even `nan` and infinities.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
 __all__ = ["plain", "restored"]
-# sidelit: show
 
 
 def plain(value: Any, where: str) -> Any:

@@ -17,7 +17,6 @@ ranks reads rank 0's buffers, which have their usual names:
 | `shardbook.rank.1.generator.python` | the state of Python's `random` on rank 1 |
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
@@ -37,7 +36,6 @@ from shardbook.zero.conductor import conductor_of
 from shardbook.zero.model_casts import before_casting
 
 __all__ = ["blob", "buffers", "generators", "go_on", "own"]
-# sidelit: show
 
 
 def own(kind: str, name: str) -> str:

@@ -27,7 +27,6 @@ Pass other objects with `state_dict` and `load_state_dict`, such as a schedule o
 scaler](sharded_scaler.py), as keyword arguments.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
@@ -67,7 +66,6 @@ __all__ = [
     "save_run",
     "state_of",
 ]
-# sidelit: show
 
 
 class Stateful(Protocol):

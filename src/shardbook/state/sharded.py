@@ -26,7 +26,6 @@ same files. Nothing is gathered, so a rank needs no memory for the model in addi
 its own elements.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -67,7 +66,6 @@ from shardbook.state.stored import Stretch
 from shardbook.state.together import on_each
 
 __all__ = ["read", "write"]
-# sidelit: show
 
 
 def write(

@@ -16,7 +16,6 @@ If a folder has no [list of its files](file_list.py), another program wrote it. 
 own reader reads such a folder.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import os
@@ -50,7 +49,6 @@ from shardbook.state.file_list import elements_in
 from shardbook.state.tensor_file import new_room
 
 __all__ = ["Reader", "Writer"]
-# sidelit: show
 
 
 class Writer(FileSystemWriter):

@@ -25,7 +25,6 @@ or buffer, as in `model.norm.bias`. For optimizer state, `optim.state.` comes be
 parameter's name and the entry after it: `optim.state.norm.bias.exp_avg`.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -51,7 +50,6 @@ __all__ = [
     "stretches",
     "stretches_of_state",
 ]
-# sidelit: show
 
 MODEL, OPTIMIZER = "model", "optim.state"
 

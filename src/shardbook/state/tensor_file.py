@@ -22,7 +22,6 @@ an address that is not a multiple of 4. Therefore the tensors with the largest e
 come first. The library `safetensors` uses the same order.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
@@ -49,7 +48,6 @@ __all__ = [
     "places_in",
     "pour",
 ]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ The results and errors are sent as pickles between the ranks of one program. No 
 contains them.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from shardbook.state.checkpoint_index import reason
 
 __all__ = ["gathered", "on_each", "on_first", "told_alike"]
 
+# sidelit: hide
 T = TypeVar("T")
 # sidelit: show
 

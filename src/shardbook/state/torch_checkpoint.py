@@ -29,7 +29,6 @@ book has PyTorch's format: `torch.distributed.checkpoint.load` reads it into the
 of a `fully_shard` model.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import pickle
@@ -63,7 +62,6 @@ from shardbook.state.together import on_each, on_first
 from shardbook.training.optimizer_state import load_optimizer_state_dict
 
 __all__ = ["load_torch_checkpoint"]
-# sidelit: show
 
 
 @torch.no_grad()

@@ -18,7 +18,6 @@ They also move the same bytes in larger groups, so that more computation hides e
 copy.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
@@ -44,7 +43,6 @@ __all__ = [
     "refuse_others",
     "slices_of",
 ]
-# sidelit: show
 
 
 def slices_of(

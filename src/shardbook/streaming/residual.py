@@ -57,7 +57,6 @@ pieces of different tensors together, into values that no rank had.
 :notation $d$: the number of values that stand for one position
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -78,7 +77,6 @@ from shardbook.foundations.versions import writes_to
 from shardbook.parameters.host import Crossing, to_host
 
 __all__ = ["Residual", "offload", "partition"]
-# sidelit: show
 
 LEAST, ACTIVATIONS = 2**16, "activations"
 

@@ -54,7 +54,6 @@ with many sequences at a time.
 :notation $a_k$: the bytes that autograd saves within slice $k$
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -79,7 +78,6 @@ from shardbook.streaming.chain_cuts import (
 from shardbook.streaming.residual import offload
 
 __all__ = ["stream"]
-# sidelit: show
 
 
 def stream(

@@ -20,7 +20,6 @@ The GPT draws no random numbers while it trains. For a model with dropout, the s
 the rank's random number generators are saved, too.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -45,7 +44,6 @@ from shardbook.train.schedule import Schedule
 from shardbook.zero.model import shard
 
 __all__ = ["Run", "assemble", "make_optimizer", "mistakes", "policy_of", "setup_of"]
-# sidelit: show
 
 
 @dataclass(slots=True)

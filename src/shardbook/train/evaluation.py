@@ -14,7 +14,6 @@ gather needs all ranks. So all ranks evaluate, each on its own share of the text
 ranks continue the prompt, too, with the same result, and rank 0 prints it.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -29,7 +28,6 @@ from shardbook.models import corpus, gpt
 from shardbook.train.tokens import load
 
 __all__ = ["evaluate", "mean_over_ranks", "sample"]
-# sidelit: show
 
 
 @torch.no_grad()

@@ -31,7 +31,6 @@ Without `torchrun` the same program trains on one rank. World size 1 is not a sp
 case in this book: the same lines run, and the collectives send nothing.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -68,7 +67,6 @@ from shardbook.train.tracking import labml_shows, refuse_missing_tracker, tracki
 from shardbook.training.clip import clip_grad_norm_, dtype_of_all, limit
 
 __all__ = ["main", "make_optimizer", "step", "train"]
-# sidelit: show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,7 +45,6 @@ script for Slurm and a `PyTorchJob` for Kubernetes.
 :notation $B$: the bytes of all parameters
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -62,7 +61,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 from shardbook.command import Mistake
 
 __all__ = ["Shape", "mesh_of", "part_of_store", "refuse_unfit_shape", "shape"]
-# sidelit: show
 
 
 class Shape(NamedTuple):

@@ -23,7 +23,6 @@ folder, all of its files are used in the order of their names, so every rank see
 same row. Files whose names begin with a dot are left out.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import hashlib
@@ -40,7 +39,6 @@ from shardbook.command import Mistake
 from shardbook.models.corpus import Text
 
 __all__ = ["MappedText", "files_of", "fingerprint"]
-# sidelit: show
 
 
 class MappedText:

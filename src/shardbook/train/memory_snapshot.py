@@ -41,7 +41,6 @@ whole at that moment. In this run, the backward pass of GELU was in block 3, whi
 2 was prefetched.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import json
@@ -61,6 +60,7 @@ from shardbook.zero.conductor import conductor_of
 
 __all__ = ["MemorySnapshot"]
 
+# sidelit: hide
 Named = dict[int, tuple[str, str]]
 OTHER = "activations and temporaries"
 # sidelit: show

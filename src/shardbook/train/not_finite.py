@@ -46,7 +46,6 @@ first unit whose parameters are not finite.
 :notation $S$: `scale`, the loss scale, 1 without a scaler
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import math
@@ -72,7 +71,6 @@ from shardbook.zero.prefetch import PrefetchingConductor
 from shardbook.zero.unit import Unit
 
 __all__ = ["NotFinite", "not_finite"]
-# sidelit: show
 
 
 class NotFinite:

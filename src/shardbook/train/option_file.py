@@ -25,7 +25,6 @@ are checked like those of the command line. If a value is wrong, the message nam
 file and the line.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -43,7 +42,6 @@ else:
     import tomli as tomllib
 
 __all__ = ["arguments_in"]
-# sidelit: show
 
 
 def arguments_in(path: Path, parser: argparse.ArgumentParser) -> list[str]:

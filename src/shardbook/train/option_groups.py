@@ -11,7 +11,6 @@ resuming](saving.py#saving). [All groups together](options.py) form the command 
 Each option can also be given [in a file](option_file.py).
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -27,6 +26,7 @@ from shardbook.train.tokens import CACHE
 
 __all__ = ["add_groups"]
 
+# sidelit: hide
 Add = Callable[..., Any]
 # sidelit: show
 

@@ -9,7 +9,6 @@ and a mistake [is reported in one sentence](command.py). Then [the ranks
 meet](ranks.py), and [training begins](loop.py).
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -26,7 +25,6 @@ from shardbook.train.ranks import LAUNCH
 from shardbook.train.tokens import load
 
 __all__ = ["add_config", "parse", "parser", "read"]
-# sidelit: show
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -37,7 +37,6 @@ fragmentation of an allocator. On a GPU and with `--compile`, other tensors are 
 the backward pass than on a CPU, so the activations are an estimate there.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -56,7 +55,6 @@ from shardbook.train.machines import refuse_unfit_shape
 from shardbook.train.ranks import choose_device, number
 
 __all__ = ["Plan", "plan", "plan_figures", "table"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

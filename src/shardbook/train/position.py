@@ -27,7 +27,6 @@ batches.load_state_dict(saved)
 :notation $N_d$: `world_size`, the number of ranks that read the text
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -39,7 +38,6 @@ from shardbook.models.corpus import Reader
 from shardbook.train.mapped_text import fingerprint
 
 __all__ = ["Batches"]
-# sidelit: show
 
 
 class Batches:

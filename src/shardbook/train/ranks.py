@@ -9,7 +9,6 @@ the ranks meet. This chapter reads these variables, joins the process group, and
 it at the end.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -26,7 +25,6 @@ from shardbook.command import Mistake, OwnMistake
 from shardbook.train.machines import part_of_store
 
 __all__ = ["LAUNCH", "machine", "start"]
-# sidelit: show
 
 LAUNCH = "torchrun --standalone --nproc-per-node 2 -m shardbook.train"
 

@@ -32,7 +32,6 @@ store](store_rounds.py). No other rank can finish that step before this rank has
 it. So every rank finds the number in the store when it checks after that step.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -51,7 +50,6 @@ from shardbook.state.checkpoints import Checkpoints
 from shardbook.train.assemble import Run
 
 __all__ = ["LEFT", "Saves", "saving"]
-# sidelit: show
 
 # The exit code of a program that was ended by `SIGTERM`.
 LEFT = 128 + signal.SIGTERM

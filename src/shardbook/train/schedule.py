@@ -25,7 +25,6 @@ a run that is resumed at step 700 has the rate of step 700.
 :notation $x$: how far the run is after the warm-up, from 0 to 1
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import math
@@ -34,7 +33,6 @@ from dataclasses import dataclass
 import torch
 
 __all__ = ["Schedule"]
-# sidelit: show
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ The end of the text, one tenth by default, is held out. The model is never train
 this part, and [evaluations](evaluation.py) use it. `--held-out` sets its size.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -27,7 +26,6 @@ from shardbook.train.mapped_text import MappedText, files_of
 from shardbook.train.tokens import encoded, load, token_dtype
 
 __all__ = ["prepare", "readers", "stored"]
-# sidelit: show
 
 
 def prepare(options: argparse.Namespace) -> None:

@@ -20,7 +20,6 @@ A token takes 2 bytes if the vocabulary has at most 65,536 tokens, and otherwise
 text is encoded in pieces of 1 MB that consist of whole lines, so no word is cut.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import fcntl
@@ -36,7 +35,6 @@ import torch
 from shardbook.command import Mistake
 
 __all__ = ["CACHE", "encoded", "load", "token_dtype"]
-# sidelit: show
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardbook"
 PIECE = 2**20

@@ -23,7 +23,6 @@ optimizer's state. The last step runs under [the meter](measure.py), which slows
 down.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -35,7 +34,6 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 __all__ = ["traced"]
-# sidelit: show
 
 
 @contextmanager

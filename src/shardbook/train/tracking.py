@@ -32,7 +32,6 @@ terminal labml also shows the figures, in place of [the line of
 progress](report.py#Progress).
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import argparse
@@ -57,6 +56,7 @@ from shardbook.command import Mistake
 
 __all__ = ["labml_shows", "refuse_missing_tracker", "tracking"]
 
+# sidelit: hide
 Track = Callable[[int, Mapping[str, float]], None]
 # sidelit: show
 

@@ -44,7 +44,6 @@ bits may differ.
 :notation $\Psi_u$: `numel`, the number of parameters of the unit
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -55,7 +54,6 @@ from torch import nn
 from shardbook.zero.conductor import conductor_of
 
 __all__ = ["no_sync"]
-# sidelit: show
 
 
 @contextmanager

@@ -27,7 +27,6 @@ with gradients of 0. If the factor were NaN, all their weights would become NaN.
 :notation $g_i$: one element of it
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import math
@@ -45,7 +44,6 @@ from shardbook.zero.conductor import conductor_of
 from shardbook.zero.unit import Unit
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
-# sidelit: show
 
 
 @torch.no_grad()

@@ -22,7 +22,6 @@ masters.
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -34,7 +33,6 @@ from torch import nn
 from shardbook.zero.conductor import conductor_of
 
 __all__ = ["full_precision"]
-# sidelit: show
 
 
 @contextmanager

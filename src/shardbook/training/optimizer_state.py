@@ -26,7 +26,6 @@ a rank needs memory for a single vector of $P_u$ elements.
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -48,6 +47,7 @@ from shardbook.zero.unit import Unit
 
 __all__ = ["load_optimizer_state_dict", "optimizer_state_dict"]
 
+# sidelit: hide
 StateDict = dict[str, Any]
 # sidelit: show
 

@@ -35,7 +35,6 @@ to be added up under `no_sync`, because a step follows each exchange.
 :notation $S_u$: `shard_numel`, the length of one rank's part of unit $u$
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -56,6 +55,7 @@ __all__ = [
     "steps_in_backward",
 ]
 
+# sidelit: hide
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 # sidelit: show
 

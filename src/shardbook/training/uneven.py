@@ -46,7 +46,6 @@ of none. And zero times an infinite loss is NaN.
 :notation $g_r$: the gradient of rank $r$
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -59,6 +58,7 @@ from shardbook.foundations.collectives import all_reduce, world
 
 __all__ = ["join"]
 
+# sidelit: hide
 B = TypeVar("B")
 # sidelit: show
 

@@ -32,7 +32,6 @@ later. A write would be lost, because a rank stores only its slice. So the end o
 block refuses a write. To write parameters, use [`load_state_dict`](state_dict.py).
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -58,7 +57,6 @@ from shardbook.zero.demand import Handed, Pair, outermost
 from shardbook.zero.hooks import Hooks, Use
 
 __all__ = ["whole"]
-# sidelit: show
 
 
 @contextmanager

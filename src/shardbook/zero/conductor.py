@@ -32,7 +32,6 @@ issue the same exchanges in the same order, and each exchange meets its partners
 check](exchange_order.py) makes sure of that.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -52,7 +51,6 @@ from shardbook.zero.unit import State, Unit
 from shardbook.zero.unused import Usage
 
 __all__ = ["Conductor", "Driver", "conductor_of"]
-# sidelit: show
 
 
 class Conductor:

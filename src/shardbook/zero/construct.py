@@ -63,7 +63,6 @@ shard(model, units=LlamaDecoderLayer, init=model._init_weights)
 :notation $R_u$: the number of parameters of the root that have memory when unit $u$ is cut
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -87,6 +86,7 @@ from shardbook.parameters.written import Writes
 
 __all__ = ["Construction", "Init"]
 
+# sidelit: hide
 Init = Callable[[nn.Module], Any]
 # sidelit: show
 

@@ -38,7 +38,6 @@ row of ones. So [a gradient that is stored](hooks.py#Hooks.arrive) announces its
 too.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import threading
@@ -68,7 +67,6 @@ __all__ = [
     "take_away",
     "take_interrupted_away",
 ]
-# sidelit: show
 
 # A number above that of every node, for a moment that belongs to no node.
 YOUNGEST = 2**64

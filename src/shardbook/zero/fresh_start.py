@@ -19,7 +19,6 @@ earlier, because another rank's optimizer may have stepped since.
 | gathered parameters | any forward pass | the next one, unless [no rank can have stepped](#expire) |
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -33,7 +32,6 @@ from shardbook.zero.demand import take_away, take_interrupted_away
 from shardbook.zero.unit import State, Unit
 
 __all__ = ["clear_away", "forget_failed", "recover", "start_alone"]
-# sidelit: show
 
 
 def recover(conductor: Any) -> None:

@@ -38,7 +38,6 @@ gather. If it kept every unit from the forward pass until the backward pass, the
 would grow with the number of layers, which is exactly what sharding prevents.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import weakref
@@ -70,7 +69,6 @@ from shardbook.zero.unit import Unit
 from shardbook.zero.views import refuse_views
 
 __all__ = ["Hooks"]
-# sidelit: show
 
 
 @dataclass(eq=False, slots=True)

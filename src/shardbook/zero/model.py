@@ -50,7 +50,6 @@ weights until the backward pass. With a [policy](policy.py#Policy) the units the
 are gathered in 16 bits, and no such copies are made.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -82,6 +81,7 @@ from shardbook.zero.zero3 import Zero3
 
 __all__ = ["STAGES", "Zero3Layer", "Zero3Sequential", "shard"]
 
+# sidelit: hide
 M = TypeVar("M", bound=nn.Module)
 Classes = type[nn.Module] | Sequence[type[nn.Module]]
 Predicate = Callable[[str, nn.Module], bool]

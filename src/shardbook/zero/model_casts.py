@@ -29,7 +29,6 @@ as they are. Tensors are found in lists, dictionaries and dataclasses, at any de
 copy of the container, so the caller does not see what the model puts into it.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -47,7 +46,6 @@ from shardbook.parameters.policy import Policy
 from shardbook.zero.conductor import conductor_of
 
 __all__ = ["before_casting", "enforce"]
-# sidelit: show
 
 
 def enforce(policy: Policy, model: nn.Module) -> None:

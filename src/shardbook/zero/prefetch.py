@@ -15,7 +15,6 @@ so the unit whose forward pass ended last comes first.
 :figure: timeline_prefetch
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 import sys
@@ -38,7 +37,6 @@ from shardbook.zero.fresh_start import recover
 from shardbook.zero.unit import State, Unit
 
 __all__ = ["Prefetch", "PrefetchingConductor", "Route"]
-# sidelit: show
 
 
 class PrefetchingConductor(Conductor):

@@ -27,7 +27,6 @@ elements.
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -42,7 +41,6 @@ from shardbook.parameters.parameter_sites import Site
 from shardbook.zero.unit import Unit
 
 __all__ = ["Replicated"]
-# sidelit: show
 
 
 class Replicated(Unit):

@@ -25,7 +25,6 @@ if rank == 0:
 ```
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -42,7 +41,6 @@ from shardbook.zero.conductor import conductor_of
 from shardbook.zero.unit import State, Unit
 
 __all__ = ["keep_state_dict_whole", "on_the_host", "rank0_only"]
-# sidelit: show
 
 
 def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:

@@ -60,7 +60,6 @@ at an aligned address. Hence $P_u \ge \Psi_u$.
 :notation $r$: `rank`, the number of one rank
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -87,7 +86,6 @@ from shardbook.parameters.parameter_sites import Site
 from shardbook.parameters.policy import Policy
 
 __all__ = ["State", "Unit"]
-# sidelit: show
 
 
 class State(Enum):

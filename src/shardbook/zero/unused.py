@@ -37,7 +37,6 @@ exchanges these units in the order of the model. So each rank may drop layers at
 `shard(model, unused="zero")` gives unused parameters the gradient zero instead.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -57,6 +56,7 @@ from shardbook.zero.unit import Unit
 
 __all__ = ["Usage"]
 
+# sidelit: hide
 NOT_DUE, DUE, USED = range(3)
 # sidelit: show
 

@@ -24,7 +24,6 @@ module as a copy and needs no search.
 A view is not found if only a closure, a global list or another object holds it.
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
@@ -41,7 +40,6 @@ from shardbook.foundations.torch_private import (
 from shardbook.zero.unit import Unit
 
 __all__ = ["refuse_views"]
-# sidelit: show
 
 
 def refuse_views(

@@ -32,7 +32,6 @@ updates these.
 :notation $P_{os}$: the paper's name for this stage
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from typing import ClassVar
@@ -45,7 +44,6 @@ from shardbook.parameters.gradients import FlatWithGradients
 from shardbook.zero.replicate import Replicated
 
 __all__ = ["Zero1"]
-# sidelit: show
 
 
 class Zero1(Replicated):

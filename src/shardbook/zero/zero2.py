@@ -29,7 +29,6 @@ once, but then stage 2 saves no memory.
 :notation $P_{os+g}$: the paper's name for this stage
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from typing import ClassVar
@@ -37,7 +36,6 @@ from typing import ClassVar
 from shardbook.zero.zero1 import Zero1
 
 __all__ = ["Zero2"]
-# sidelit: show
 
 
 class Zero2(Zero1):

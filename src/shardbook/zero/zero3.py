@@ -29,7 +29,6 @@ that.
 :notation $P_{os+g+p}$: the paper's name for this stage
 """
 
-# sidelit: hide
 from __future__ import annotations
 
 from typing import ClassVar
@@ -38,7 +37,6 @@ from shardbook.parameters.flat import Flat, resize
 from shardbook.zero.zero2 import Zero2
 
 __all__ = ["Zero3"]
-# sidelit: show
 
 
 class Zero3(Zero2):
