@@ -1,9 +1,9 @@
 # `make` alone lists what there is. Every target makes the environment it needs first:
-# .venv-site holds the press without torch, .venv holds everything.
+# .venv-site holds the press without torch, .venv-labs the book with Jupyter, .venv everything.
 #
 #   PYTHON=python3.12     the Python that makes the environments
 #   PIP_ARGS="…"          more arguments for pip, such as an index with CPU builds of torch
-#   ARGS="…"              arguments for the tests (pytest), the mutants, the soak, the benchmarks or the recordings
+#   ARGS="…"              arguments for the book, the tests (pytest), the mutants, the soak, the benchmarks or the recordings
 #   JOBS=2                how many processes share the tests; left out: one for each core
 
 PYTHON ?= python3
@@ -13,11 +13,12 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 SITE := .venv-site
 ALL := .venv
+LABS := .venv-labs
 SLOWEST := --durations 30
 PINS := pyproject.toml constraints.txt tools/environment.py
 
 .DEFAULT_GOAL := help
-.PHONY: help site pack serve test test-all mutants soak lint bench bench-press record clean
+.PHONY: help site pack book slides serve labs test test-all mutants soak lint bench bench-press record clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -30,8 +31,17 @@ site: $(SITE)/.ready ## build the site into build/site/, every warning an error
 pack: $(SITE)/.ready ## the site as one folder and one archive in build/pack/ that open from a disk
 	@$(SITE)/bin/sidelit pack
 
+book: $(SITE)/.ready ## the site as one PDF in each language in build/book/; needs Chromium; ARGS="--lang en"
+	@$(SITE)/bin/sidelit book $(ARGS)
+
+slides: $(SITE)/.ready ## slides of a lesson or a lab in build/slides/, for a browser; ARGS="one_step --lang en"
+	@$(SITE)/bin/sidelit slides $(ARGS)
+
 serve: $(SITE)/.ready ## show the site on this machine and rebuild it on every save
 	@$(SITE)/bin/sidelit serve
+
+labs: $(LABS)/.ready ## open the labs in JupyterLab, in the language of LANG; ARGS="--lang ja" names one
+	@$(LABS)/bin/python tools/open_labs.py $(ARGS)
 
 test: $(ALL)/.ready ## prove it, in minutes
 	@$(ALL)/bin/python tools/chromium.py
@@ -68,7 +78,12 @@ clean: ## remove what was built; the environments stay
 
 $(SITE)/.ready: $(PINS)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; name one with \`make PYTHON=…\`" >&2; exit 1; }
-	@$(PYTHON) tools/environment.py $(SITE) site $(PIP_ARGS)
+	@$(PYTHON) tools/environment.py $(SITE) site,labs,book $(PIP_ARGS)
+	@touch $@
+
+$(LABS)/.ready: $(PINS)
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; name one with \`make PYTHON=…\`" >&2; exit 1; }
+	@$(PYTHON) tools/environment.py $(LABS) jupyter $(PIP_ARGS)
 	@touch $@
 
 $(ALL)/.ready: $(PINS)

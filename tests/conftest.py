@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -27,6 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     Ranks wait for each other many times in a step. Where another core has to be woken up for that, as in a
     virtual machine, the waiting takes longer than the work.
     """
+    # Where a shell has started the tests in the background, they ignore Ctrl-C, and so would all they start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     worker: dict[str, Any] = getattr(config, "workerinput", {})
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))

@@ -2,7 +2,8 @@
 
     @pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[3]))
 
-What is cheap to try has no such table.
+Of the cases that take seconds each, `.ci/run` tries one of a few, `turn=3` one of three. What is cheap to try
+has no such table.
 """
 
 from __future__ import annotations
@@ -13,14 +14,21 @@ from typing import Any
 import pytest
 
 
-def rows(every: Iterable[Any], *, now: Sequence[Any]) -> list[Any]:
-    """The rows for `pytest.mark.parametrize`, of which `make test` runs those in `now`."""
+def rows(every: Iterable[Any], *, now: Sequence[Any], turn: int = 1) -> list[Any]:
+    """The rows for `pytest.mark.parametrize`, of which `make test` runs those in `now`, and `.ci/run` these
+    and one of `turn` others.
+    """
     every = list(every)
     unknown = [row for row in now if row not in every]
     assert not unknown, f"{unknown} are no rows of {every}"
+    others = [row for row in every if row not in now]
+    early = others[::turn]
     return [
         row
         if row in now
-        else pytest.param(*row if isinstance(row, tuple) else (row,), marks=pytest.mark.full)
+        else pytest.param(
+            *row if isinstance(row, tuple) else (row,),
+            marks=[pytest.mark.full] if row in early else [pytest.mark.full, pytest.mark.matrix],
+        )
         for row in every
     ]

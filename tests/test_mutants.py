@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mutants import file_of
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -130,5 +132,4 @@ def test_what_the_data_names_is_there() -> None:
 
 
 def source(module: str) -> str:
-    (file,) = (ROOT / "src" / "shardbook").rglob(f"{module}.py")
-    return file.read_text("utf-8")
+    return file_of(ROOT / "src" / "shardbook", module).read_text("utf-8")

@@ -154,6 +154,18 @@ def test_a_release_that_disagrees_is_told(project: Path, capsys: pytest.CaptureF
         assert words in told
 
 
+def test_a_mistake_in_the_configuration_is_one_sentence(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (project / "site/sidelit.toml").open("a", encoding="utf-8") as file:
+        file.write('[public]\nurl = "https://ada.github.io/loom/"\n')
+    assert release.main(["prepare", "2.3.4"], project) == 1
+    assert (
+        capsys.readouterr().err
+        == "site/sidelit.toml:4: unknown key `public`; remove it or mend its spelling\n"
+    )
+
+
 def test_a_person_is_named_as_archives_name_people() -> None:
     person = {"family-names": "Lovelace", "given-names": "Ada", "orcid": "https://orcid.org/0000-0001"}
     assert release.creator(person) == {"name": "Lovelace, Ada", "orcid": "0000-0001"}

@@ -34,8 +34,8 @@ QUICK = [
     *("ring", "sketch", "states", "step", "three_dimensions", "vector"),
 ]
 
-# These take a minute each, and `.ci/run` leaves them to `make test-all`.
-LONG = ["closing", "losses", "timeline"]
+# These take half a minute to a minute each, and `.ci/run` leaves them to `make test-all`.
+LONG = ["closing", "gradients", "losses", "stages", "timeline"]
 
 
 def committed(name: str) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def committed(name: str) -> dict[str, Any]:
 
 
 def test_each_recording_has_its_file_and_each_file_its_recording() -> None:
-    assert sorted(path.stem for path in frame.FOLDER.iterdir()) == frame.names()
+    assert sorted(path.stem for path in frame.FOLDER.glob("*.json")) == frame.names()
 
 
 @pytest.mark.parametrize("name", frame.names())

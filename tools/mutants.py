@@ -99,13 +99,21 @@ class DeleteStatement(Operator):
 
 def made(session: WorkDB, modules: list[str]) -> dict[str, list[WorkItem]]:
     """What may be drawn, by module: the mutants of the code that runs in a right program."""
-    init([next(CORE.rglob(f"{module}.py")) for module in modules], session, {})
+    init([file_of(CORE, module) for module in modules], session, {})
     found: dict[str, list[WorkItem]] = {module: [] for module in modules}
     for item in session.work_items:
         (mutation,) = item.mutations
         if not any(first <= mutation.start_pos < last for first, last in no_code(mutation.module_path)):
             found[mutation.module_path.stem].append(item)
     return found
+
+
+def file_of(package: Path, module: str) -> Path:
+    """The file of a module of the training core. The checks of a lab may have its name, and are not meant."""
+    (file,) = (
+        path for path in package.rglob(f"{module}.py") if "labs" not in path.relative_to(package).parts
+    )
+    return file
 
 
 @cache

@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from sidelit import config
+from sidelit.errors import SidelitError
 
 ROOT = Path(__file__).parent.parent
 ZENODO = ".zenodo.json"
@@ -32,6 +33,14 @@ ADDRESSES = {"url": "url", "repository-code": "repository"}
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     """Run the command line; what is wrong is one line each, and exit code 1."""
     given = parser().parse_args(arguments)
+    try:
+        return _run(given, root)
+    except SidelitError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _run(given: argparse.Namespace, root: Path) -> int:
     if given.command == "prepare":
         prepare(root, given.version, given.date or date.today().isoformat())
         print(f"Look at the changes; then: sidelit publish, git commit, git tag v{given.version}")

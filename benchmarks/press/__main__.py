@@ -22,6 +22,8 @@ from benchmarks.press.cost import Cost, run, sidelit
 
 MB = 1e6
 PAGE = "hooks.html"
+# The folder of each language's pages.
+LANGUAGES = {"en": "", "ja": "ja/", "zh": "zh/"}
 Figures = dict[str, float]
 
 
@@ -48,9 +50,12 @@ GOALS = (
     Goal("one_edit_build_share", 0.05),
     Goal("one_edit_serve_share", 0.05),
     Goal("peak_of_four_times_ratio", 1.1),
-    *(Goal(f"visit_bytes_{width}", 100_000) for width in visit.HEIGHTS),
-    *(Goal(f"visit_requests_{width}", 12) for width in visit.HEIGHTS),
-    *(Goal(f"visit_shift_{width}", 0.02) for width in visit.HEIGHTS),
+    *(
+        Goal(f"visit_{name}_{lang}_{width}", limit)
+        for name, limit in (("bytes", 100_000), ("requests", 12), ("shift", 0.02))
+        for lang in LANGUAGES
+        for width in visit.HEIGHTS
+    ),
 )
 
 
@@ -149,16 +154,18 @@ def in_memory(folder: Path, options: argparse.Namespace) -> Figures:
 
 
 def in_a_browser(folder: Path, options: argparse.Namespace) -> Figures:
-    """A first visit to a chapter."""
+    """A first visit to a chapter, in each language."""
     project = folder / "three"
     if not project.exists():
         book.copied(project)
     book.cold(project)
-    found = visit.visits(project / "build" / "site", PAGE)
+    folder = project / "build" / "site"
+    found = {lang: visit.visits(folder, prefix + PAGE) for lang, prefix in LANGUAGES.items()}
     return {
-        f"visit_{name}_{width}": getattr(seen, name)
-        for width, seen in found.items()
+        f"visit_{name}_{lang}_{width}": getattr(seen, name)
         for name in ("bytes", "requests", "shift")
+        for lang, widths in found.items()
+        for width, seen in widths.items()
     }
 
 

@@ -21,7 +21,7 @@ from benchmarks.press.cost import Cost, run, sidelit
 
 ROOT = Path(__file__).parent.parent.parent
 CHAPTER = "src/shardbook/zero/hooks.py"
-NEEDED = ("src/shardbook", "site", "tests/book", "tests/press", "tests/browser", "pyproject.toml")
+NEEDED = ("src", "site", "notebooks", "tests", "pyproject.toml", "CITATION.cff")
 
 
 def copied(folder: Path) -> Path:
@@ -33,8 +33,6 @@ def copied(folder: Path) -> Path:
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, target)
-    for path in (ROOT / "tests").glob("*.py"):
-        shutil.copy(path, folder / "tests")
     return folder
 
 
@@ -64,7 +62,8 @@ def edit(folder: Path) -> None:
     """Write one more sentence into the first comment of the chapter that stands alone on its line."""
     path = folder / CHAPTER
     text = path.read_text("utf-8")
-    path.write_text(re.sub(r"(?m)^(    # .*\.)$", r"\1 It is so.", text, count=1), encoding="utf-8")
+    longer = re.sub(r"(?m)^(    # (?!sidelit:).*\.)$", r"\1 It is so.", text, count=1)
+    path.write_text(longer, encoding="utf-8")
 
 
 def pages(folder: Path) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -54,16 +54,28 @@ def _visit(browser: Browser, address: str, width: int) -> Visit:
     context.add_init_script(_SHIFTS)
     tab = context.new_page()
     told = context.new_cdp_session(tab)
-    sizes: list[int] = []
+    sizes: dict[str, int] = {}
     told.send("Network.enable")
-    told.on("Network.loadingFinished", lambda event: sizes.append(int(event["encodedDataLength"])))
+    # What stands in a stylesheet as `data:` is no request.
+    told.on("Network.requestWillBeSent", lambda event: _asked(event, sizes))
+    told.on("Network.loadingFinished", lambda event: _answered(event, sizes))
     tab.goto(address, wait_until="networkidle")
     tab.evaluate("document.fonts.ready.then(() => null)")
     # Two frames: the first may still be laid out while this is asked.
     tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     shift = float(tab.evaluate("window.jumped"))
     context.close()
-    return Visit(sum(sizes), len(sizes), shift)
+    return Visit(sum(sizes.values()), len(sizes), shift)
+
+
+def _asked(event: Mapping[str, Any], sizes: dict[str, int]) -> None:
+    if not event["request"]["url"].startswith("data:"):
+        sizes[event["requestId"]] = 0
+
+
+def _answered(event: Mapping[str, Any], sizes: dict[str, int]) -> None:
+    if event["requestId"] in sizes:
+        sizes[event["requestId"]] = int(event["encodedDataLength"])
 
 
 class _Zipped(SimpleHTTPRequestHandler):

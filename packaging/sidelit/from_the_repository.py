@@ -35,12 +35,16 @@ class Described(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         text = (repository(self.root) / "pyproject.toml").read_text(encoding="utf-8")
         whole = tomllib.loads(text)["project"]
-        needed = whole["optional-dependencies"]["site"]
+        extras = whole["optional-dependencies"]
+        needed = extras["site"]
         for key in ("version", "requires-python", "scripts", "entry-points"):
             metadata[key] = whole[key]
         # `sidelit build` does without mkdocs; who builds with it has it already.
         metadata["dependencies"] = [each for each in needed if not each.startswith("mkdocs")]
-        metadata["optional-dependencies"] = {"mkdocs": [each for each in needed if each.startswith("mkdocs")]}
+        metadata["optional-dependencies"] = {
+            "mkdocs": [each for each in needed if each.startswith("mkdocs")],
+            **{name: extras[name] for name in ("labs", "cards", "book")},
+        }
 
 
 class Collected(BuildHookInterface[Any]):

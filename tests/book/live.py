@@ -5,7 +5,7 @@ Python's garbage collector does not know what autograd saves, so the operations 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -26,8 +26,12 @@ def settled(meter: Meter, expected: int) -> int:
     Such a thread keeps an exchange for a moment after it has told that it is done, and a loaded machine may
     not run that thread for a while. A storage that stays is counted.
     """
-    until(lambda: meter.now() == expected, timedelta(seconds=10))
-    return meter.now()
+    return _settled(meter.now, expected)
+
+
+def _settled(stored: Callable[[], int], expected: int) -> int:
+    until(lambda: stored() == expected, timedelta(seconds=10))
+    return stored()
 
 
 class LiveStorages(TorchDispatchMode):
@@ -59,6 +63,10 @@ class LiveStorages(TorchDispatchMode):
                 storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)  # type: ignore[attr-defined]
                 total += storage.nbytes() if storage is not None else 0
         return total
+
+    def settled(self, expected: int) -> int:
+        """The same, once gloo's threads have let go of their tensors."""
+        return _settled(self.bytes, expected)
 
 
 class FakeStorages(LiveStorages):

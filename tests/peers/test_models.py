@@ -388,6 +388,6 @@ def preload() -> None:
         made(case)
 
 
-@pytest.mark.parametrize("name", rows(CASES, now=NOW))
+@pytest.mark.parametrize("name", rows(CASES, now=NOW, turn=3))
 def test_a_model_trains_like_the_plain_one(name: str) -> None:
     assert ranks.run(2, study, name) == [{stage: [] for stage in STAGES}] * 2

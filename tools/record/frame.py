@@ -66,15 +66,19 @@ def exact(name: str, data: Any) -> Any:
 
 
 def make(name: str) -> Path:
-    """Run a recording and write its file, which is there whole or not at all."""
-    content = text({"data": module_of(name).record(), **origin(name)}) + "\n"
+    """Run a recording and write its file."""
+    return write(FOLDER / f"{name}.json", {"data": module_of(name).record(), **origin(name)})
+
+
+def write(path: Path, record: Any) -> Path:
+    """Write a recording, which is there whole or not at all."""
+    content = text(record) + "\n"
     if len(content.encode()) > MOST_BYTES:
         sys.exit(
-            f"{name} takes {len(content.encode()):,} bytes, but a recording has at most {MOST_BYTES:,}; "
+            f"{path.stem} takes {len(content.encode()):,} bytes, but a recording has at most {MOST_BYTES:,}; "
             "record a smaller model, or only what the figures draw"
         )
-    FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(content, "utf-8")
     draft.replace(path)

@@ -47,10 +47,10 @@ def record() -> Any:
 
 
 def exact(data: Any) -> Any:
-    """All but the last digits of what is added up: another processor may add in another order."""
-    counts = {
-        kind: {"count": found["count"], "zeros": found["zeros"]} for kind, found in data["gradients"].items()
-    }
+    """All but what the last digits decide: another processor may add in another order, and then another sum
+    cancels to zero.
+    """
+    counts = {kind: found["count"] + found["zeros"] for kind, found in data["gradients"].items()}
     return {**data, "gradients": counts, "loss_scale": {**data["loss_scale"], "steps": None}}
 
 

@@ -213,7 +213,7 @@ def test_a_second_backward_pass_is_refused() -> None:
         value.backward()
 
 
-@pytest.mark.parametrize("chunks", rows([1, 3, 4, 18], now=[4]))
+@pytest.mark.parametrize("chunks", rows([1, 3, 4, 18], now=[4], turn=2))
 @pytest.mark.parametrize("mode", ["train", "frozen", "without gradients"])
 def test_the_peak_follows_a_formula(chunks: int, mode: str) -> None:
     head, x_BTC, targets_BT = task()

@@ -103,7 +103,7 @@ def train_once(
 SIZES = [(CONFIGS[0], 2), (CONFIGS[1], 3), (CONFIGS[2], 2)]
 
 
-@pytest.mark.parametrize(("config", "world_size"), rows(SIZES, now=SIZES[:1]))
+@pytest.mark.parametrize(("config", "world_size"), rows(SIZES, now=SIZES[:1], turn=2))
 def test_the_planners_bytes_are_those_of_real_ranks(config: Config, world_size: int) -> None:
     batch = 5
     counted = ranks.run(world_size, train, config, batch, timeout=120)[0]

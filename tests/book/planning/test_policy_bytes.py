@@ -104,7 +104,7 @@ def count_all(config: Config, options: dict[str, Any]) -> list[dict[str, int]]:
 
 
 @pytest.mark.parametrize("world_size", rows([2, 3], now=[2]))
-@pytest.mark.parametrize("name", rows(POLICIES, now=["all in bf16", "bf16, wide wire, offload"]))
+@pytest.mark.parametrize("name", rows(POLICIES, now=["all in bf16", "bf16, wide wire, offload"], turn=3))
 def test_the_planners_bytes_are_those_of_real_ranks(world_size: int, name: str) -> None:
     found = ranks.run(world_size, count_all, SMALL, POLICIES[name])[0]
     for stage, figures in enumerate(found):

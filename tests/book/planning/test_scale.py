@@ -78,7 +78,7 @@ def train(config: Config, world_size: int, stage: int, steps: int) -> Counted:
         pytest.param(BILLIONS, 7.5e9, 64, 1, 2, marks=pytest.mark.full),
         pytest.param(BILLIONS, 7.5e9, 64, 2, 2, marks=pytest.mark.full),
         (BILLIONS, 7.5e9, 64, 3, 2),
-        pytest.param(TRILLION, 1e12, 1024, 3, 1, marks=pytest.mark.full),
+        pytest.param(TRILLION, 1e12, 1024, 3, 1, marks=[pytest.mark.full, pytest.mark.matrix]),
     ],
     ids=["7.5B-64-stage0", "7.5B-64-stage1", "7.5B-64-stage2", "7.5B-64-stage3", "1T-1024-stage3"],
 )

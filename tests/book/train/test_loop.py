@@ -156,8 +156,8 @@ def counted_and_planned(basis: str) -> list[tuple[str, tuple[int, int], tuple[in
     return found
 
 
-@pytest.mark.parametrize("precision", rows(["fp32", "bf16", "fp16"], now=["bf16"]))
-@pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[3]))
+@pytest.mark.parametrize("precision", rows(["fp32", "bf16", "fp16"], now=["bf16"], turn=2))
+@pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[3], turn=2))
 def test_a_step_takes_at_most_what_the_plan_says_and_sends_it_to_the_byte(stage: int, precision: str) -> None:
     both = ranks.run(2, counted_and_planned, f"--stage {stage} --precision {precision}", timeout=280)
     assert len(both[0]) == len(TECHNIQUES) == 16

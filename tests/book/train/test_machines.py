@@ -116,7 +116,7 @@ def counted_and_planned(mesh: str, stage: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("stage", rows([1, 2, 3], now=[3]))
+@pytest.mark.parametrize("stage", rows([1, 2, 3], now=[3], turn=2))
 @pytest.mark.parametrize(("mesh", "size"), rows([("2x2", 4), ("3x1", 3), ("1x3", 3)], now=[("2x2", 4)]))
 def test_the_plan_of_a_mesh_is_what_its_ranks_send_and_store(mesh: str, size: int, stage: int) -> None:
     both = ranks.run(size, counted_and_planned, mesh, stage, timeout=280)

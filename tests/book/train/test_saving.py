@@ -80,7 +80,7 @@ DEATHS = [
 ]
 
 
-@pytest.mark.parametrize(("moment", "rank", "count"), rows(DEATHS, now=[]))
+@pytest.mark.parametrize(("moment", "rank", "count"), rows(DEATHS, now=[], turn=3))
 def test_a_rank_that_is_killed_costs_some_steps_and_changes_no_bit(
     undisturbed: dict[int, Any], tmp_path: Path, moment: str, rank: int, count: int
 ) -> None:
