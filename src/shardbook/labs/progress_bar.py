@@ -26,7 +26,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakSet
 
 import torch.distributed as dist
 from tqdm.std import tqdm
@@ -45,6 +46,17 @@ class Bar(tqdm):  # type: ignore[misc]
     """A bar without a thread that watches it."""
 
     monitor_interval = 0
+    shown: ClassVar[WeakSet[Bar]] = WeakSet()
+
+    def __init__(self, *items: Any, **options: Any) -> None:
+        super().__init__(*items, **options)
+        if not self.disable:
+            self.shown.add(self)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self.shown.discard(self)
+        super().close()
 
 
 # The usual lock is shared with other processes, and some systems start one to free it.
@@ -90,7 +102,7 @@ class Waiting:
         """Show the time that has passed until now."""
         if time.monotonic() < self.appears or not is_watched():
             return
-        if not shown():
+        if not Bar.shown:
             self.bar = Bar(
                 desc=self.text,
                 bar_format="{desc}: {elapsed}",
@@ -99,18 +111,13 @@ class Waiting:
             )
             # The time counts from the beginning, and not from the first sight of it.
             self.bar.start_t -= DELAY
-        for bar in shown():
+        for bar in list(Bar.shown):
             bar.refresh()
 
     def close(self) -> None:
         """Remove the line."""
         if self.bar is not None:
             self.bar.close()
-
-
-def shown() -> list[Any]:
-    """The bars that this process shows at the moment."""
-    return list(Bar._instances)
 
 
 def say(line: str) -> None:

@@ -39,16 +39,24 @@ def losses(file: Path) -> dict[int, float]:
     return found
 
 
+def torchrun(run: str, port: int) -> list[str]:
+    """The words that start a run on both nodes.
+
+    Each run has a port of its own. The second node may end a run first, and would meet in the next one the
+    store of that which the first node is about to close.
+    """
+    place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"FIRST:{port}", "--rdzv-id", run]
+    return ["PYTHON", "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *place]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Three runs on two nodes, one after the other: the folder with what they wrote, and what they said."""
     folder = tmp_path_factory.mktemp("nodes")
     line = [*OPTIONS.split(), "--jsonl"]
     script = [str(ROOT / "examples" / "torchrun.sh"), "FIRST", "2", "2", *line, str(folder / "mesh")]
-    torchrun = ["PYTHON", "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "FIRST:29600"]
-    flat = [*torchrun, "--rdzv-id", "flat", "-m", "shardbook.train", *line, str(folder / "flat")]
-    killed = [*torchrun, "--rdzv-id", "killed", "--max-restarts", "2", str(MORTAL)]
+    flat = [*torchrun("flat", 29600), "-m", "shardbook.train", *line, str(folder / "flat")]
+    killed = [*torchrun("killed", 29700), "--max-restarts", "2", str(MORTAL)]
     killed += ["backward:3:0:20", str(folder / "trace")]
     killed += [*line, str(folder / "killed"), "--mesh", "2x2", "--checkpoints", str(folder / "killed-run")]
     try:
