@@ -72,7 +72,7 @@ class Labs:
     """Where their sources and notebooks lie, from the project folder."""
     labs: tuple[Lab, ...] = ()
     install: str = ""
-    """What a notebook installs where it is missing, as pip understands it."""
+    """What a notebook installs where it is missing, as pip understands it; {repository} is a blank."""
     coming: tuple[str, ...] = ()
     """The numbers of labs that nobody has written yet. Lessons may name them, and no other lab gets them."""
 

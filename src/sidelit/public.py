@@ -123,6 +123,9 @@ def read(top: Table) -> Public:
 def at(known: Public, url: str) -> Public:
     """The same with a public address, for a configuration that names none; one that it names stays.
 
+    The notebooks of the repository were made without this address, and at Colab they would not find what
+    they need. So no page leads there.
+
     Raises `SidelitError` for what is no address on the web.
     """
     if known.url:
@@ -130,7 +133,8 @@ def at(known: Public, url: str) -> Public:
     if not _WEB.fullmatch(url):
         raise SidelitError(f"{url!r} is no public address", hint="write it like https://example.org/book/")
     said = (known.source_url, known.commit_url, known.report_url, known.colab_url)
-    return replace(_public(url.rstrip("/"), known.repository, *said), jupyter_url=known.jupyter_url)
+    made = _public(url.rstrip("/"), known.repository, *said)
+    return replace(made, colab_url=known.colab_url, jupyter_url=known.jupyter_url)
 
 
 def _public(url: str | None, repository: str | None, *said: str | None) -> Public:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+_REPOSITORY = "{repository}"
+
 
 def module(requirement: str) -> str:
     """The name under which a requirement is imported, taken to be that of its distribution.
@@ -17,3 +19,10 @@ def module(requirement: str) -> str:
         return Requirement(requirement).name.replace("-", "_").replace(".", "_")
     except InvalidRequirement:
         return ""
+
+
+def filled(requirement: str, repository: str | None) -> str:
+    """The same, with the repository in its blank `{repository}`; empty where none is known."""
+    if repository is None and _REPOSITORY in requirement:
+        return ""
+    return requirement.replace(_REPOSITORY, repository or "")

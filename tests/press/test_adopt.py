@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
+
+import pytest
 
 from press.project import page, sidelit
 
@@ -34,6 +37,12 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
+def notebook_code(path: Path) -> str:
+    """The cells of code of a notebook, one below the other."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
 def ran(text: str) -> list[tuple[str, str]]:
     """The commands of a block, each with the output that is shown below it."""
     return re.findall(r"(?m)^\$ (.+)\n((?:(?!\$ ).*\n)*)", text)
@@ -58,7 +67,7 @@ def test_every_command_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
             assert (done.stdout + done.stderr).replace(str(folder), HOME) == output, command
     assert seen == [
         *("pip install", "sidelit init", "sidelit build", "sidelit sync", "sidelit status"),
-        *("sidelit lint", "sidelit build", "sidelit lint", "sidelit print"),
+        *("sidelit lint", "sidelit build", "sidelit lint", "sidelit lab", "sidelit print"),
     ]
     # The last lines of the configuration allow what was found.
     assert sidelit("lint", cwd=folder).stdout == "0 errors, 0 warnings.\n"
@@ -69,11 +78,18 @@ def test_every_command_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
     html = (folder / "build/site/rings/ring.html").read_text(encoding="utf-8")
     assert 'href="../assets/ours.css"' in html
     assert "<math" in html
+    sidelit("build", cwd=folder)
+    assert 'href="fill.ipynb" download' in (folder / "build/site/labs/fill.html").read_text(encoding="utf-8")
+    # The notebook of a student has a blank, which the check tells of; the teacher's passes.
+    codes = {who: notebook_code(folder / "notebooks" / who / "en/01_fill.ipynb") for who in ("", "teacher")}
+    exec(codes["teacher"], {})
+    with pytest.raises(NotImplementedError):
+        exec(codes[""], {})
     assert "--accent" in (folder / "build/site/assets/colours.css").read_text(encoding="utf-8")
 
 
 def test_the_ten_lines_are_those_that_init_writes(tmp_path: Path) -> None:
-    (source,) = (text for kind, text in BLOCKS if kind == "python")
+    source = next(text for kind, text in BLOCKS if kind == "python")
     (lines,) = (text for _, text in BLOCKS if text.startswith("# site/sidelit.toml"))
     write(tmp_path / "rings", source)
     sidelit("init", cwd=tmp_path / "rings")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import quote, unquote
 
-from sidelit import reading, whole_files
+from sidelit import reading, requirements, whole_files
 from sidelit.catalog.catalog import Catalog
 from sidelit.config import Config, Lab
 from sidelit.errors import SidelitError
@@ -97,6 +97,7 @@ def notebooks(config: Config) -> dict[str, bytes]:
     gathered = Collector(list(site.mistakes(config, texts)))
     gathered.check()
     shelf, known = site.shelf(config, texts), site.book(config, texts).index
+    install = requirements.filled(config.labs.install, config.public.repository)
     found: dict[str, bytes] = {}
     for lang in config.languages:
         shown = edition(config, texts, shelf, lang)
@@ -109,7 +110,7 @@ def notebooks(config: Config) -> dict[str, bytes]:
                 for teacher, place in ((False, places.student), (True, places.teacher)):
                     path = place(config, text.item, lang)
                     words = lab.words(made, book, path)
-                    found[path] = notebook(made, words, tag, teacher=teacher, install=config.labs.install)
+                    found[path] = notebook(made, words, tag, teacher=teacher, install=install)
     return found
 
 

@@ -10,7 +10,7 @@ import jupytext
 import nbformat
 import pytest
 
-from press.project import edit, page, sidelit, translate, tree
+from press.project import edit, git, page, sidelit, translate, tree
 
 LAB = '''\
 # %% [markdown]
@@ -274,6 +274,30 @@ def test_a_lab_that_is_coming_keeps_its_number(labs: Path) -> None:
 def test_the_page_says_where_the_notebook_opens(labs: Path) -> None:
     edit(labs / CONFIG, 'title = "Sample"', 'title = "Sample"\njupyter_url = "https://lab.example/{path}"')
     assert 'href="https://lab.example/notebooks/en/01_fill_a_ring.ipynb"' in build(labs)
+
+
+def test_with_an_address_a_page_opens_a_notebook_that_installs_the_repository(labs: Path) -> None:
+    edit(labs / CONFIG, 'label = "Labs"', 'label = "Labs"\ninstall = "rings[labs] @ git+{repository}"')
+    # What no repository is known for is not installed, and where it is missing nothing runs.
+    assert "Colab" not in build(labs)
+    assert all(cell.id != "install" for cell in notebook(labs).cells)
+    git(labs, "init", "-q")
+    git(labs, "add", "-A")
+    git(labs, "commit", "-qm", "All of it")
+    sidelit("versions", "--draft", "--url", "https://ada.github.io/loom/", cwd=labs)
+    drafted = (labs / "build/versions/labs/fill_a_ring.html").read_text(encoding="utf-8")
+    assert "https://ada.github.io/loom/" in drafted
+    assert "Colab" not in drafted
+    edit(labs / CONFIG, 'title = "Sample"', 'url = "https://ada.github.io/loom/"\ntitle = "Sample"')
+    assert "is not what its lab is today" in sidelit("lab", "--check", cwd=labs, code=1).stderr
+    build(labs)
+    commit = git(labs, "rev-parse", "HEAD").strip()
+    colab = f"https://colab.research.google.com/github/ada/loom/blob/{commit}/notebooks"
+    for lang, file in (("en", "labs/fill_a_ring.html"), ("ja", "ja/labs/fill_a_ring.html")):
+        made = page(labs / "build/site", file)
+        assert f"{colab}/{lang}/01_fill_a_ring.ipynb" in made.addresses
+        first = next(cell for cell in notebook(labs, lang).cells if cell.cell_type == "code")
+        assert '"rings[labs] @ git+https://github.com/ada/loom"' in first.source
 
 
 def test_recorded_outputs_stand_below_their_cells(labs: Path) -> None:
