@@ -39,7 +39,8 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
         "PYTHONPATH": str(ROOT / "src"),
         "JUPYTER_TOKEN": "a-token",
     }
-    options = ["--no-browser", "--ServerApp.port=0", f"--ServerApp.config_file={tmp_path / 'none.py'}"]
+    options = ["--folder", str(tmp_path / "copies"), "--no-browser"]
+    options += ["--ServerApp.port=0", f"--ServerApp.config_file={tmp_path / 'none.py'}"]
     made = subprocess.Popen(
         [sys.executable, str(ROOT / "tools/open_labs.py"), *options],
         env=environment,
@@ -111,13 +112,12 @@ def test_jupyter_runs_the_first_cells_of_a_lab_and_ends(server: Any) -> None:
     channels = websocket.create_connection(
         f"{address.replace('http', 'ws')}/api/kernels/{kernel}/channels?token={token}", timeout=LIMIT
     )
-    codes = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"][:3]
+    codes = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"][:2]
     shown = [executed(channels, code) for code in codes]
     channels.close()
-    assert shown[0] == ""
-    assert "PyTorch 2." in shown[1]
-    assert "SHARDBOOK_LANG" in shown[1]
-    assert shown[2] == "867,072 · 4 B = 3.47 MB\n"
+    assert "PyTorch 2." in shown[0]
+    assert "SHARDBOOK_LANG" in shown[0]
+    assert shown[1] == "867,072 · 4 B = 3.47 MB\n"
     started = psutil.Process(process.pid).children(recursive=True)
     assert started
     process.send_signal(signal.SIGINT)
@@ -136,6 +136,31 @@ def test_the_language_is_that_of_the_reader(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LANG", lang)
     assert open_labs.language(wanted) == shown
+
+
+def test_a_reader_works_on_copies_that_follow_until_something_is_written(tmp_path: Path) -> None:
+    notebooks, copies = tmp_path / "notebooks", tmp_path / "my-labs" / "en"
+    notebooks.mkdir()
+    for name in ("01.ipynb", "02.ipynb"):
+        (notebooks / name).write_text("first", "utf-8")
+    assert open_labs.copy(notebooks, copies) == []
+    (copies / "01.ipynb").write_text("answered", "utf-8")
+    assert open_labs.copy(notebooks, copies) == []
+    for name in ("01.ipynb", "02.ipynb", "03.ipynb"):
+        (notebooks / name).write_text("second", "utf-8")
+    assert open_labs.copy(notebooks, copies) == ["01.ipynb"]
+    shown = {path.name: path.read_text("utf-8") for path in copies.glob("*.ipynb")}
+    assert shown == {"01.ipynb": "answered", "02.ipynb": "second", "03.ipynb": "second"}
+    # Renamed, it makes room for the newer one.
+    (copies / "01.ipynb").rename(copies / "mine.ipynb")
+    assert open_labs.copy(notebooks, copies) == []
+    assert (copies / "01.ipynb").read_text("utf-8") == "second"
+    assert (copies / "mine.ipynb").read_text("utf-8") == "answered"
+    # Without what it remembers, it takes every copy for a reader's work.
+    (copies / open_labs.MADE).unlink()
+    (notebooks / "02.ipynb").write_text("third", "utf-8")
+    assert open_labs.copy(notebooks, copies) == ["02.ipynb"]
+    assert (copies / "02.ipynb").read_text("utf-8") == "second"
 
 
 def test_a_language_without_notebooks_is_named() -> None:
