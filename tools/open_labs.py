@@ -70,7 +70,8 @@ def command(folder: Path, more: list[str]) -> list[str]:
     return [
         *(sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"),
         f"--ServerApp.root_dir={folder}",
-        # It would ask a server for announcements and for packages.
+        # It would ask the reader about news, and a server for announcements and for packages.
+        f"--LabApp.app_settings_dir={ROOT / 'tools' / 'jupyter'}",
         "--LabApp.news_url=",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         "--LabApp.extension_manager=readonly",

@@ -102,6 +102,10 @@ def executed(channels: Any, code: str) -> str:
 @pytest.mark.timeout(LIMIT)
 def test_jupyter_runs_the_first_cells_of_a_lab_and_ends(server: Any) -> None:
     process, address, token = server
+    # Nobody is asked about news of Jupyter, and nobody is asked for them.
+    settings = asked(address, token, "/lab/api/settings/@jupyterlab/apputils-extension:notification")
+    known = settings["schema"]["properties"]
+    assert (known["fetchNews"]["default"], known["checkForUpdates"]["default"]) == ("false", False)
     name = "01_where_memory_goes.ipynb"
     notebook = asked(address, token, f"/api/contents/{name}?type=notebook")["content"]
     # The reader's language is Japanese, and so are the notebook and its kernel.

@@ -48,7 +48,7 @@ import torch.distributed as dist
 
 from shardbook.labs.lab_language import language
 from shardbook.labs.progress_bar import Waiting, say
-from shardbook.labs.rank_outcomes import RanksFailed
+from shardbook.labs.rank_outcomes import RanksFailed, Results
 from shardbook.labs.rank_process import Task
 from shardbook.labs.words import tell
 
@@ -108,7 +108,7 @@ def ranks(
     if failed:
         raise RanksFailed(failed)
     by_rank = sorted(outcomes, key=lambda each: each.rank)
-    return [pickle.loads(each.result) for each in by_rank]
+    return Results(pickle.loads(each.result) for each in by_rank)
 
 
 def pickled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:

@@ -32,11 +32,23 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from shardbook.labs.reader_lines import Frame, frames_of, own, show
 from shardbook.labs.words import tell
 
-__all__ = ["Ended", "Outcome", "Raised", "RanksFailed", "Stuck", "raised", "standing"]
+__all__ = [
+    "Ended",
+    "Outcome",
+    "Raised",
+    "RanksFailed",
+    "Results",
+    "Stuck",
+    "raised",
+    "standing",
+]
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +147,16 @@ class Outcome:
             case None:
                 return 3
         return 0
+
+
+class Results(list[Result]):
+    """What the ranks returned, in their order."""
+
+    def _ipython_display_(self) -> None:
+        """Show nothing in a notebook if no rank returned anything."""
+        # So IPython is told to show the list as it shows any other.
+        if any(result is not None for result in self):
+            raise NotImplementedError
 
 
 class RanksFailed(Exception):

@@ -28,6 +28,7 @@ class Shown:
     errors: str = ""
     plots: list[str] = field(default_factory=list)
     error: str = ""
+    result: str = ""
     trace: list[str] = field(default_factory=list)
 
     @property
@@ -55,6 +56,8 @@ class Notebook:
                 watch(shown.output)
             elif message["msg_type"] == "display_data":
                 shown.plots.append(content["data"].get("image/svg+xml", ""))
+            elif message["msg_type"] == "execute_result":
+                shown.result = content["data"]["text/plain"]
             elif message["msg_type"] == "error":
                 shown.error, shown.trace = content["ename"], content["traceback"]
 
@@ -138,6 +141,12 @@ def test_functions_of_a_cell_run_on_ranks_after_a_backward_pass(notebook: Notebo
     assert shown.error == ""
     assert sorted(shown.lines[:-1]) == ["rank 0 | the sum is 21", "rank 1 | the sum is 21"]
     assert shown.lines[-1] == "[21, 21]"
+
+
+def test_ranks_that_return_nothing_show_nothing(notebook: Notebook) -> None:
+    assert notebook.run("labs.ranks(2, print)").result == ""
+    assert notebook.run("labs.ranks(2, int)").result == "[0, 0]"
+    assert notebook.run("labs.ranks(2, print) == [None, None]").result == "True"
 
 
 def test_an_error_on_a_rank_names_the_cell(notebook: Notebook) -> None:
