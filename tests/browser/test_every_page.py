@@ -70,7 +70,7 @@ def test_print_has_all_of_the_text_and_no_menu(shared: Page) -> None:
     assert list(in_print(shared)) == []
 
 
-@pytest.mark.pages(of=ENGLISH, now=(), turn=ENGLISH[::12])
+@pytest.mark.pages(of=ENGLISH, now=(), turn=ENGLISH[::24])
 def test_axe_finds_nothing_in_any_way(shared: Page) -> None:
     for width, scheme, rules in OTHER_LOOKS:
         assert violations(show(shared, width, scheme), rules) == [], f"{width} px, {scheme}"
