@@ -116,7 +116,9 @@ def test_jupyter_runs_the_first_cells_of_a_lab_and_ends(server: Any) -> None:
     channels = websocket.create_connection(
         f"{address.replace('http', 'ws')}/api/kernels/{kernel}/channels?token={token}", timeout=LIMIT
     )
-    codes = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"][:2]
+    # A fork with a public address has a cell before these, which installs what a reader lacks.
+    own = [cell for cell in notebook["cells"] if cell["cell_type"] == "code" and cell["id"] != "install"]
+    codes = [cell["source"] for cell in own][:2]
     shown = [executed(channels, code) for code in codes]
     channels.close()
     assert "PyTorch 2." in shown[0]

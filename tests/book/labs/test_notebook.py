@@ -77,7 +77,7 @@ class Notebook:
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A kernel that Jupyter has started for a Japanese notebook."""
     mark = uuid.uuid4().hex
     environment = {
@@ -95,9 +95,8 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     client.start_channels()
     client.wait_for_ready(timeout=LIMIT)
     made = Notebook(manager, client, mark)
-    assert (
-        made.run("from shardbook import labs\nimport os, torch\nimport torch.distributed as dist").error == ""
-    )
+    first = "from shardbook import labs\nimport os, torch\nimport torch.distributed as dist\nlabs.begin()"
+    assert made.run(first).error == ""
     yield made
     client.stop_channels()
     # After a test has ended it, there is nothing to end.
@@ -105,17 +104,20 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     assert psutil.wait_procs(made.processes(), timeout=60)[1] == []
 
 
-def in_english(notebook: Notebook) -> None:
-    notebook.run("os.environ['SHARDBOOK_LANG'] = 'en'")
+@pytest.fixture
+def notebook(kernel: Notebook) -> Notebook:
+    """The kernel, which speaks English: each test may run alone."""
+    kernel.run("os.environ['SHARDBOOK_LANG'] = 'en'")
+    return kernel
 
 
 def test_the_language_is_that_of_the_notebooks_folder(notebook: Notebook) -> None:
+    notebook.run("del os.environ['SHARDBOOK_LANG']")
     shown = notebook.run("print(labs.language(), labs.tell('no GPU'))")
     assert shown.output == "ja GPUなし\n"
 
 
 def test_the_first_cell_says_what_it_found(notebook: Notebook) -> None:
-    in_english(notebook)
     shown = notebook.run("labs.begin()")
     assert shown.error == ""
     assert shown.lines[0].startswith("Python 3.")
@@ -150,7 +152,6 @@ def test_ranks_that_return_nothing_show_nothing(notebook: Notebook) -> None:
 
 
 def test_an_error_on_a_rank_names_the_cell(notebook: Notebook) -> None:
-    in_english(notebook)
     shown = notebook.run(
         "def wrong():\n    rows = [1]\n    return rows[labs.rank()] + dist.barrier()\nlabs.ranks(2, wrong)"
     )
@@ -163,7 +164,6 @@ def test_an_error_on_a_rank_names_the_cell(notebook: Notebook) -> None:
 
 
 def test_an_answer_that_is_not_right_shows_two_sentences_and_no_traceback(notebook: Notebook) -> None:
-    in_english(notebook)
     notebook.run(
         "@labs.check\n"
         "def double(given):\n"
