@@ -19,6 +19,8 @@ import os
 import sys
 from pathlib import Path
 
+from sidelit import whole_files
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 # What the copies were when they were made, so that one in which somebody wrote is known.
@@ -38,7 +40,6 @@ def language(wanted: str | None) -> str:
 
 def copy(notebooks: Path, copies: Path) -> list[str]:
     """Bring the copies up to date; the names of those that have a newer notebook and a reader's work."""
-    copies.mkdir(parents=True, exist_ok=True)
     record = copies / MADE
     made: dict[str, str] = json.loads(record.read_text("utf-8")) if record.is_file() else {}
     kept = []
@@ -47,22 +48,15 @@ def copy(notebooks: Path, copies: Path) -> list[str]:
         if own.exists() and digest(own.read_bytes()) not in (made.get(name), digest(new)):
             kept += [name] if digest(new) != made.get(name) else []
             continue
-        write(own, new)
+        whole_files.write(own, new)
         made[name] = digest(new)
-    write(record, json.dumps(made, indent=1).encode())
+    whole_files.write(record, json.dumps(made, indent=1).encode())
     return kept
 
 
 def digest(content: bytes) -> str:
     """What tells one content from another."""
     return hashlib.sha256(content).hexdigest()
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    half = path.with_name(f".{path.name}.half")
-    half.write_bytes(content)
-    half.replace(path)
 
 
 def command(folder: Path, more: list[str]) -> list[str]:
