@@ -25,6 +25,7 @@ ORDER = {
             "whole_files",
             "workers",
             "kept",
+            "packed",
             "reading",
             "store",
             "digests",

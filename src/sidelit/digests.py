@@ -12,11 +12,14 @@ import marshal
 import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
 # The version of the format that depends on values alone; later ones write what is the same object once.
 _FORMAT = 2
+# What is written as it is.
+_PLAIN = {type(None), str, int, bool, float, bytes}
 
 
 def digest(*values: object) -> str:
@@ -55,19 +58,19 @@ class _Walk:
         self._known: dict[int, tuple[object, bytes]] = {}
 
     def plain(self, value: Any) -> Any:
-        kind = type(value)
-        if value is None or kind in (str, int, bool, float, bytes):
+        kind: type = type(value)
+        if kind in _PLAIN:
             return value
-        if kind in (tuple, list):
-            return tuple([self.plain(each) for each in value])
+        if kind is tuple or kind is list:
+            return tuple([each if type(each) is str else self.plain(each) for each in value])
+        if _fields(kind) is not None:
+            return self._record(value)
         if isinstance(value, Mapping):
             return "mapping", tuple([(self.plain(key), self.plain(each)) for key, each in value.items()])
         if isinstance(value, Set):
             if all(type(each) is str for each in value):
                 return "set", tuple(sorted(value))
             return "set", tuple(sorted(_digest(self.plain(each)) for each in value))
-        if is_dataclass(kind):
-            return self._record(value)
         if isinstance(value, PurePath | str):
             return str(value)
         if isinstance(value, re.Pattern):
@@ -77,8 +80,17 @@ class _Walk:
         raise TypeError(f"a {kind.__qualname__} has no digest")
 
     def _record(self, value: Any) -> bytes:
-        if id(value) not in self._known:
-            told = [self.plain(getattr(value, field.name)) for field in fields(value)]
-            # The record is kept as long as its number counts, so that no other one gets it.
-            self._known[id(value)] = value, _digest((type(value).__qualname__, *told))
-        return self._known[id(value)][1]
+        if (known := self._known.get(id(value))) is not None:
+            return known[1]
+        kind: type = type(value)
+        told = [self.plain(getattr(value, name)) for name in _fields(kind) or ()]
+        made = _digest((kind.__qualname__, *told))
+        # The record is kept as long as its number counts, so that no other one gets it.
+        self._known[id(value)] = value, made
+        return made
+
+
+@cache
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """The names of the fields of a record; `None` for what is none."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None

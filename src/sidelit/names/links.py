@@ -52,7 +52,7 @@ Links = Mapping[int, tuple[Link, ...]]
 
 
 # How much text stays outlined before all of it is put away, in characters.
-MOST = 4_000_000
+MOST = 1_000_000
 
 # After how much more text the collector is told to leave the outlines alone.
 _SETTLED = 300_000

@@ -28,6 +28,7 @@ from sidelit.interactive import sliders, stepper
 from sidelit.kept import note
 from sidelit.labs import written as lab_page
 from sidelit.memory import Memory
+from sidelit.packed import Ids
 from sidelit.site import imported, lesson_head
 from sidelit.source import source
 from sidelit.source.marks import Depth
@@ -87,7 +88,7 @@ class Text:
     label: str
     """What the page is called when it says no title itself."""
     pieces: Sequence[Piece]
-    ids: frozenset[str]
+    ids: Ids
     """Everything a link to this page may end in."""
     number: int = 0
     """Which chapter of the book it is, from 1; 0 if it is none."""
@@ -166,7 +167,7 @@ def chapter(
         if not section.hidden and (section.commentary.strip() or section.code or section.kind == "module")
     )
     pieces = tuple(_numbered(_with_anchors(pieces), number))
-    ids = frozenset(name for piece in pieces for name in (piece.id, *piece.aliases))
+    ids = Ids(name for piece in pieces for name in (piece.id, *piece.aliases))
     digest = chapter_digest(item, document, names, number)
     if not pieces or pieces[0].kind != "module":
         return Text(item, item.module, pieces, ids, number, digest=digest)
@@ -258,7 +259,7 @@ def prose(item: Prose, written: str) -> Text:
     # The title is drawn by the page's template, which gives it no id.
     after = markup.opening(tokens).rest
     minutes = lesson_head.split(after, item.source).minutes if isinstance(item, Lesson) else 0
-    ids = frozenset(str(token.meta["slug"]) for token in after if token.type == "heading_open")
+    ids = Ids(str(token.meta["slug"]) for token in after if token.type == "heading_open")
     pieces = tuple(Piece("", (), context, "prose", "", part) for context, part in catalog.split_prose(tokens))
     label = PurePosixPath(item.source).stem
     lesson, line = (markup.plain(named[0].body), markup.line_of(named[0].name)) if named else ("", 1)

@@ -65,8 +65,15 @@ class Page:
     def once(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
         """What `make` finds in this page; it may look at what the digests of `others` stand for, too."""
         note(_name(self.text, self.lang))
-        key = (self.digest, self.lang, *others) if self.digest else ""
-        return self.text.memory.of(kind, key, make)
+        return self.text.memory.of(kind, self._key(others), make)
+
+    def once_alone(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
+        """The same for what is large."""
+        note(_name(self.text, self.lang))
+        return self.text.memory.alone(kind, self._key(others), make)
+
+    def _key(self, others: tuple[str, ...]) -> tuple[str, ...]:
+        return (self.digest, self.lang, *others) if self.digest else ()
 
     @property
     def label_lang(self) -> str | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from sidelit import digests
 from sidelit.config import Chapter, Prose
+from sidelit.packed import Ids
 from sidelit.site.content import Text
 from sidelit.site.edition import Page
 
@@ -67,7 +68,7 @@ def page(address: str, target: Page) -> Page:
     """The page at an old address, in one language; it has the title of the page that it leads to."""
     item: Chapter | Prose = target.text.item
     forward = Prose(item.source, address, item.name, "forward")
-    text = Text(forward, target.text.label, (), frozenset())
+    text = Text(forward, target.text.label, (), Ids())
     title, state = target.title, target.title_state
     digest = target.digest and digests.digest(address, target.digest)
     label, lang = target.label, target.lang

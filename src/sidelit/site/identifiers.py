@@ -31,25 +31,29 @@ from sidelit.text.code import Mark
 class Shown:
     """What of a source is on its page.
 
-    :param lines: the lines of code.
+    :param lines: the lines of code, one bit for each.
     :param sections: the id of each class and function, by the line and the name of its definition.
     """
 
     output: str
-    lines: frozenset[int]
+    lines: int
     sections: Mapping[tuple[int, str], str]
 
 
 def shown(text: Text) -> Shown:
     """What the page of a source shows."""
-    lines, sections = set[int](), {}
+    numbers, sections = set[int](), {}
     for piece in text.pieces:
-        lines.update(number for number, _ in (piece.imports.lines if piece.imports else ()))
+        numbers.update(number for number, _ in (piece.imports.lines if piece.imports else ()))
         for number, _ in piece.lines:
-            lines.add(number)
+            numbers.add(number)
             if piece.kind in ("class", "function"):
                 sections[number, piece.qualname] = piece.id
-    return Shown(text.item.output, frozenset(lines), sections)
+    bits = bytearray(max(numbers, default=0) // 8 + 1)
+    for number in numbers:
+        bits[number // 8] |= 1 << number % 8
+    lines = int.from_bytes(bits, "little")
+    return Shown(text.item.output, lines, sections)
 
 
 def _of(links: Mapping[str, Links], source: str) -> Links:
@@ -122,7 +126,7 @@ class Identifiers:
         place = self.shown.get(to.path)
         if to.line == 0:
             return ""
-        if place is None or to.line not in place.lines:
+        if place is None or not place.lines >> to.line & 1:
             return None
         return self.section(to) or f"line-{to.line}"
 

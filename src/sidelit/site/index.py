@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sidelit import glossary
 from sidelit.config import Config, Prose
+from sidelit.packed import Ids
 from sidelit.site import content, forwarding, links, listing
 from sidelit.site.list_views import Work
 
@@ -32,7 +33,7 @@ def index(
     for text in written:
         append = text.item.append if isinstance(text.item, Prose) else None
         home = text.item.output if append == "bibliography" else home
-        ids = text.ids | made.get(append or "", set())
+        ids = Ids((*text.ids, *made[append])) if append in made else text.ids
         gone = forwarding.departed(leads, text)
         target = links.Target(text.item.source, text.item.name, text.item.output, ids, gone)
         targets[text.item.source] = target

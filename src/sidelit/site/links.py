@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from urllib.parse import quote, unquote
@@ -34,7 +34,7 @@ class Target:
     source: str
     name: str
     output: str
-    ids: frozenset[str]
+    ids: Set[str]
     moved: Mapping[str, Lead] = field(default_factory=dict)
     """Where the ids lead that are on another page now, or are called otherwise there."""
 

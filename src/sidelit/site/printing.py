@@ -24,6 +24,7 @@ from sidelit.errors import SidelitError
 from sidelit.ids import anchors
 from sidelit.kept import AT_HAND, in_file
 from sidelit.names.links import Links, Names
+from sidelit.packed import Ids, Packed
 from sidelit.site import anchoring, beside, content, edition, identifiers, links, loose_files, making
 from sidelit.site.collector import Collector
 from sidelit.site.linked import written as sources
@@ -92,7 +93,7 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
     faults: list[SidelitError] = []
     unread = Collector()
     written: list[content.Text] = []
-    shown: dict[str, identifiers.Shown] = {}
+    shown: Packed[identifiers.Shown] = Packed()
     # The words of all pages together may be more than memory holds.
     with tempfile.TemporaryDirectory(dir=folder) as pieces:
         code.prepare()
@@ -106,14 +107,14 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
                     unread.errors += told
                 else:
                     written.append(read.text)
-                    shown[read.text.item.source] = read.shown
+                    shown.put(read.text.item.source, read.shown)
                     faults += told
         if job.strict or not written:
             unread.check()
         chapters = tuple(text.item for text in written if isinstance(text.item, Chapter))
         made = replace(made, parts=(replace(made.parts[0], chapters=chapters),))
         title = made.language(job.lang).word("files")
-        written += [content.Text(item, title, (), frozenset()) for item in made.front]
+        written += [content.Text(item, title, (), Ids()) for item in made.front]
         found = identifiers.Identifiers(shown, _links(files), {})
         done = _pages(made, written, job, names, found, faults, folder, jobs)
     return replace(done, skipped=tuple(unread.errors))
@@ -217,13 +218,14 @@ def _pages(
     static |= {f"assets/{name}": content for name, content in bundles.served(press.look.assets).items()}
     orders = [making.Order(*each) for each in press.editions[job.lang].pages.items()]
     making.write(press, [[order] for order in orders], folder, jobs)
-    static |= search.files(search.Material(made, press.editions))
     for name, data in static.items():
         making.put(folder, name, data)
+    parts = search.write(search.Material(made, press.editions), partial(making.put, folder))
     if job.strict:
         gathered.check()
     odd = tuple({str(error): error for error in gathered.errors}.values())
-    return Made(tuple(sorted([*static, *(name for order in orders for name in order.files)])), odd, ())
+    pages = (name for order in orders for name in order.files)
+    return Made(tuple(sorted([*static, *parts, *pages])), odd, ())
 
 
 def _edition(

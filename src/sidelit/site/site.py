@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from sidelit import assets, glossary, interrupts, origin, workers
@@ -177,17 +178,16 @@ def write(
     making.write(press, orders, folder, jobs, done, state.filled)
     gathered.check()
     material = search.Material(config, editions, terms, works, press.uses)
-    parts = search.files(material)
+    parts = search.write(material, partial(making.put, folder))
     pages = [name for group in orders for order in group for name in order.files]
     for name in (*parts, *pages):
         if name in made:
             what = f"two files would be written to {name}, and one of them is the press's own"
             raise SidelitError(what, path=f"{links.pages_folder(config)}/{name}", hint="give it another name")
-    made |= parts
     for name, data in made.items():
         making.put(folder, name, data)
     memory.keep()
-    return tuple(sorted([*made, *pages]))
+    return tuple(sorted([*made, *parts, *pages]))
 
 
 def _orders(press: Press, written: Sequence[content.Text]) -> list[list[making.Order]]:

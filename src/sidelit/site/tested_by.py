@@ -21,6 +21,7 @@ from sidelit.config import Config
 from sidelit.errors import SidelitError
 from sidelit.memory import Memory
 from sidelit.names.links import Definition
+from sidelit.packed import Ids
 from sidelit.proofs import Proof
 from sidelit.site.content import Text
 from sidelit.site.identifiers import Identifiers
@@ -61,7 +62,7 @@ def _text(config: Config, path: str, memory: Memory) -> Text | None:
         item,
         path,
         (),
-        frozenset(),
+        Ids(),
         digest=digests.digest(path, written),
         surface=of_text(written),
         memory=memory,

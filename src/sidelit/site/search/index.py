@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -51,42 +51,101 @@ class Material:
 
 
 def files(made_of: Material) -> dict[str, bytes]:
-    """The index of every language, by path; a single page needs none, since the browser searches it."""
+    """The index of every language, by path."""
     made: dict[str, bytes] = {}
-    for lang, edition in made_of.editions.items():
-        if len(edition.pages) > 1:
-            for name, text in _files(made_of, edition).items():
-                made[folder(lang) + name] = text.encode()
+    write(made_of, made.__setitem__)
     return made
 
 
-def _files(made_of: Material, edition: Edition) -> dict[str, str]:
-    pages = list(edition.pages.values())
-    tables = digests.digest(made_of.glossary, made_of.works)
-    found = [
-        each.once("places", partial(places.places, each, made_of.glossary, made_of.works), tables)
-        for each in pages
-    ]
-    shards = list(_shards(_postings(pages, found, _originals(made_of, edition), tables)))
-    texts = [
-        [[place.words, place.code, *[each.source_lang] * place.foreign] for place in inside]
-        for each, inside in zip(pages, found, strict=True)
-    ]
-    made = {f"words-{at}.js": f"searching.words[{at}]={_json(shard)};\n" for at, shard in enumerate(shards)}
-    made |= {f"text-{at}.js": f"searching.texts[{at}]={_json(text)};\n" for at, text in enumerate(texts)}
-    words = made_of.config.language(edition.lang).words
-    core = {
-        "pages": [
-            [output, *_named(each), [[place.id, place.title, place.kind] for place in inside]]
-            for output, each, inside in zip(edition.pages, pages, found, strict=True)
-        ],
-        "starts": [shard[0][0] for shard in shards],
-        "unspaced": UNSPACED,
-        "ui": {key[7:]: word for key, word in words.items() if key.startswith("search_")},
+def write(made_of: Material, put: Callable[[str, bytes], None]) -> tuple[str, ...]:
+    """Hand out the files of the index of every language, each as soon as it is made; returns their paths.
+
+    A single page has no index, since the browser searches it.
+    """
+    names: list[str] = []
+
+    def kept(place: str, name: str, text: bytes) -> None:
+        names.append(place + name)
+        put(place + name, text)
+
+    for lang, edition in made_of.editions.items():
+        if len(edition.pages) > 1:
+            _Writing(made_of, edition, partial(kept, folder(lang))).write()
+    return tuple(names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What the index says about a page, as it is written: its places, their text, how long that is."""
+
+    places: str
+    text: str
+    lengths: tuple[int, ...]
+
+
+class _Writing:
+    """The making of the index of one language; the words of a page are forgotten when they are written."""
+
+    def __init__(self, made_of: Material, edition: Edition, put: Callable[[str, bytes], None]) -> None:
+        self._made_of = made_of
+        self._edition = edition
+        self._put = put
+        self._tables = digests.digest(made_of.glossary, made_of.works)
         # Parts of an older index, which a browser may still keep, must not be mixed with these.
-        "version": hashlib.sha256("".join(made.values()).encode()).hexdigest()[:8],
-    }
-    return {"core.js": f"searching.core({_json(core)});\n", **made}
+        self._version = hashlib.sha256()
+
+    def write(self) -> None:
+        rows, lengths = [], []
+        for at, (output, page) in enumerate(self._edition.pages.items()):
+            entry = page.once_alone("entries", partial(self._entry, page), self._tables)
+            self._part(f"text-{at}.js", f"searching.texts[{at}]={entry.text};\n")
+            rows.append(f"{_json([output, *_named(page)])[:-1]},{entry.places}]")
+            lengths.append(entry.lengths)
+        starts = []
+        for at, (start, shard) in enumerate(_shards(self._lists(lengths))):
+            self._part(f"words-{at}.js", f"searching.words[{at}]=[{shard}];\n")
+            starts.append(start)
+        words = self._made_of.config.language(self._edition.lang).words
+        core = {
+            "starts": starts,
+            "unspaced": UNSPACED,
+            "ui": {key[7:]: word for key, word in words.items() if key.startswith("search_")},
+            "version": self._version.hexdigest()[:8],
+        }
+        text = f'searching.core({_json(core)[:-1]},"pages":[{",".join(rows)}]}});\n'
+        self._put("core.js", text.encode())
+
+    def _part(self, name: str, text: str) -> None:
+        content = text.encode()
+        self._version.update(content)
+        self._put(name, content)
+
+    def _places(self, page: Page) -> tuple[Place, ...]:
+        return places.places(page, self._made_of.glossary, self._made_of.works)
+
+    def _entry(self, page: Page) -> _Entry:
+        inside = self._places(page)
+        return _Entry(
+            _json([[place.id, place.title, place.kind] for place in inside]),
+            _json([[place.words, place.code, *[page.source_lang] * place.foreign] for place in inside]),
+            postings.lengths(inside),
+        )
+
+    def _postings(self, page: Page, more: Mapping[str, str], usual: int) -> postings.Postings:
+        return postings.postings(self._places(page), more, usual)
+
+    def _lists(self, lengths: Sequence[tuple[int, ...]]) -> postings.Lists:
+        """Each term of the index with its places."""
+        originals = _originals(self._made_of, self._edition)
+        usual = postings.usual(length for inside in lengths for length in inside)
+        lists = postings.Lists()
+        for page, inside in zip(self._edition.pages.values(), lengths, strict=True):
+            more = originals.get(page.text.item.output, {})
+            make = partial(self._postings, page, more, usual)
+            lists.add(
+                page.once_alone("postings", make, self._tables, digests.digest(more, usual)), len(inside)
+            )
+        return lists
 
 
 def _named(shown: Page) -> tuple[str, str, str]:
@@ -106,48 +165,20 @@ def _originals(made_of: Material, edition: Edition) -> Mapping[str, Mapping[str,
     return said
 
 
-def _postings(
-    pages: Sequence[Page],
-    found: Sequence[tuple[Place, ...]],
-    originals: Mapping[str, Mapping[str, str]],
-    tables: str,
-) -> dict[str, list[int]]:
-    """Each term with the places that have it: four times the step from the place before, plus its weight."""
-    lengths = [
-        each.once("lengths", partial(postings.lengths, inside), tables)
-        for each, inside in zip(pages, found, strict=True)
-    ]
-    usual = postings.usual(length for inside in lengths for length in inside)
-    lists: dict[str, list[int]] = {}
-    before: dict[str, int] = {}
-    first = 0
-    for page, inside in zip(pages, found, strict=True):
-        more = originals.get(page.text.item.output, {})
-        make = partial(postings.postings, inside, more, usual)
-        listed = page.once("postings", make, tables, digests.digest(more, usual))
-        for term, (start, steps, last) in listed.items():
-            if term in lists:
-                lists[term].append(start + 4 * (first - before[term]))
-                lists[term] += steps
-            else:
-                lists[term] = [start + 4 * first, *steps]
-            before[term] = first + last
-        first += len(inside)
-    return lists
-
-
-def _shards(lists: Mapping[str, list[int]]) -> Iterator[list[list[object]]]:
-    """The terms in the order in which a script compares them, in stretches of about one size."""
-    shard: list[list[object]] = []
-    size = 0
-    for term in sorted(lists, key=lambda term: term.encode("utf-16-be")):
-        shard.append([term, lists[term]])
-        size += len(term) + 4 * len(lists[term])
+def _shards(lists: postings.Lists) -> Iterator[tuple[str, str]]:
+    """The terms in the order in which a script compares them, in stretches of about one size, each with its
+    first term.
+    """
+    start, shard, size = "", [], 0
+    for term, numbers in lists.in_order():
+        start = start or term
+        shard.append(f'["{term}",[{numbers}]]')
+        size += len(shard[-1])
         if size > _SHARD:
-            yield shard
-            shard, size = [], 0
+            yield start, ",".join(shard)
+            start, shard, size = "", [], 0
     if shard:
-        yield shard
+        yield start, ",".join(shard)
 
 
 def _json(value: object) -> str:

@@ -9,7 +9,7 @@ adds follows from the page and from the usual length of a place, so it stays whe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sidelit.site.search.places import Place
 from sidelit.site.search.terms import listed
@@ -17,14 +17,15 @@ from sidelit.site.search.terms import listed
 # A term in a title says more than one in the text: these are the lowest and the highest weight.
 _CODE, _TITLE = 0, 3
 
-Postings = Mapping[str, tuple[int, list[int], int]]
-"""By term: the first place, the steps to the others, and the number of the last place. A place is four times
-its number, plus the weight of the term there; a step is counted so as well."""
+Postings = Mapping[str, tuple[int, bytes, int]]
+"""By term: the first place, the steps to the others as they are written, each behind a comma, and the number
+of the last place. A place is four times its number, plus the weight of the term there; so is a step.
+"""
 
 
-def lengths(inside: Sequence[Place]) -> list[int]:
+def lengths(inside: Sequence[Place]) -> tuple[int, ...]:
     """How many terms the words of each place have."""
-    return [len(listed(place.words)) for place in inside]
+    return tuple(len(listed(place.words)) for place in inside)
 
 
 def usual(found: Iterable[int]) -> int:
@@ -36,16 +37,41 @@ def usual(found: Iterable[int]) -> int:
 
 def postings(inside: Sequence[Place], more: Mapping[str, str], usual: int) -> Postings:
     """The terms of a page; `more` are words that places are found under, by their ids."""
-    made: dict[str, tuple[int, list[int], int]] = {}
+    made: dict[str, tuple[int, bytes, int]] = {}
     for number, place in enumerate(inside):
         for term, weight in _weights(place, more.get(place.id, ""), usual).items():
             if term in made:
                 start, steps, last = made[term]
-                steps.append(4 * (number - last) + weight)
-                made[term] = start, steps, number
+                made[term] = start, b"%b,%d" % (steps, 4 * (number - last) + weight), number
             else:
-                made[term] = 4 * number + weight, [], number
+                made[term] = 4 * number + weight, b"", number
     return made
+
+
+class Lists:
+    """The places of each term on all pages, kept as they are written; numbers take ten times the room."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, bytearray] = {}
+        self._last: dict[str, int] = {}
+        self._first = 0
+
+    def add(self, listed: Postings, places: int) -> None:
+        """Add the next page, which has so many places."""
+        first = self._first
+        for term, (start, steps, last) in listed.items():
+            before = self._last.get(term)
+            if before is None:
+                self._known[term] = bytearray(b"%d%b" % (start + 4 * first, steps))
+            else:
+                self._known[term] += b",%d%b" % (start + 4 * (first - before), steps)
+            self._last[term] = first + last
+        self._first += places
+
+    def in_order(self) -> Iterator[tuple[str, str]]:
+        """Each term and its places, in the order in which a script compares the terms."""
+        for term in sorted(self._known, key=lambda term: term.encode("utf-16-be")):
+            yield term, self._known[term].decode()
 
 
 def _weights(place: Place, more: str, usual: int) -> dict[str, int]:
