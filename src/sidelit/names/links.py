@@ -54,14 +54,11 @@ Links = Mapping[int, tuple[Link, ...]]
 # How much text stays outlined before all of it is put away, in characters.
 MOST = 1_000_000
 
-# After how much more text the collector is told to leave the outlines alone.
-_SETTLED = 300_000
-
 
 class Names:
     """The names of a project.
 
-    A file that Python cannot read has none. Within `with` garbage is not looked for among what was read.
+    A file that Python cannot read has none. What was read is put away at the end of `with`.
 
     :param most: the length of the texts that may be outlined before the next file is asked for
     """
@@ -69,8 +66,6 @@ class Names:
     def __init__(self, written: Iterable[Written], most: int = MOST) -> None:
         self._written = tuple(written)
         self._most = most
-        self._settled = 0
-        self._within = False
         self._begin()
         self.paths = {each.module: each.path for each in self.shelf.written.values()}
         self._modules = {path: module for module, path in self.paths.items()}
@@ -81,25 +76,16 @@ class Names:
         self.values = Values(self.library)
 
     def __enter__(self) -> Names:
-        self._within = True
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._within = False
         self._put_away()
 
     def _put_away(self) -> None:
-        gc.unfreeze()
-        self._settled = 0
-        self._begin()
-        gc.collect()
-
-    def _settle(self) -> None:
-        """Let the collector pass over the outlines, which are many and all in use."""
-        if self._within and self.shelf.size > self._settled + _SETTLED:
-            self._settled = self.shelf.size
+        # Scopes know each other, so they are garbage that only the collector finds.
+        if self.shelf.size:
+            self._begin()
             gc.collect()
-            gc.freeze()
 
     def links(self, path: str) -> Links:
         """The links of a file, by line."""
@@ -111,7 +97,6 @@ class Names:
         with self.shelf.whole(self._modules[path]) as file:
             for line, link in self._all(file) if file else ():
                 found.setdefault(line, {})[link.start] = link
-        self._settle()
         return {line: tuple(links[start] for start in sorted(links)) for line, links in sorted(found.items())}
 
     def _all(self, file: File) -> Iterator[tuple[int, Link]]:
