@@ -84,7 +84,7 @@ const searching = (() => {
   // A stretch of a place's text, or a line of its code, around the longest of the marked words.
   const excerpt = ({ at, order }, marks) => {
     const [said, code, lang] = texts[at][order];
-    const plain = (mark) => (run.test(mark) ? "" : "(?<![\\p{L}\\p{N}])") + mark.replace(/[^\p{L}\p{N}_\s]/gu, "\\$&");
+    const plain = (mark) => (run.test(mark) ? "" : "(?<![\\p{L}\\p{N}])") + mark.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
     const any = RegExp(marks.sort((a, b) => b.length - a.length).map(plain).join("|"), "giu");
     const line = said.search(any) < 0 && code.split("\n").find((each) => each.search(any) >= 0);
     const text = line || said;

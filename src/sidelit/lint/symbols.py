@@ -63,7 +63,7 @@ def _declared(
 
 def _is_there(meaning: notation.Meaning, program: Mapping[str, Sequence[str]]) -> bool:
     last = next((word for word in reversed(meaning.code) if marking.is_word(word)), "")
-    return any(marking.positions(program.get(last, ()), meaning))
+    return next(marking.positions(program.get(last, ()), meaning), None) is not None
 
 
 def program(lines: Iterable[str]) -> Mapping[str, Sequence[str]]:

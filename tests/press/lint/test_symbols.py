@@ -11,7 +11,7 @@ from press.project import SAMPLE, edit, sidelit
 from sidelit.lint import symbols
 from sidelit.text import code, markup
 
-PROGRAM = symbols.program(line.html for line in code.highlight("def f(size, plan):\n    return plan.peak\n"))
+PROGRAM = symbols.program(line.html for line in code.highlight("def f(size, plan):\n    count = 3\n    return plan.peak\n"))
 
 
 def found(text: str) -> list[tuple[str, int]]:
@@ -33,6 +33,7 @@ def found(text: str) -> list[tuple[str, int]]:
         ("$x$\n\n:notation $x$: one\n:notation $x$: two\n", [("symbol-twice", 4)]),
         ("$x$\n\n:notation $x$: `size`, a number\n", []),
         ("$x$\n\n:notation $x$: `plan.peak`, a number\n", []),
+        ("$x$\n\n:notation $x$: `count`, a number that begins a line\n", []),
         ("$x$\n\n:notation $x$: `Plan.peak`, a number\n", []),
         ("$x$\n\n:notation $x$: `width`, a number\n", [("unknown-name", 3)]),
         ("$x$\n\n:notation $x$: `plan.size`, a number\n", [("unknown-name", 3)]),

@@ -61,11 +61,26 @@ def test_an_asset_of_ours_is_exchanged_only_on_purpose(sample: Path) -> None:
         ("\n{{ own.nothing }}", "site/templates/foot.html:2: the template fails"),
         ("\n\n{% if %}", "site/templates/foot.html:3: not a valid template"),
         ("{{ 1 // 0 }}", "site/templates/foot.html:1: the template fails"),
+        ("{{ ui.helo }}", "site/templates/foot.html:1: the template fails: there is no word called 'helo'"),
+        (
+            '\n{% include "nope.html" %}',
+            "site/templates/foot.html:2: the template fails: there is no nope.html",
+        ),
+        ('{% include "foot.html" %}', "site/templates/foot.html:1: the template fails: it is part of itself"),
+        ('{% extends "foot.html" %}', "site/templates/foot.html:1: the template fails: it is part of itself"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "site/templates: the template fails: it is part of"),
+        ("{{ range(10**17)|list }}", "site/templates/foot.html:1: the template fails"),
     ],
 )
 def test_a_mistake_in_a_template_of_the_project_has_its_line(sample: Path, text: str, said: str) -> None:
     write(sample / "site/templates/foot.html", text)
     assert sidelit("build", cwd=sample, code=1).stderr.startswith(said)
+
+
+def test_a_template_that_is_not_utf_8_is_named(sample: Path) -> None:
+    write(sample / "site/templates/foot.html", "").write_bytes("Grüße".encode("latin-1"))
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told == "site/templates/foot.html: the template fails: it is not UTF-8\n"
 
 
 def test_own_words_stand_in_every_language(sample: Path) -> None:

@@ -74,6 +74,14 @@ def test_a_query_finds_its_section(english: Index, query: str, first: str) -> No
     assert english.ask(query)[0].address == first
 
 
+@pytest.mark.parametrize(
+    "sign", [each for each in map(chr, range(33, 127)) if not each.isalnum()] + ["’", "·"]
+)
+def test_a_sign_in_a_query_is_a_sign(english: Index, sign: str) -> None:
+    (answer, *_) = english.ask(f"{sign}bounded{sign} deque{sign}")
+    assert "".join(part for part, _ in answer.excerpt) == DEQUE
+
+
 def test_an_excerpt_marks_what_was_asked_for(english: Index) -> None:
     (answer, *_) = english.ask("bounded DEQUE")
     assert marked(answer) == ["bounded deque"]
