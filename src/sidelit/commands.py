@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def build_site(given: argparse.Namespace) -> int:
 def pack_site(given: argparse.Namespace) -> int:
     """`sidelit pack`."""
     made = _config(given)
-    folder, archive = pack.pack(made, given.out or made.project / "build" / "pack")
+    folder, archive = pack.pack(made, given.out or made.project / "build" / "pack", _gaps)
     print(f"{folder}\n{archive}: {archive.stat().st_size / 1e6:.1f} MB")
     return 0
 
@@ -48,7 +48,8 @@ def book_site(given: argparse.Namespace) -> int:
     for lang in langs:
         if said := fonts.lacking(made.language(lang)):
             print(f"sidelit: {said}", file=sys.stderr, flush=True)
-    for each in book.books(made, given.out or made.project / "build" / "book", program, langs):
+    out = given.out or made.project / "build" / "book"
+    for each in book.books(made, out, program, langs, _gaps):
         print(f"{each.path}: {each.pages} pages, {each.path.stat().st_size / 1e6:.1f} MB", flush=True)
     return 0
 
@@ -64,7 +65,7 @@ def _languages(made: config.Config, asked: Sequence[str]) -> Sequence[str]:
 def make_slides(given: argparse.Namespace) -> int:
     """`sidelit slides`."""
     made = _config(given)
-    for path in slides.slides(made, given.lesson, given.out, _languages(made, given.lang)):
+    for path in slides.slides(made, given.lesson, given.out, _languages(made, given.lang), _gaps):
         print(path)
     return 0
 
@@ -87,9 +88,15 @@ def make_labs(given: argparse.Namespace) -> int:
 def serve_site(given: argparse.Namespace) -> int:
     """`sidelit serve`."""
     path = _path(given)
-    serve.serve(
+
+    def build() -> Mapping[str, bytes]:
         # The configuration is read anew each time: it may be what was saved.
-        lambda: partial.files(config.load(path))[0],
+        files, done = partial.files(config.load(path))
+        _gaps(done)
+        return files
+
+    serve.serve(
+        build,
         lambda: site.watched(path),
         given.port,
         lambda line: print(line, flush=True) if line else None,
@@ -129,11 +136,16 @@ def print_files(given: argparse.Namespace) -> int:
     return _told(done)
 
 
-def _told(done: api.Printed) -> int:
-    for warning in done.warnings:
+def _gaps(done: partial.Done) -> None:
+    """Tell what is wrong in a site, and what it was made without."""
+    for warning in done.odd:
         print(f"warning: {warning}", file=sys.stderr)
     for reason in done.skipped:
-        print(f"skipped: {reason}", file=sys.stderr)
+        print(f"skipped: {reason}", file=sys.stderr, flush=True)
+
+
+def _told(done: api.Printed) -> int:
+    _gaps(partial.Done((), done.warnings, done.skipped))
     pages, skipped = len(done.pages), len(done.skipped)
     left = f", and {skipped} file{'s' * (skipped != 1)} skipped" if skipped else ""
     print(f"{pages} page{'s' * (pages != 1)} in {done.folder}{left}")

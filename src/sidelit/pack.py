@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
-from sidelit import origin, output
+from sidelit import interrupts, origin, output
 from sidelit.config import Config
 from sidelit.errors import SidelitError, refused
 from sidelit.site import partial
@@ -30,8 +30,10 @@ _CODE = re.compile(r'(?s)<pre class="code.*?</pre>')
 _NO_DATE = "1980-01-01"
 
 
-def pack(config: Config, out: Path) -> tuple[Path, Path]:
+def pack(config: Config, out: Path, told: partial.Told = partial.nobody) -> tuple[Path, Path]:
     """Write a site as a folder and as an archive below `out`; returns both paths.
+
+    What the configuration allows to be wrong is `told`.
 
     Raises `SidelitError` if the site has a mistake, or the disk refuses; then nothing is changed.
     """
@@ -39,18 +41,18 @@ def pack(config: Config, out: Path) -> tuple[Path, Path]:
     name = "-".join(filter(None, (slug(config.title), state.version)))
     folder, archive = out / name, out / f"{name}.zip"
     output.check_target(folder)
-    made, _ = partial.files(config)
+    made, done = partial.files(config)
+    told(done)
     files = {path: data for path, data in made.items() if not _HOSTED.fullmatch(path)}
     files.update(originals(config, files))
     output.write(files, folder)
     draft = archive.with_name(f".{archive.name}")
     try:
-        draft.write_bytes(zipped(files, name, state.date or _NO_DATE))
-        draft.replace(archive)
+        with interrupts.tidied(lambda: draft.unlink(missing_ok=True)):
+            draft.write_bytes(zipped(files, name, state.date or _NO_DATE))
+            draft.replace(archive)
     except OSError as error:
         raise SidelitError(str(refused(error))) from None
-    finally:
-        draft.unlink(missing_ok=True)
     return folder, archive
 
 

@@ -49,19 +49,26 @@ _VOID = frozenset(
 _ALWAYS = (output.MARK, "assets/slides.css", "assets/slides.js")
 
 
-def slides(config: Config, name: str, out: Path | None, langs: Sequence[str] = ()) -> list[Path]:
+def slides(
+    config: Config,
+    name: str,
+    out: Path | None,
+    langs: Sequence[str] = (),
+    told: partial.Told = partial.nobody,
+) -> list[Path]:
     """Write the deck of a lesson in some languages, by default in each; returns its files.
 
     :param name: the page, as in `lessons/one_step` or `one_step`.
     :param out: the folder that takes this deck and nothing else; by default one in `build/slides/`.
+    :param told: hears what the configuration allows to be wrong.
 
     Raises `SidelitError` if there is no such lesson, the site has a mistake, or the disk refuses.
     """
-    config = partial.sound(config)
-    lesson = found(config, name)
+    lesson = found(partial.sound(config), name)
     out = out or config.project / "build" / "slides" / PurePosixPath(lesson.output).stem
     output.check_target(out)
-    files, _ = partial.files(config)
+    files, done = partial.files(config)
+    told(done)
     addresses = [ways.address(config, lesson.output, lang) for lang in langs or config.languages]
     decks = {
         address: deck(files[address].decode(), address, addresses, config.public.here).encode()

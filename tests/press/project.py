@@ -121,3 +121,17 @@ def translate(path: Path, words: dict[str, str]) -> None:
         for entry in entries:
             entry.msgstr = said
     catalogue.save()
+
+
+# How a command tells what `gappy` leaves wrong.
+GAPS = (
+    "warning: src/sample/tools/window.py:5: the link '../ring.py' leads to no page",
+    "skipped: src/sample/ring.py:1: not valid Python",
+)
+
+
+def gappy(project: Path) -> None:
+    """Let the sample be printed with gaps: a link leads nowhere, and a source is no Python."""
+    configuration = project / "site/sidelit.toml"
+    configuration.write_text(f"keep_going = true\n{configuration.read_text('utf-8')}", encoding="utf-8")
+    (project / "src/sample/ring.py").write_text("def f(:\n", encoding="utf-8")

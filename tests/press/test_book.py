@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from press.project import sidelit, tree
+from press.project import GAPS, gappy, sidelit, tree
 from sidelit import languages
 from sidelit.book import browser, documents, fonts, leaves
 from sidelit.errors import SidelitError
@@ -111,6 +111,13 @@ def test_a_browser_that_prints_nothing_leaves_the_old_books(sample: Path, tmp_pa
     told = sidelit("book", "--lang", "en", "--browser", there, cwd=sample, code=1).stderr
     assert told.startswith(f"{there} printed nothing: No usable sandbox!; install")
     assert tree(out) == {"sample-en.pdf": b"old"}
+
+
+def test_gaps_are_told_before_anything_is_printed(sample: Path, tmp_path: Path) -> None:
+    gappy(sample)
+    there = program(tmp_path / "bin", "browser", VERSION + "exit 1")
+    told = sidelit("book", "--lang", "en", "--browser", there, cwd=sample, code=1).stderr
+    assert all(gap in told for gap in GAPS)
 
 
 def test_where_a_browser_may_not_lock_itself_in_it_prints_openly(

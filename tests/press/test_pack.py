@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 from urllib.parse import unquote
 
-from press.project import edit, page, sidelit, tree
+from press.project import GAPS, edit, gappy, page, sidelit, tree
 from sidelit.pack import zipped
 
 
@@ -55,6 +55,12 @@ def test_a_pack_replaces_the_pack_before_and_nothing_else(sample: Path) -> None:
     told = sidelit("pack", "--out", other.parent, cwd=sample, code=1).stderr
     assert "this folder holds something that is not a site" in told
     assert tree(other.parent) == {"sample/thesis.txt": b"mine"}
+
+
+def test_gaps_are_told(sample: Path) -> None:
+    gappy(sample)
+    told = sidelit("pack", cwd=sample).stderr
+    assert all(gap in told for gap in GAPS)
 
 
 def test_the_date_is_that_of_the_commit() -> None:

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from press.project import edit, run, sidelit
+from press.project import GAPS, edit, gappy, run, sidelit
 from sidelit import serve
 
 
@@ -98,6 +98,21 @@ def test_a_save_is_shown_and_a_failure_leaves_the_old_page(sample: Path, server:
     edit(sample / "src/sample/ring.py", "LIMIT = = 8", "LIMIT = 9")
     assert server.after("3")["site"] == "3"
     assert '<span class="mi">9</span>' in server.get("ring.html")
+
+
+def test_gaps_are_told_with_each_build(sample: Path) -> None:
+    gappy(sample)
+    server = Server(sample)
+    try:
+        told = "".join(server.said)
+        assert all(gap in told for gap in GAPS)
+        edit(sample / "src/sample/tools/window.py", "../ring.py", "../no.py")
+        while "Built again." not in server.read():
+            pass
+        assert "the link '../no.py' leads to no page" in "".join(server.said)
+    finally:
+        server.process.kill()
+        server.process.communicate()
 
 
 def test_a_file_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:

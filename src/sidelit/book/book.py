@@ -10,7 +10,7 @@ the top and the foot of each page, and the number of a page behind each link.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidelit import interrupts, look, origin, output, pack
@@ -32,22 +32,29 @@ class Made:
     pages: int
 
 
-def books(config: Config, out: Path, program: str, langs: Sequence[str] = ()) -> Iterator[Made]:
+def books(
+    config: Config,
+    out: Path,
+    program: str,
+    langs: Sequence[str] = (),
+    told: partial.Told = partial.nobody,
+) -> Iterator[Made]:
     """Print the book of a site in some of its languages, by default in each.
 
     A file takes its place when it is whole.
 
     :param program: the browser that prints.
+    :param told: hears what the configuration allows to be wrong.
 
     Raises `SidelitError` if the site has a mistake, the browser prints nothing, or the disk refuses.
     """
     printing = browser.Browser(program)
-    config, _ = partial.readable(config) if config.keep_going else (config, ())
+    config, skipped = partial.readable(config) if config.keep_going else (config, ())
     try:
         # The work is done beside the books: some browsers may not read the system's folder for that.
         with output.fresh_folder(out / "book") as folder, interrupts.tidied(printing.end):
             (folder / "site").mkdir()
-            partial.write(config, folder / "site")
+            told(replace(partial.write(config, folder / "site"), skipped=skipped))
             written = site.texts(config)
             shelf = site.shelf(config, written)
             for lang in langs or config.languages:

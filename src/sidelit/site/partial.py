@@ -9,6 +9,7 @@ leaves the old site as it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +27,14 @@ class Done:
     files: tuple[str, ...]
     odd: tuple[SidelitError, ...] = ()
     skipped: tuple[SidelitError, ...] = ()
+
+
+Told = Callable[[Done], object]
+"""Who hears of the gaps of a site."""
+
+
+def nobody(done: Done) -> None:
+    """Hear of no gap."""
 
 
 def write(config: Config, folder: Path, *, keep_going: bool = False, jobs: int | None = None) -> Done:

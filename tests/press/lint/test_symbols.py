@@ -11,7 +11,9 @@ from press.project import SAMPLE, edit, sidelit
 from sidelit.lint import symbols
 from sidelit.text import code, markup
 
-PROGRAM = symbols.program(line.html for line in code.highlight("def f(size, plan):\n    count = 3\n    return plan.peak\n"))
+PROGRAM = symbols.program(
+    line.html for line in code.highlight("def f(size, plan):\n    count = 3\n    return plan.peak\n")
+)
 
 
 def found(text: str) -> list[tuple[str, int]]:
