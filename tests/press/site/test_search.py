@@ -20,6 +20,9 @@ DEQUE = "A bounded deque drops items at its other end, which is all a ring has t
 JAPANESE = "上限つきの両端キューは、反対側の勾配をもつ要素を捨てます。"
 HOSTILE = '''class Odd:
     """Words of `__proto__`, `constructor` and </script><script>alert(1)</script> \\u2028 "'` ${x}."""
+
+    # It has $\\frac{1}{2}$ of a phase, and $n$ of all.
+    half = 1
 '''
 
 
@@ -80,6 +83,11 @@ def test_a_query_finds_its_section(english: Index, query: str, first: str) -> No
 def test_a_sign_in_a_query_is_a_sign(english: Index, sign: str) -> None:
     (answer, *_) = english.ask(f"{sign}bounded{sign} deque{sign}")
     assert "".join(part for part, _ in answer.excerpt) == DEQUE
+
+
+def test_an_excerpt_says_where_a_formula_was_left_out(english: Index) -> None:
+    (answer, *_) = english.ask("phase")
+    assert "".join(part for part, _ in answer.excerpt) == "It has … of a phase, and n of all."
 
 
 def test_an_excerpt_marks_what_was_asked_for(english: Index) -> None:

@@ -120,8 +120,8 @@ def _said(tokens: Sequence[Token]) -> str:
 
 def _plain(token: Token) -> str:
     if token.type == "inline":
-        kept = [child for child in token.children or () if not _is_sign(child)]
-        return markup.plain(kept)
+        children = (child for child in token.children or () if not child.type.startswith("html"))
+        return markup.plain(_LEFT_OUT if _is_sign(child) else child for child in children)
     if token.type in ("fence", "code_block"):
         return " ".join(token.content.split())
     # `:param size:` is shown as the row of `size`.
@@ -129,4 +129,8 @@ def _plain(token: Token) -> str:
 
 
 def _is_sign(token: Token) -> bool:
-    return token.type.startswith("html") or (token.type.startswith("math") and "\\" in token.content)
+    return token.type.startswith("math") and "\\" in token.content
+
+
+# Stands where a sentence has a formula that does not read as words.
+_LEFT_OUT = Token("text", "", 0, content="…")
