@@ -77,7 +77,11 @@ def _import_name(path: Path, placed: str, is_package: Callable[[Path], bool]) ->
     return placed if all(part.isidentifier() for part in placed.split(".")) else path.stem
 
 
-def expanded(paths: Sequence[Path]) -> Iterator[Path]:
+def expanded(paths: Sequence[Path], refused: Callable[[SidelitError], None]) -> Iterator[Path]:
+    """The files that are printed: those that are named, and those in the folders that are.
+
+    In a folder, a symbolic link to somewhere else is `refused`; nobody has asked for what it leads to.
+    """
     for path in paths:
         if not path.exists():
             raise SidelitError("there is no such file", path=path)
@@ -86,7 +90,11 @@ def expanded(paths: Sequence[Path]) -> Iterator[Path]:
             raise SidelitError("there is no Python file in this folder", path=path)
         for each in inside:
             _check_name(each)
-            yield each
+            if path.is_dir() and not each.resolve().is_relative_to(path.resolve()):
+                what = "this leads out of the folder that is printed by a symbolic link"
+                refused(SidelitError(what, path=each, hint="name the file itself"))
+            else:
+                yield each
 
 
 def _check_name(path: Path) -> None:

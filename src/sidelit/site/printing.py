@@ -84,14 +84,17 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
 
     Raises `SidelitError` if no source can be read, and with `strict` for everything that is odd.
     """
+    unread = Collector()
     # A file that is named twice, or found in a folder too, is printed once.
-    paths = tuple({path.resolve(): path for path in loose_files.expanded(job.paths)}.values())
+    found = loose_files.expanded(job.paths, unread.add)
+    paths = tuple({path.resolve(): path for path in found}.values())
+    if not paths:
+        unread.check()
     made = loose_files.configuration(paths, job.lang)
     homes = anchoring.Homes()
     linked = Names(sources(Path.cwd(), made.chapters))
     names = _names(paths, made, job, homes)
     faults: list[SidelitError] = []
-    unread = Collector()
     written: list[content.Text] = []
     shown: Packed[identifiers.Shown] = Packed()
     # The words of all pages together may be more than memory holds.
@@ -115,8 +118,8 @@ def write(job: Job, folder: Path, jobs: int | None = None) -> Made:
         made = replace(made, parts=(replace(made.parts[0], chapters=chapters),))
         title = made.language(job.lang).word("files")
         written += [content.Text(item, title, (), Ids()) for item in made.front]
-        found = identifiers.Identifiers(shown, _links(files), {})
-        done = _pages(made, written, job, names, found, faults, folder, jobs)
+        linking = identifiers.Identifiers(shown, _links(files), {})
+        done = _pages(made, written, job, names, linking, faults, folder, jobs)
     return replace(done, skipped=tuple(unread.errors))
 
 

@@ -80,6 +80,25 @@ def test_what_an_editor_keeps_beside_a_file_is_no_source(odd_folder: Path) -> No
     assert sidelit("print", odd_folder, "--out", "out", cwd=odd_folder).stdout == "3 pages in out\n"
 
 
+def test_a_link_out_of_a_folder_is_left_out_and_told(
+    odd_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret.py"
+    secret.write_text("SECRET = 1\n", encoding="utf-8")
+    (odd_folder / "link.py").symlink_to(secret)
+    done = sidelit("print", ".", "--out", "out", cwd=odd_folder)
+    assert done.stdout == "3 pages in out, and 1 file skipped\n"
+    assert "skipped: link.py: this leads out of the folder that is printed by a symbolic link" in done.stderr
+    # Who names it wants it.
+    assert sidelit("print", "link.py", "--out", "named", cwd=odd_folder).stdout == "1 page in named\n"
+    alone = odd_folder / "alone"
+    alone.mkdir()
+    (alone / "link.py").symlink_to(secret)
+    assert (
+        "leads out of the folder" in sidelit("print", alone, "--out", "none", cwd=odd_folder, code=1).stderr
+    )
+
+
 def test_what_an_editor_keeps_beside_a_catalogue_is_no_catalogue(sample: Path) -> None:
     sidelit("sync", cwd=sample)
     (sample / "site/locale/ja/sample/.#ring.po").symlink_to("somebody@somewhere.1")
