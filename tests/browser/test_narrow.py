@@ -1,11 +1,14 @@
-"""Phones and tablets: tables that fit, lines that can be read, and a picture that holds its place."""
+"""Phones and tablets: tables and titles that fit, a bar that can be used, and lines that can be read."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page
 
-from built import CONFIG, NARROW, Open
+from built import CONFIG, NARROW, NARROWEST, WIDE, Open, show
+from press.project import edit
 
 TABLET = 800
 # A page of words, one of options, one of measurements and a chapter, each with wide tables.
@@ -23,6 +26,101 @@ all => Math.max(...all.filter(one => one.checkVisibility() && one.textContent.le
     return one.textContent.length / lines.size;
 }))
 """
+
+TITLE = "Internationalization of interdepartmental representations"
+NAME = "number_of_interdepartmental_representations"
+DOC = f'''"""# {TITLE}
+
+:notation $n_{{1}}$: how many
+"""
+
+
+def count({NAME}):
+    """Words.
+
+    :param {NAME}: what is counted
+    """
+
+
+# ## A heading without a word below it
+b = 2
+'''
+# The words of the title that stand on more than one line.
+BROKEN = """
+title => title.textContent.split(" ").filter((word, index, words) => {
+    const range = document.createRange();
+    const before = words.slice(0, index).join(" ").length + (index ? 1 : 0);
+    range.setStart(title.firstChild, before);
+    range.setEnd(title.firstChild, before + word.length);
+    return range.getClientRects().length > 1;
+})
+"""
+# What of the bar lies over what stands after it.
+OVER = """
+() => {
+    const all = [".brand", ".menu > summary", ".find", ".tools", ".theme"];
+    const boxes = all.map(each => document.querySelector(each)).filter(each => each?.checkVisibility());
+    return boxes.flatMap((one, at) => boxes.slice(at + 1).filter(other => !one.contains(other)
+        && !other.contains(one)
+        && one.getBoundingClientRect().right > other.getBoundingClientRect().left + 1
+    ).map(other => `${one.className} ${other.className}`));
+}
+"""
+# Where the words of each begin.
+LEFT = """
+all => all.map(one => one.getBoundingClientRect().left + parseFloat(getComputedStyle(one).paddingLeft))
+"""
+
+
+def furnish(sample: Path) -> None:
+    (sample / "src/sample/long.py").write_text(DOC, "utf-8")
+    toml = sample / "site/sidelit.toml"
+    entry = '{ source = "ring.py", run = "python -m sample.ring" }'
+    edit(toml, entry, f'{entry},\n    {{ source = "long.py" }}')
+    edit(toml, 'title = "Sample"', f'title = "{TITLE}"')
+    edit(sample / "site/pages/index.md", "# The sample", f"# {TITLE}")
+
+
+@pytest.mark.parametrize("name", ["index.html", "long.html"])
+def test_a_long_word_of_a_title_stands_on_one_line(page: Page, home: str, name: str) -> None:
+    page.goto(f"{home}{name}")
+    for width in (NARROWEST, NARROW, 801, 1100, WIDE):
+        show(page, width)
+        assert page.locator("h1").evaluate(BROKEN) == [], width
+
+
+@pytest.mark.parametrize("name", ["index.html", "long.html"])
+def test_however_long_its_title_the_bar_can_be_used(page: Page, home: str, name: str) -> None:
+    page.goto(f"{home}{name}")
+    for width in (NARROWEST, NARROW, 801, WIDE):
+        show(page, width)
+        assert page.evaluate(OVER) == [], width
+        bar = page.locator(".top").bounding_box()
+        brand = page.locator(".brand").bounding_box()
+        assert bar
+        assert brand is None or brand["height"] < bar["height"]
+
+
+def test_a_long_name_of_a_parameter_is_broken(page: Page, home: str) -> None:
+    page.goto(f"{home}long.html")
+    for width in (NARROWEST, NARROW, 801, 900):
+        show(page, width)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        table = page.locator(".fields.parameter").bounding_box()
+        doc = page.locator(".doc:has(.fields.parameter)").bounding_box()
+        assert table
+        assert doc
+        assert table["x"] + table["width"] <= doc["x"] + doc["width"]
+
+
+def test_the_foot_of_a_narrow_page_has_one_edge(page: Page, home: str) -> None:
+    show(page, NARROW).goto(f"{home}long.html")
+    page.locator(".foot .help").wait_for()
+    edges = page.locator(".foot .cite > summary, .foot .help, .foot > dl > :first-child").evaluate_all(LEFT)
+    (heading,) = page.locator("h1").evaluate_all(LEFT)
+    assert set(edges) == {heading}
+    # A heading without words begins there, too.
+    assert set(page.locator("main h2:not(.name)").evaluate_all(LEFT)) == {heading}
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -10,6 +10,8 @@ import pytest
 from playwright.sync_api import Page
 from pypdf import PdfReader
 
+from built import show
+
 # Enough words to stand above the code on a wide screen.
 LONG = '''def far_out():
     """Words that are much longer than the code beside them.
@@ -25,8 +27,28 @@ def also_far():
 # sidelit: core
 '''
 
+NAMED = " | ".join(f"`a_name_of_a_quantity_{number}`" for number in range(1, 6))
+MANY = " | ".join(f"column{number}" for number in range(1, 16))
+TABLES = f"""
+| {NAMED} |
+|{"---|" * 5}
+| {NAMED} |
+
+| {MANY} |
+|{"---|" * 15}
+| {MANY} |
+
+| a | b |
+|---|---|
+| 1 | 2 |
+"""
+# The width of what is printed on a sheet of A4, in pixels.
+PAPER = 658
+
 
 def furnish(sample: Path) -> None:
+    with (sample / "site/pages/notes/reading.md").open("a", encoding="utf-8") as page:
+        page.write(TABLES)
     words = "\n\n    ".join(["A sentence of words that says hardly anything, and says it at length."] * 30)
     with (sample / "src/sample/ring.py").open("a", encoding="utf-8") as source:
         source.write("\n\n" + LONG.format(words=words))
@@ -52,3 +74,13 @@ def test_no_word_and_no_line_is_lost_on_paper(page: Page, home: str, paper: str)
         assert word not in text
     for number, each in enumerate(printed.pages, 1):
         assert each.extract_text().startswith(f"{number}\n")
+
+
+def test_a_wide_table_is_whole_on_paper_and_has_no_shadow(page: Page, home: str) -> None:
+    show(page, PAPER, media="print").goto(f"{home}notes/reading.html")
+    # A page that is wider than the paper is printed smaller as a whole.
+    assert page.evaluate("document.documentElement.scrollWidth") == PAPER
+    boxes = page.locator(".scroll")
+    assert boxes.count() == 3
+    looks = "all => all.map(one => getComputedStyle(one)).map(it => [it.overflowX, it.backgroundImage])"
+    assert boxes.evaluate_all(looks) == [["visible", "none"]] * 3
