@@ -41,6 +41,8 @@ TABLES = f"""
 | a | b |
 |---|---|
 | 1 | 2 |
+
+See <https://example.org/bare> and [a name](https://example.org/named).
 """
 # The width of what is printed on a sheet of A4, in pixels.
 PAPER = 658
@@ -84,3 +86,10 @@ def test_a_wide_table_is_whole_on_paper_and_has_no_shadow(page: Page, home: str)
     assert boxes.count() == 3
     looks = "all => all.map(one => getComputedStyle(one)).map(it => [it.overflowX, it.backgroundImage])"
     assert boxes.evaluate_all(looks) == [["visible", "none"]] * 3
+
+
+def test_an_address_is_printed_once(page: Page, home: str) -> None:
+    page.goto(f"{home}notes/reading.html")
+    text = "".join(each.extract_text() for each in PdfReader(BytesIO(page.pdf())).pages)
+    assert text.count("https://example.org/bare") == 1
+    assert "⟨https://example.org/named⟩" in re.sub(r"\s+", "", text)

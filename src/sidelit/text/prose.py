@@ -14,6 +14,7 @@ from html import escape
 
 from markdown_it.token import Token
 
+from sidelit.breaks import breakable
 from sidelit.errors import SidelitError
 from sidelit.text import directives, fields, grids, markup
 from sidelit.text.inlines import InlineWriter, RenderContext, fragment
@@ -224,7 +225,7 @@ class _Writer(InlineWriter):
         if not row.argument:
             return f'<th scope="row"><code>{escape(row.type, quote=False)}</code></th>'
         type_ = f' <span class="type">{escape(row.type, quote=False)}</span>' if row.type else ""
-        return f'<th scope="row"><code>{escape(row.argument, quote=False)}</code>{type_}</th>'
+        return f'<th scope="row"><code>{breakable(row.argument)}</code>{type_}</th>'
 
     def _row_body(self, row: fields.Field) -> str:
         if [token.type for token in row.body] != ["paragraph_open", "inline", "paragraph_close"]:
