@@ -31,6 +31,7 @@ ORDER = {
             "digests",
             "memory",
             "drawings",
+            "toml_places",
             "tables",
             "scripts",
             "assets",

@@ -9,6 +9,7 @@ that is there already is never written over.
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ def init(folder: Path, *, codes: Sequence[str] = (), mkdocs: bool = False) -> tu
     """
     if not folder.is_dir():
         raise SidelitError("there is no such folder", path=folder)
+    languages.refuse(codes)
     found = look(folder)
     spoken = tuple(codes) or (found.language,)
     files = {CONFIGURATION: _configuration(found, spoken), HOME: _home(found)}
@@ -111,7 +113,7 @@ def look(folder: Path) -> Found:
     inside = [part for package in packages for part in _package(package, base, root)]
     loose = [path.name for path in _python(base) if path.name not in _TOOLS]
     title = _title(folder)
-    parts = ([Part(title, root or ".", tuple(loose))] if loose else []) + inside
+    parts = ([Part(title, root or ".", tuple(map(glob.escape, loose)))] if loose else []) + inside
     paths = [path for path in _modules(base) if path.parent != base or path.name in loose]
     if not paths:
         raise SidelitError(
@@ -132,10 +134,19 @@ def _package(package: Path, base: Path, root: str) -> Iterator[Part]:
     for folder, pattern in ((package, "*.py"), *((each, "**/*.py") for each in _folders(package))):
         if any(_is_kept(path.relative_to(folder)) for path in folder.glob(pattern)):
             place = folder.relative_to(base).as_posix()
-            without = [f"!{path}/**/*.py" for path in _passed_over(folder)] if pattern != "*.py" else []
+            without = (
+                [f"!{glob.escape(path)}/**/*.py" for path in _passed_over(folder)]
+                if pattern != "*.py"
+                else []
+            )
             found = folder.glob(pattern.replace("*.py", _OF_TESTS))
-            without += sorted(f"!{path.relative_to(folder).as_posix()}" for path in found)
+            without += sorted(f"!{_escaped(path, folder)}" for path in found)
             yield Part(place.replace("/", "."), f"{root}/{place}" if root else place, (pattern, *without))
+
+
+def _escaped(path: Path, folder: str | Path) -> str:
+    """A pattern that matches this file alone, below a folder."""
+    return glob.escape(path.relative_to(folder).as_posix())
 
 
 def _is_kept(inside: Path) -> bool:
@@ -243,7 +254,7 @@ def _configuration(found: Found, spoken: Sequence[str]) -> str:
         lines += [f"# {name}" for name in found.left_out]
     for part in found.parts:
         bad = [Path(name) for name in found.left_out if Path(name).is_relative_to(part.folder)]
-        absent = [f"!{path.relative_to(part.folder).as_posix()}" for path in bad]
+        absent = [f"!{_escaped(path, part.folder)}" for path in bad]
         patterns = ", ".join(map(_quoted, (*part.patterns, *absent)))
         lines += ["", "[[parts]]", f"label = {_quoted(part.label)}", f"folder = {_quoted(part.folder)}"]
         lines += [f"chapters = [{patterns}]"]

@@ -64,20 +64,20 @@ def part(table: Table, tree: patterns.Tree, usual: str, codes: Sequence[str]) ->
     )
     folder, output = table.take("folder", str, tree.root).strip("/"), table.take("output", str, "").strip("/")
     dialect, entries = dialects.read(table, usual), patterns.chapters(table, folder, tree)
-    found = (_chapter(entry, folder, output, tree.root, line) for entry, line in entries)
-    kept = languages.kept(table, codes, label)
+    found = (_chapter(entry, folder, output, tree.root) for entry in entries)
+    kept = languages.kept(table, codes)
     chapters = tuple(replace(each, dialect=dialect, languages=kept) for each in found)
     table.finish()
     return Part(number, label, chapters, question)
 
 
-def _chapter(table: Table, folder: str, output: str, root: str, line: int | None) -> Chapter:
+def _chapter(table: Table, folder: str, output: str, root: str) -> Chapter:
     given = table.take("source", str)
     if not given.endswith(".py"):
         raise table.error(f"{given!r} is not a Python file", given)
     source = PurePosixPath(folder) / given
     below = source.relative_to(root) if source.is_relative_to(root) else source
-    run, proved = table.take("run", str, "") or None, proofs.read(table, given)
+    run, proved = table.take("run", str, "") or None, proofs.read(table)
     called = page_names.chapter(table, source, given, below, output)
     table.finish()
     return Chapter(
@@ -88,7 +88,7 @@ def _chapter(table: Table, folder: str, output: str, root: str, line: int | None
         proves=proved,
         module=module_name(source, below),
         former=called.former,
-        line=line or table.line(given),
+        line=table.line(given),
     )
 
 

@@ -249,7 +249,8 @@ def publish(given: argparse.Namespace) -> int:
     """`sidelit publish`."""
     made = _config(given)
     path = anchoring.publish(made, _redirects(given.redirect))
-    print(f"The ids of {len(made.chapters)} chapters are fixed in {made.shown(path)}.")
+    count = len(made.chapters)
+    print(f"The ids of {count} {'chapter' if count == 1 else 'chapters'} are fixed in {made.shown(path)}.")
     return 0
 
 

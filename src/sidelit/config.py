@@ -149,7 +149,10 @@ def find(start: Path) -> Path:
 
 def load(path: Path) -> Config:
     """Read a configuration; every mistake in it is a `SidelitError` with its line."""
-    path = path.resolve()
+    given, path = path, path.resolve()
+    if not path.is_file():
+        what = "this is no file" if path.exists() else "there is no such file"
+        raise SidelitError(what, path=given, hint="name the `site/sidelit.toml` of a project")
     project = path.parent.parent
     shown = path.relative_to(project).as_posix()
     top = read_table(path, shown)

@@ -83,8 +83,7 @@ def load(code: str, folder: Path | None = None, shown: str = FOLDER) -> Language
 
     Raises `SidelitError` where nobody has words for the language, and at the file that lacks some.
     """
-    if not CODE.fullmatch(code):
-        raise SidelitError(f"{code!r} is no code of a language", hint='write it like "de" or "pt-BR"')
+    refuse((code,))
     ours = _folder() / f"{code}.toml"
     own = folder / f"{code}.toml" if folder is not None else None
     press = (ours, f"templates/ui/{code}.toml") if ours.is_file() else None
@@ -103,6 +102,15 @@ def beginning(code: str) -> str:
     )
 
 
+def refuse(given: Sequence[str]) -> None:
+    """Refuse what is no code of a language, which would be a path or break a file, and a code given twice."""
+    for place, code in enumerate(given):
+        if not CODE.fullmatch(code):
+            raise SidelitError(f"{code!r} is no code of a language", hint='write it like "de" or "pt-BR"')
+        if code in given[:place]:
+            raise SidelitError(f"the language {code!r} is named twice", hint="name each once")
+
+
 def codes(top: Table) -> tuple[str, ...]:
     """The languages that a configuration names, the first one that of the sources."""
     named = tuple(str(code) for code in top.take("languages", list, ["en"]))
@@ -111,10 +119,8 @@ def codes(top: Table) -> tuple[str, ...]:
     return named
 
 
-def kept(table: Table, named: Sequence[str], near: str) -> tuple[str, ...]:
+def kept(table: Table, named: Sequence[str]) -> tuple[str, ...]:
     """The languages that a part or a page stands in, where it says so; `named` are those of the site.
-
-    :param near: a text of that table, for the line of a mistake.
 
     Raises `SidelitError` if the language of the sources is not the first of them, or the site lacks one.
     """
@@ -122,10 +128,10 @@ def kept(table: Table, named: Sequence[str], near: str) -> tuple[str, ...]:
     for code in said:
         if code not in named:
             what = f"`languages` names {code!r}, which is no language of this site"
-            raise table.error(what, near, hint=f"it has {', '.join(named)}")
+            raise table.error(what, "languages", hint=f"it has {', '.join(named)}")
     if said and (said[0] != named[0] or len(set(said)) != len(said)):
         what = f"`languages` must begin with {named[0]!r}, what everything is written in, and name each once"
-        raise table.error(what, near)
+        raise table.error(what, "languages")
     return said
 
 
@@ -153,8 +159,8 @@ def _folder() -> Path:
 
 def _absent(code: str, place: str) -> Language:
     hint = (
-        f"write {place}: a copy of {_folder() / 'en.toml'} with its words in that language; its keys are "
-        + ", ".join(_english())
+        f'write {place} with `fallback = "en"` under [language] and as many words as you have, '
+        f"after the pattern of {_folder() / 'en.toml'}"
     )
     raise SidelitError(f"the press has no words for the language {code!r} ({', '.join(known())})", hint=hint)
 

@@ -28,6 +28,7 @@ from sidelit import assets, bundles, reading, store, template_errors
 from sidelit.breaks import breakable
 from sidelit.config import Config
 from sidelit.errors import SidelitError
+from sidelit.tables import read_table
 
 TEMPLATES, ASSETS = "templates", "assets"
 # The name under which a project's template finds the one that it stands in the place of.
@@ -91,7 +92,12 @@ def _press(config: Config) -> dict[str, Path]:
                 f"`override_assets` names {name!r}, and {where} has no such file",
                 "mend its spelling",
             )
-            raise SidelitError(what, path=config.shown(config.path), hint=hint)
+            if name in bundles.BUNDLES:
+                what = f"`override_assets` names {name!r}, which the press makes of several files"
+                hint = f"name some of {', '.join(bundles.BUNDLES[name])}"
+            shown = config.shown(config.path)
+            line = read_table(config.path, shown).inside({}, "override_assets").line(name)
+            raise SidelitError(what, path=shown, line=line, hint=hint)
     return known
 
 
@@ -99,17 +105,24 @@ def _own(config: Config) -> dict[str, Path]:
     folder, known = config.folder / ASSETS, {name for name, _ in assets.asset_files()} | set(bundles.BUNDLES)
     found: dict[str, Path] = {}
     for path in _files(folder):
-        name, shown = path.relative_to(folder).as_posix(), config.shown(folder) + f"/{path.name}"
+        name = path.relative_to(folder).as_posix()
+        shown = f"{config.shown(folder)}/{name}"
         reading.refuse_outside(path, config.project, shown)
         if name.endswith((".html", ".htm")):
             what = "an HTML file among the assets would have none of the pages' policy and checks"
             raise SidelitError(what, path=shown, hint="write it as Markdown, in pages/")
         if name in known and name not in config.override_assets:
             what = f"two files would be written to assets/{name}, and one of them is the press's own"
-            hint = f'give it another name, or write `override_assets = ["{name}"]` if it takes its place'
-            raise SidelitError(what, path=shown, hint=hint)
+            raise SidelitError(what, path=shown, hint=_instead(name))
         found[name] = path
     return found
+
+
+def _instead(name: str) -> str:
+    """What to do about a file that would be written where the press writes its own."""
+    if name in bundles.BUNDLES:
+        return f"give it another name: the press makes {name} of {', '.join(bundles.BUNDLES[name])}"
+    return f'give it another name, or write `override_assets = ["{name}"]` if it takes its place'
 
 
 def _files(folder: Path) -> list[Path]:

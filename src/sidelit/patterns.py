@@ -51,22 +51,21 @@ def tree(project: Path, root: str, top: Table) -> Tree:
     return found
 
 
-def chapters(table: Table, folder: str, tree: Tree) -> Iterator[tuple[Table, int | None]]:
-    """The entries of a part, each pattern as those that it stands for, with the line of the pattern.
+def chapters(table: Table, folder: str, tree: Tree) -> Iterator[Table]:
+    """The entries of a part, each pattern as those that it stands for, at the place of the pattern.
 
     Raises `SidelitError` at a pattern that matches nothing, and at what is neither a table nor a string.
     """
     entries = table.take("chapters", list, [])
     not_these = [entry[1:] for entry in entries if isinstance(entry, str) and entry.startswith("!")]
-    for entry in entries:
+    for number, entry in enumerate(entries):
         if isinstance(entry, dict):
-            yield Table(entry, table.shown, table.text), None
+            yield table.inside(entry, "chapters", number)
         elif not isinstance(entry, str):
             raise table.error("`chapters` must be a list of tables and patterns", "chapters")
         elif not entry.startswith("!"):
-            line = table.line(entry)
             for found in _matched(entry, folder, not_these, tree, table):
-                yield Table(found, table.shown, table.text), line
+                yield table.inside(found, "chapters", number)
 
 
 def _matched(

@@ -35,19 +35,19 @@ class Proof:
         return f"{self.path}::{self.name}" if self.name else self.path
 
 
-def read(table: Table, given: str) -> tuple[Proof, ...]:
-    """Take `proves` from the entry of a chapter, whose source the entry calls `given`."""
-    return tuple(_proofs(table, table.line(given)))
+def read(table: Table) -> tuple[Proof, ...]:
+    """Take `proves` from the entry of a chapter."""
+    return tuple(_proofs(table))
 
 
-def _proofs(table: Table, first: int) -> Iterator[Proof]:
+def _proofs(table: Table) -> Iterator[Proof]:
     seen: set[str] = set()
     for said in table.take("proves", list, []):
         if not isinstance(said, str):
-            raise table.at(first, "`proves` must be a list of strings")
+            raise table.error("`proves` must be a list of strings", "proves")
         path, _, name = said.partition("::")
         place = PurePosixPath(path)
-        line = table.line(said, first)
+        line = table.line(said)
         if place.suffix != ".py" or str(place) != path or place.is_absolute() or ".." in place.parts:
             hint = 'name a file from the project folder, as in "tests/test_ring.py::test_put"'
             raise table.at(line, f"{said!r} in `proves` is not the name of a test", hint)

@@ -91,7 +91,7 @@ def prose(table: Table, folder: str, codes: Sequence[str]) -> Prose:
         )
     path = PurePosixPath(given)
     called = page_names.prose(table, str(path), "pages")
-    kept = languages.kept(table, codes, given)
+    kept = languages.kept(table, codes)
     table.finish()
     source = f"{folder}/pages/{path}"
     return Prose(source, called.output, called.name, append, called.former, table.line(given), kept)

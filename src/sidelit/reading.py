@@ -28,12 +28,12 @@ def data(path: Path) -> bytes:
 
 
 def text(path: Path) -> str:
-    """The text of a file in UTF-8.
+    """The text of a file in UTF-8, without the mark by which some editors begin it.
 
     :raises OSError: as `data` does.
     :raises UnicodeDecodeError: it is not UTF-8.
     """
-    return data(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    return data(path).decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def refuse_outside(path: Path, project: Path, shown: str, line: int | None = None) -> None:

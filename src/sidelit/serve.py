@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import mimetypes
 import posixpath
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -156,6 +157,10 @@ def serve(
         server.server_close()
 
 
+# A page says which build it has seen. Python refuses to read a number of thousands of digits.
+_TURN = re.compile("[0-9]{1,30}")
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     # A browser that waits for the next build must not keep Ctrl-C waiting.
@@ -178,7 +183,7 @@ def _handler(shelf: Handover) -> type[BaseHTTPRequestHandler]:
                     200, "text/javascript; charset=utf-8", Path(__file__).with_name("reload.js").read_bytes()
                 )
             elif address.path == WAIT:
-                state = shelf.wait(int(address.query)) if address.query.isdigit() else shelf.state
+                state = shelf.wait(int(address.query)) if _TURN.fullmatch(address.query) else shelf.state
                 self._send(200, "application/json", _json(state))
             else:
                 self._send(*answer(shelf.state, address.path))

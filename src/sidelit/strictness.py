@@ -23,7 +23,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -91,15 +91,20 @@ def read(table: Table | None) -> Strictness:
         return Strictness()
     lines, words = (_count(table, key, usual) for key, usual in (("lines", 25), ("words", 40)))
     severities = dict(USUAL)
-    for rule, said in table.take("rules", dict, {}).items():
-        _known(rule, table)
-        if said not in ("error", "warning", "off"):
-            raise table.error(f'the rule {rule} is "error", "warning" or "off"', rule)
-        severities[rule] = cast("Severity", said)
+    if rules := table.table("rules"):
+        severities.update(_severities(rules))
     forbidden = tuple(map(_word, table.tables("avoid")))
     allowed = tuple(map(_allowance, table.tables("allow")))
     table.finish()
     return Strictness(lines, words, severities, forbidden, allowed)
+
+
+def _severities(rules: Table) -> Iterator[tuple[str, Severity]]:
+    for rule, said in rules.data.items():
+        _known(rule, rules)
+        if said not in ("error", "warning", "off"):
+            raise rules.error(f'the rule {rule} is "error", "warning" or "off"', rule)
+        yield rule, cast("Severity", said)
 
 
 def _count(table: Table, key: str, usual: int) -> int:
@@ -111,6 +116,10 @@ def _count(table: Table, key: str, usual: int) -> int:
 
 def _word(table: Table) -> Word:
     said, instead = table.take("pattern", str), table.take("say", str)
+    if not said:
+        raise table.error(
+            "an empty `pattern` finds everything", "pattern", hint="write what is to be avoided"
+        )
     try:
         pattern = re.compile(said, re.IGNORECASE)
     except re.error as error:
@@ -124,9 +133,9 @@ def _allowance(table: Table) -> Allowance:
     section, reason = table.take("section", str), table.take("because", str)
     _known(rule, table)
     if not reason.strip():
-        raise table.error("an allowance says why", "allow", hint='write because = "…"')
+        raise table.error("an allowance says why", "because", hint='write because = "…"')
     table.finish()
-    return Allowance(rule, source, section, table.line(section))
+    return Allowance(rule, source, section, table.line("section"))
 
 
 def _known(rule: str, table: Table) -> None:

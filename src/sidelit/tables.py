@@ -2,19 +2,19 @@
 
 > Each key is taken once and with its type; what is left over was misspelt.
 
-TOML's parser keeps no positions, so the line of a mistake is looked up in the text: the first line that
-mentions the word in question.
+The line of a mistake is that of the key or the string in question, as far as it stands in this table, and
+otherwise that of the header of the table.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from sidelit import reading
+from sidelit import reading, toml_places
 from sidelit.errors import SidelitError
 
 if sys.version_info >= (3, 11):
@@ -36,15 +36,8 @@ def read_table(path: Path, shown: str) -> Table:
     return Table(_parse(text, shown), shown, text)
 
 
-# What a word goes on with.
-_PART = re.compile(r"[\w-]")
-# The parser takes memory for each pair of a key's parts.
-_LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){100}""")
-
-
 def _parse(text: str, shown: str) -> dict[str, Any]:
-    if (long := _LONG_KEY.search(text)) is not None:
-        line = text.count("\n", 0, long.start()) + 1
+    if line := toml_places.long_key(text):
         raise SidelitError("a key has more than 100 parts", path=shown, line=line)
     try:
         return tomllib.loads(text)
@@ -54,7 +47,8 @@ def _parse(text: str, shown: str) -> dict[str, Any]:
         line = int(found[1]) if found else len(text.splitlines())
         raise SidelitError(f"not valid TOML: {what}", path=shown, line=line) from None
     except RecursionError:
-        raise SidelitError("its tables or lists are nested too deeply", path=shown, line=1) from None
+        line = toml_places.deep(text)
+        raise SidelitError("its tables or lists are nested too deeply", path=shown, line=line) from None
     except ValueError as error:
         # A number with thousands of digits, which the parser leaves to Python.
         raise SidelitError(f"not valid TOML: {error}", path=shown, line=1) from None
@@ -68,13 +62,30 @@ def _text(path: Path, shown: str) -> str:
         raise SidelitError(f"cannot be read: {reason}", path=shown) from None
 
 
-class Table:
-    """One table of the file: hands out keys with their types checked, and refuses what nobody asked for."""
+class _Text:
+    """A text and the places in it, which most files are never asked for."""
 
-    def __init__(self, data: dict[str, Any], shown: str, text: str) -> None:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def top(self) -> toml_places.Place:
+        return toml_places.read(self.text)
+
+
+class Table:
+    """One table of the file: hands out keys with their types checked, and refuses what nobody asked for.
+
+    :param way: the keys and numbers that lead to it from the top of the file.
+    """
+
+    def __init__(
+        self, data: dict[str, Any], shown: str, text: str | _Text, way: tuple[str | int, ...] = ()
+    ) -> None:
         self.data = dict(data)
         self.shown = shown
-        self.text = text
+        self._text = _Text(text) if isinstance(text, str) else text
+        self._way = way
 
     def take(self, key: str, kind: type[T], default: T | None = None) -> T:
         value = self.data.pop(key, default)
@@ -91,13 +102,17 @@ class Table:
             return None
         if not isinstance(entry, dict):
             raise self.error(f"`{key}` must be a table", key)
-        return Table(cast("dict[str, Any]", entry), self.shown, self.text)
+        return self.inside(cast("dict[str, Any]", entry), key)
 
     def tables(self, key: str) -> tuple[Table, ...]:
         entries = self.take(key, list, [])
         if not all(isinstance(entry, dict) for entry in entries):
             raise self.error(f"`{key}` must be a list of tables", key)
-        return tuple(Table(cast("dict[str, Any]", entry), self.shown, self.text) for entry in entries)
+        return tuple(self.inside(entry, key, number) for number, entry in enumerate(entries))
+
+    def inside(self, data: dict[str, Any], *way: str | int) -> Table:
+        """A table to which these keys and numbers lead from here, even if its data was made of it."""
+        return Table(data, self.shown, self._text, (*self._way, *way))
 
     def strings(self, key: str) -> tuple[str, ...]:
         """A list of strings; nothing where there is none."""
@@ -116,38 +131,19 @@ class Table:
     def at(self, line: int, what: str, hint: str | None = None) -> SidelitError:
         return SidelitError(what, path=self.shown, line=line, hint=hint)
 
-    def line(self, near: str | None, start: int = 1) -> int:
-        """The first line from `start` on that mentions a word: the parser keeps no positions.
+    def line(self, near: str | None = None) -> int:
+        """The line of this key, or else of the first key or string in the table that reads so.
 
-        Where none does, it is `start`.
+        Where there is none, it is the line of the table's header.
         """
-        if not near:
-            return start
-        first = _start_of(self.text, start)
-        # A path in quotes is meant as a whole: `unit.py` is no mention in `zero/unit.py`.
-        quoted = (self.text.find(f"{quote}{near}{quote}", first) for quote in "\"'")
-        place = min((each for each in quoted if each >= 0), default=None)
-        place = next(_mentions(self.text, near, first), None) if place is None else place
-        return start if place is None else start + self.text.count("\n", first, place)
+        return ((near and self._place.find(near)) or self._place).line
 
-
-def _start_of(text: str, line: int) -> int:
-    """Where a line begins."""
-    place = 0
-    for _ in range(line - 1):
-        place = text.find("\n", place) + 1 or len(text)
-    return place
-
-
-def _mentions(text: str, word: str, first: int) -> Iterator[int]:
-    """The places of a word that is no part of a longer one."""
-    place = text.find(word, first)
-    while place >= 0:
-        end = place + len(word)
-        before, after = text[max(place - 1, 0) : place], text[end : end + 1]
-        if not (before == "." or _PART.match(before) or _PART.match(after)):
-            yield place
-        place = text.find(word, place + 1)
+    @property
+    def _place(self) -> toml_places.Place:
+        place = self._text.top
+        for step in self._way:
+            place = place.at(step)
+        return place
 
 
 _NAMES: dict[type, str] = {str: "string", list: "list", dict: "table", bool: "boolean", int: "number"}

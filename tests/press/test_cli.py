@@ -157,6 +157,35 @@ def test_a_published_id_may_not_vanish(sample: Path) -> None:
     assert 'id="Ring.put"' in (sample / "build/site/ring.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("nopage#x=Ring", "no published page is called 'nopage'"),
+        ("sample/rin#x=Ring", "no published page is called 'sample/rin'; did you mean 'sample/ring'?"),
+        (
+            "sample/ring#Ring.pot=Ring",
+            "no release has published the id 'sample/ring#Ring.pot'; did you mean 'Ring.",
+        ),
+        ("sample/ring#Ring.put=Ring", "the section 'sample/ring#Ring.put' is still there, and only an id"),
+        ("sample/ring#*=Rong", "the redirect of 'sample/ring#*' names 'Rong', which is on no page; `sidelit"),
+        ("sample/ring#*=sample/rong#Ring", "the redirect of 'sample/ring#*' names 'sample/rong#Ring', which"),
+    ],
+)
+def test_a_redirect_that_means_nothing_is_refused(sample: Path, said: str, told: str) -> None:
+    done = sidelit("publish", cwd=sample)
+    assert done.stdout == "The ids of 2 chapters are fixed in site/anchors.json.\n"
+    before = (sample / "site/anchors.json").read_bytes()
+    refused = sidelit("publish", "--redirect", said, cwd=sample, code=1).stderr
+    assert refused.startswith(f"site/anchors.json: {told}")
+    assert (sample / "site/anchors.json").read_bytes() == before
+
+
+def test_the_ids_of_one_chapter_are_fixed(sample: Path) -> None:
+    entry = '    { source = "tools/window.py", name = "tools/window" },\n'
+    edit(sample / "site/sidelit.toml", entry, "")
+    assert sidelit("publish", cwd=sample).stdout.startswith("The ids of 1 chapter are fixed in ")
+
+
 def test_a_ledger_that_is_broken_is_told_with_its_line(sample: Path) -> None:
     (sample / "site/anchors.json").write_text('{\n"a": \n', encoding="utf-8")
     told = sidelit("build", cwd=sample, code=1).stderr

@@ -114,6 +114,32 @@ def test_a_language_that_the_press_does_not_know_begins_with_a_file_of_words(rep
     assert page(repository / "build/site", "en/nets/utils.html").lang == "en"
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (("../../../x",), "'../../../x' is no code of a language; write it like"),
+        (('e"n',), "is no code of a language"),
+        (("",), "'' is no code of a language"),
+        (("de", "en", "de"), "the language 'de' is named twice; name each once"),
+    ],
+)
+def test_what_is_no_language_is_refused_before_anything_is_written(
+    repository: Path, said: tuple[str, ...], told: str
+) -> None:
+    before = tree(repository)
+    given = [each for code in said for each in ("--lang", code)]
+    assert told in sidelit("init", *given, cwd=repository, code=1).stderr
+    assert tree(repository) == before
+
+
+def test_a_file_is_left_out_whatever_its_name_is(tmp_path: Path) -> None:
+    write(tmp_path, "nets/__init__.py", "nets/y.py", "nets/[t]/tests/a.py", "nets/[t]/b.py", "[x].py")
+    write(tmp_path, "nets/[y].py", text="print 'two'\n")
+    sidelit("init", cwd=tmp_path)
+    made = config.load(tmp_path / "site/sidelit.toml")
+    assert [chapter.source for chapter in made.chapters] == ["[x].py", "nets/__init__.py", "nets/y.py"]
+
+
 def test_another_folder_and_loose_modules(tmp_path: Path) -> None:
     write(
         tmp_path, "tool/tool.py", "tool/setup.py", text='"""環状のバッファです。古い値から順に捨てます。"""\n'
@@ -191,6 +217,46 @@ def test_a_pattern_that_is_wrong(tmp_path: Path, parts: str, said: str) -> None:
     with pytest.raises(SidelitError) as told:
         chapters(tmp_path, parts)
     assert re.search(said, str(told.value)), str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ("# lines = 1\n[lint]\nlines = 0\n", "13: `lines` must be a number from 1 on"),
+        (
+            '# code-without-words\n[lint.rules]\ncode-without-words = "warn"\n',
+            "13: the rule code-without-words",
+        ),
+        ('[[parts]]\nlabel = "Q"\nchapters = 3\n', "13: `chapters` must be a list"),
+        ('[[parts]]\nchapters = ["a.py"]\n', "11: the key `label` is missing"),
+        (
+            '[[lint.allow]]\nrule = "word"\nsource = "a.py"\nsection = ""\n',
+            "11: the key `because` is missing",
+        ),
+        ('[[lint.avoid]]\nsay = "x"\npattern = ""\n', "13: an empty `pattern` finds everything"),
+        ('[[parts]]\nlabel = "Q"\nlanguages = ["de"]\n', "13: `languages` names 'de'"),
+    ],
+)
+def test_a_mistake_is_told_at_its_own_line(tmp_path: Path, added: str, said: str) -> None:
+    with pytest.raises(SidelitError) as told:
+        chapters(tmp_path, part('"*.py"') + added)
+    assert str(told.value).startswith(f"site/sidelit.toml:{said}")
+
+
+def test_a_configuration_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    chapters(tmp_path, part('"*.py"'))
+    path = tmp_path / "site/sidelit.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert config.load(path).title == "T"
+
+
+def test_a_configuration_that_is_not_there_is_called_as_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "deep/site").mkdir(parents=True)
+    hint = "name the `site/sidelit.toml` of a project\n"
+    told = sidelit("build", "--config", "deep/nope.toml", cwd=tmp_path, code=1).stderr
+    assert told == f"deep/nope.toml: there is no such file; {hint}"
+    told = sidelit("build", "--config", "deep/site", cwd=tmp_path, code=1).stderr
+    assert told == f"deep/site: this is no file; {hint}"
 
 
 NETS = "Small nets, in pure Python."

@@ -168,6 +168,12 @@ def test_what_is_not_there_is_not_found(server: Server) -> None:
         answer.value.close()
 
 
+@pytest.mark.parametrize("turn", ["9" * 5000, "-1", "x", "%C2%B2"])
+def test_whoever_waits_for_no_build_is_answered_at_once(server: Server, turn: str) -> None:
+    with urlopen(f"{server.address}-/wait?{turn}", timeout=10) as answer:
+        assert set(json.load(answer)) == {"site", "turn", "error"}
+
+
 def test_a_folder_is_served_under_its_own_address() -> None:
     state = serve.State({"index.html": b"en", "ja/index.html": b"ja"}, 1, 1)
     assert serve.answer(state, "/ja/")[2].startswith(b"ja")

@@ -77,7 +77,8 @@ def read(config: Config, name: str) -> Figure:
     if not heads or not all(isinstance(head, str) for head in heads):
         raise table.error("`table` names the columns of the figure's table", "table")
     columns = {f"table/{number}": head for number, head in enumerate(heads, 1)}
-    said.update({context: sentence(table, head, table.line(head)) for context, head in columns.items()})
+    row = table.inside({}, "table")
+    said.update({context: sentence(row, head, row.line(head)) for context, head in columns.items()})
     recordings = tuple(recorded(config, table, file) for file in table.take("data", list))
     if not recordings:
         raise table.error("a figure is drawn from data, and `data` names no file", "data")
@@ -89,22 +90,17 @@ def read(config: Config, name: str) -> Figure:
 def _sentences(table: Table) -> Iterator[tuple[str, tuple[Token, ...]]]:
     for key in ("title", "description", "caption"):
         text = table.take(key, str)
-        yield key, sentence(table, text, line_of(table, key))
-    for key, text in table.take("words", dict, {}).items():
+        yield key, sentence(table, text, table.line(key))
+    words = table.inside(table.take("words", dict, {}), "words")
+    for key, text in words.data.items():
         if not isinstance(text, str) or not re.fullmatch(r"\w+", key):
-            raise table.at(line_of(table, key), f"the word {key!r} must be a string")
-        yield f"words/{key}", sentence(table, text, line_of(table, key))
+            raise words.error(f"the word {key!r} must be a string", key)
+        yield f"words/{key}", sentence(words, text, words.line(key))
 
 
 def sentence(table: Table, text: str, number: int) -> tuple[Token, ...]:
     """Parse one sentence of a table of words, which stands at this line of it."""
     return markup.line(" ".join(text.split()), path=table.shown, number=number)
-
-
-def line_of(table: Table, key: str) -> int:
-    """Where a key is given its value: the same word may stand in a sentence above it."""
-    found = re.search(rf"^\s*{key}\s*=", table.text, re.MULTILINE)
-    return table.text.count("\n", 0, found.end()) + 1 if found else 1
 
 
 def recorded(config: Config, table: Table, file: object) -> Recording:

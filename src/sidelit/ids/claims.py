@@ -60,6 +60,10 @@ class Claims:
         names = (page.name, *(each.name for each in page.former), *taken)
         return next((name for name in names if name in taken), None)
 
+    def owns(self, name: str) -> bool:
+        """Whether a published page lives on as a page of its own, and was not taken in by another one."""
+        return self.own(self.homes[name]) == name
+
     def address(self, name: str) -> str:
         """Where a published page stood."""
         home = self.homes[name]

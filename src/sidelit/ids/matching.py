@@ -237,3 +237,13 @@ def _score(old: Imprint, new: Imprint, place: str) -> float:
     same_words = words >= enough and min(len(old.words), len(new.words)) >= FAR_WORDS
     same_lines = lines >= enough and min(len(old.lines), len(new.lines)) >= FAR_LINES
     return total if same_words or same_lines else 0.0
+
+
+def text_of(entry: Imprint) -> tuple[object, ...]:
+    """What a section is called, says and does, without its id."""
+    return entry.kind, entry.qualname, entry.words, entry.lines
+
+
+def says_enough(entry: Imprint) -> bool:
+    """Whether a section is more than what any page may hold."""
+    return bool(entry.words) or (entry.kind not in PIECES and len(entry.lines) >= FAR_LINES)

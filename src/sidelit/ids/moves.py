@@ -23,10 +23,8 @@ from sidelit.ids import ledger as ledger_file
 from sidelit.ids.anchors import Anchor, Naming, imprints, nowhere, places_of
 from sidelit.ids.claims import Claims, Placed
 from sidelit.ids.ledger import Ledger
-from sidelit.ids.matching import FAR_LINES, PIECES, Imprint, alike, match
-
-Redirects = Mapping[str, Mapping[str, str]]
-"""By page and id, where the readers of sections that are gone go: `ID`, or `PAGE#ID`; `*` is any other id."""
+from sidelit.ids.matching import PIECES, Imprint, alike, match, says_enough, text_of
+from sidelit.ids.redirects import Redirects, published, refuse
 
 # Where a section is now: the name of its page, and its position in the document.
 Found = tuple[str, int]
@@ -37,13 +35,14 @@ def assign(
 ) -> dict[str, tuple[Anchor, ...] | SidelitError]:
     """Return the anchors of each page, by its name, or the error for ids that would lead nowhere.
 
-    :raises SidelitError: a published page would vanish.
+    :raises SidelitError: a published page would vanish, or a redirect means nothing.
     """
     site = _Site(pages, ledger)
     for name in ledger.pages:
         site.look_around(name)
     for naming in site.naming.values():
         naming.finish()
+    refuse(redirects or {}, published(site.claims, site.lost), site.leads)
     wrong = {}
     for name, entries in site.lost.items():
         if lost := [entry.id for entry in entries if not site.settle(name, entry, redirects or {})]:
@@ -96,22 +95,27 @@ class _Site:
 
     def owns(self, name: str) -> bool:
         """Whether a published page lives on as a page of its own, and was not taken in by another one."""
-        return self.claims.own(self.claims.homes[name]) == name
+        return self.claims.owns(name)
 
     def look_around(self, name: str) -> None:
         """Look on all pages for the lost sections of a published page."""
         home = self.claims.homes[name].name
-        wanted = {_text(entry) for entry in self.lost[name] if self._may_have_left(name, entry)}
+        wanted = {text_of(entry) for entry in self.lost[name] if self._may_have_left(name, entry)}
         if not wanted:
             return
         copies: Counter[str] = Counter()
         for page, naming in self.naming.items():
-            copies[page] = sum(_text(naming.current[place]) in wanted for place in naming.free)
+            copies[page] = sum(text_of(naming.current[place]) in wanted for place in naming.free)
         # The page that took this one in comes first, then those that hold most of its sections as they were.
         order = sorted(self.pages, key=lambda page: (page != home, -copies[page]))
         for exact in (True, False):
             for page in order:
                 self._look_on(page, name, exact)
+
+    def leads(self, page: str, redirect: str) -> bool:
+        """Whether a redirect from a page, published under this name or of today, names a section."""
+        home = self.claims.homes[page].name if page in self.claims.homes else page
+        return self._named_by(home, redirect) is not None
 
     def settle(self, name: str, entry: Imprint, redirects: Redirects) -> bool:
         """Find where the readers of a section go that is on no page; false when nobody can tell."""
@@ -163,13 +167,13 @@ class _Site:
             entry
             for entry, index in self.naming[page.name].kept
             if entry.kind in ("class", "function")
-            and _says_enough(entry)
+            and says_enough(entry)
             and not alike(entry, self.naming[page.name].imprint_of(index))
         ]
         return [entry.id for entry in changed if any(map(self._is_new, self._copies(page, entry)))]
 
     def _copies(self, page: Placed, entry: Imprint) -> Iterator[tuple[Naming, Imprint]]:
-        for name, each in self._by_text.get(_text(entry), ()):
+        for name, each in self._by_text.get(text_of(entry), ()):
             if name != page.name:
                 yield self.naming[name], each
 
@@ -179,13 +183,13 @@ class _Site:
         found: dict[tuple[object, ...], list[tuple[str, Imprint]]] = {}
         for name, naming in self.naming.items():
             for each in naming.current:
-                found.setdefault(_text(each), []).append((name, each))
+                found.setdefault(text_of(each), []).append((name, each))
         return found
 
     @staticmethod
     def _is_new(copy: tuple[Naming, Imprint]) -> bool:
         naming, each = copy
-        return _text(each) not in [_text(entry) for entry, _ in naming.kept]
+        return text_of(each) not in [text_of(entry) for entry, _ in naming.kept]
 
     def _reserved(self, page: Placed, own: str | None) -> Iterator[str]:
         """The ids that led to a place at the address of a page, and lead to another page now."""
@@ -222,7 +226,7 @@ class _Site:
         # Definitions come first, the outer ones before the inner ones: what stands in them follows.
         for old in sorted(pairs, key=lambda old: (lost[old].kind in PIECES, lost[old].qualname.count("."))):
             entry, place = lost[old], free[pairs[old]]
-            copy = _text(entry) == _text(naming.current[place]) and _says_enough(entry)
+            copy = text_of(entry) == text_of(naming.current[place]) and says_enough(entry)
             follows = page in (self.claims.homes[name].name, self._around(name, entry))
             if copy or (not exact and (follows or alike(entry, naming.current[place]))):
                 self._admit(name, entry, page, place)
@@ -249,7 +253,11 @@ class _Site:
     def _redirected(self, name: str, entry: Imprint, redirects: Redirects) -> Found | None:
         home = self.claims.homes[name].name
         said = {**(redirects.get(home, {}) if self.owns(name) else {}), **redirects.get(name, {})}
-        page, _, anchor = said.get(entry.id, said.get("*", "")).rpartition("#")
+        return self._named_by(home, said.get(entry.id, said.get("*", "")))
+
+    def _named_by(self, home: str, redirect: str) -> Found | None:
+        """The section that a redirect from a page of today names."""
+        page, _, anchor = redirect.rpartition("#")
         if page in self.claims.homes and page not in self.naming:
             page = self.claims.homes[page].name
         index = self.naming[page or home].index_of(anchor) if (page or home) in self.naming else None
@@ -268,12 +276,3 @@ class _Site:
         elif not self.owns(name) and entry.kind not in PIECES:
             index = naming.index_of(entry.qualname)
         return None if index is None else (home, index)
-
-
-def _text(entry: Imprint) -> tuple[object, ...]:
-    return entry.kind, entry.qualname, entry.words, entry.lines
-
-
-def _says_enough(entry: Imprint) -> bool:
-    """Whether a section is more than what any page may hold."""
-    return bool(entry.words) or (entry.kind not in PIECES and len(entry.lines) >= FAR_LINES)

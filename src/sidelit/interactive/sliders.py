@@ -159,13 +159,13 @@ def _check(made: Sliders, table: Table, formats: Mapping[str, Any]) -> None:
     for part, keys in (("axes", axes), ("rows", made.rows), ("parts", made.parts)):
         for key in keys:
             if f"{part}/{key}" not in made.script.said:
-                raise table.error(f"[{part}] has no sentence for {key!r}", f"[{part}]")
+                raise table.error(f"[{part}] has no sentence for {key!r}", part)
         for context in made.script.said:
             if context.startswith(f"{part}/") and context.partition("/")[2] not in keys:
                 raise table.error(f"the recording has no {context!r}", context.partition("/")[2])
     for key in (*axes, "rows"):
         if key not in formats:
-            raise table.error(f"[formats] does not say how {key!r} is written", "[formats]")
+            raise table.error(f"[formats] does not say how {key!r} is written", "formats")
     for key, value in formats.items():
         if key not in (*axes, *made.rows, "rows"):
             raise table.error(f"the recording has no {key!r}", key)

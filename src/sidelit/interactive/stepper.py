@@ -69,7 +69,7 @@ def _read(config: Config, name: str) -> Stepper:
         said.update(several(table, part))
     twins: dict[str, replay.Run] = {}
     for key, given in table.take("twins", dict, {}).items():
-        twin = Table(given, table.shown, table.text)
+        twin = table.inside(given, "twins", key)
         twins[key] = _run(config, twin)
         said.update((f"twins/{key}/{word}", tokens) for word, tokens in _about(twin))
         twin.finish()
@@ -105,7 +105,7 @@ def _check(made: Stepper, table: Table) -> None:
     for part, keys in wanted.items():
         for key in dict.fromkeys(keys):
             if f"{part}/{key}" not in made.script.said:
-                raise table.error(f"[{part}] has no sentence for {key!r}", f"[{part}]")
+                raise table.error(f"[{part}] has no sentence for {key!r}", part)
         for context in made.script.said:
             if context.startswith(f"{part}/") and context.partition("/")[2] not in keys:
                 raise table.error(f"the recording has no {context!r}", context.partition("/")[2])

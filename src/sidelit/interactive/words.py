@@ -13,7 +13,7 @@ from markdown_it.token import Token
 from sidelit.catalog import catalog
 from sidelit.errors import SidelitError
 from sidelit.figures import quantities
-from sidelit.figures.figure import line_of, sentence
+from sidelit.figures.figure import sentence
 from sidelit.figures.words import BLANK
 from sidelit.tables import Table
 from sidelit.text import markup
@@ -35,15 +35,16 @@ class Script:
 
 def one(table: Table, key: str) -> tuple[str, tuple[Token, ...]]:
     """A sentence that the file must have, with its context."""
-    return key, sentence(table, table.take(key, str), line_of(table, key))
+    return key, sentence(table, table.take(key, str), table.line(key))
 
 
 def several(table: Table, name: str) -> Iterator[tuple[str, tuple[Token, ...]]]:
     """The sentences of a table of the file, each with its context."""
-    for key, text in table.take(name, dict).items():
+    words = table.inside(table.take(name, dict), name)
+    for key, text in words.data.items():
         if not isinstance(text, str):
-            raise table.error(f"the word `{key}` of [{name}] must be a string", str(key))
-        yield f"{name}/{key}", sentence(table, text, line_of(table, key))
+            raise words.error(f"the word `{key}` of [{name}] must be a string", key)
+        yield f"{name}/{key}", sentence(words, text, words.line(key))
 
 
 def filled(tokens: Sequence[Token], values: Mapping[str, object]) -> tuple[Token, ...]:

@@ -78,8 +78,14 @@ def _is_offer(node: ast.stmt) -> bool:
 def _hash_id(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:
     for word in re.findall("[0-9a-z]+", section.id.casefold()):
         if naming.UNSAYABLE.fullmatch(word):
-            what = f"nobody can say the id {section.id}"
-            yield section.line, f"{what}; give it a name: `sidelit publish --redirect PAGE#OLD=NEW`"
+            yield section.line, f"nobody can say the id {section.id}; {_sayable(word, section.id)}"
+
+
+def _sayable(word: str, id: str) -> str:
+    """What to do about a word of an id: code names definitions, and a release keeps all names."""
+    if word in re.split("[/@]", id)[0].casefold():
+        return "rename the definition: a published id still leads to it"
+    return "a release has published it, so allow it in site/sidelit.toml, under [[lint.allow]]"
 
 
 def _picture_without_words(section: Section, asked: Strictness) -> Iterator[tuple[int, str]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from markdown_it.token import Token
 
 from sidelit.errors import SidelitError
-from sidelit.symbols import formula, marking, notation
+from sidelit.symbols import customs, formula, marking, notation
 from sidelit.text import fields, markup
 
 UNBOUND, UNKNOWN, UNUSED, TWICE = "unbound-symbol", "unknown-name", "unused-symbol", "symbol-twice"
@@ -34,12 +34,11 @@ def lint(tokens: Sequence[Token], program: Mapping[str, Sequence[str]]) -> Itera
     used: set[str] = set()
     for inline, tex, line in _formulas((*said, *bodies)):
         read = formula.read(tex)
-        for symbol, meaning in _found(read.symbols, known, read.counting):
-            used |= {meaning.key} if meaning else set()
-            if meaning is None and not _excused(symbol, read, known, tex):
-                hint = f"add `:notation ${symbol.name}$: what it means`"
-                what = f"no `:notation` of this page says what ${symbol.name}$ means"
-                yield UNBOUND, SidelitError(what, path=markup.path_of(inline), line=line, hint=hint)
+        used |= {each.key for _, each in _found(read.symbols, known, read.counting) if each}
+        for name in _unbound(read, known, tex):
+            hint = f"add `:notation ${name}$: what it means`"
+            what = f"no `:notation` of this page says what ${name}$ means"
+            yield UNBOUND, SidelitError(what, path=markup.path_of(inline), line=line, hint=hint)
     for meaning in known.meanings:
         yield from _declared(meaning, known, used, program)
 
@@ -93,13 +92,22 @@ def _found(
         yield from _found(symbol.above_symbols, known, counting)
 
 
-def _excused(symbol: formula.Symbol, read: formula.Formula, known: notation.Notation, tex: str) -> bool:
-    """What needs no explanation: what the formula counts with, an index, Landau's O."""
+def _unbound(read: formula.Formula, known: notation.Notation, tex: str) -> Mapping[str, None]:
+    """The names of what a formula uses and nobody explains, each once."""
+    customary = customs.places(read.symbols, tex)
+    return {
+        symbol.name: None
+        for symbol, meaning in _found(read.symbols, known, read.counting)
+        if meaning is None and symbol.start not in customary and not _excused(symbol, read, known)
+    }
+
+
+def _excused(symbol: formula.Symbol, read: formula.Formula, known: notation.Notation) -> bool:
+    """What needs no explanation: what the formula counts with, and an index."""
     if symbol.below:
         return False
     index = any(each.index == symbol.base for each in known.meanings)
-    landau = symbol.base == "O" and tex[symbol.end :].lstrip().startswith(("(", r"\left("))
-    return symbol.base in read.counting or index or landau
+    return symbol.base in read.counting or index
 
 
 def _formulas(tokens: Sequence[Token]) -> Iterator[tuple[Token, str, int]]:

@@ -16,16 +16,17 @@ from sidelit.config import Chapter, Config
 from sidelit.errors import SidelitError
 from sidelit.ids import anchors, claims, ledger, moves
 from sidelit.ids.anchors import Anchor
+from sidelit.ids.redirects import Redirects
 from sidelit.memory import Memory
 from sidelit.source import remembered, source
 
 LEDGER = "anchors.json"
 
 
-def publish(config: Config, redirects: moves.Redirects) -> Path:
+def publish(config: Config, redirects: Redirects) -> Path:
     """Fix the ids and addresses of all chapters; returns the file that holds them.
 
-    Raises `SidelitError` when a published id or page would lead nowhere.
+    Raises `SidelitError` when a published id or page would lead nowhere, or a redirect means nothing.
     """
     path = config.folder / LEDGER
     with _in_ledger(config):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 from markdown_it.token import Token
@@ -31,7 +30,7 @@ from sidelit.site.hanging import Hanging
 from sidelit.site.place import Place
 from sidelit.site.press import Press, Watched
 from sidelit.site.symbol_list import Symbols
-from sidelit.text import markup, prose
+from sidelit.text import prose
 from sidelit.text.directives import Directive
 
 
@@ -142,17 +141,7 @@ class Desk:
 
     def _of_a_figure(self, sentence: Sequence[Token]) -> Markup:
         """A title or a caption: its links start from this page, but a wrong one stands in another file."""
-        inline = sentence[1]
-
-        def resolve(href: str, line: int) -> str:
-            try:
-                return self._resolve(href, line)
-            except SidelitError as error:
-                path = markup.path_of(inline)
-                raise SidelitError(error.what, path=path, line=line, hint=error.hint) from None
-
-        context = replace(self._context("", place="figure"), resolve=resolve)
-        return Markup(prose.render_inline(inline, context=context))
+        return Markup(prose.render_inline(sentence[1], context=self._context("", place="figure")))
 
     def section(
         self, piece: Piece, words: Words, fold: views.Fold | None, name: str = ""
@@ -185,6 +174,7 @@ class Desk:
             labels=self.labels,
             directive=self._directive,
             strict=not self.press.lenient,
+            report=self.press.report,
         )
 
     def _directive(self, given: Directive, words: Callable[[Sequence[Token]], str]) -> str:
@@ -197,9 +187,4 @@ class Desk:
     def _resolve(self, href: str, line: int) -> str:
         host = self.host.text.item.output if self.host else ""
         up = self.ways.language_root
-        try:
-            return self.press.index.resolve(href, self.target, line, up=up, shown_on=host)
-        except SidelitError as error:
-            if self.press.lenient:
-                self.press.report(error)
-            raise
+        return self.press.index.resolve(href, self.target, line, up=up, shown_on=host)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from sidelit.errors import SidelitError
 from sidelit.site.press import Press
 from sidelit.text import pictures
 
@@ -33,12 +32,7 @@ class Hanging:
 
         Raises `SidelitError` if it is not there or may not be shown.
         """
-        try:
-            found = self.press.pictures.find(self.source, target)
-        except SidelitError as error:
-            if self.press.lenient:
-                self.press.report(SidelitError(error.what, path=self.source, line=line, hint=error.hint))
-            raise
+        found = self.press.pictures.find(self.source, target)
         return f"{self.root}{quote(found.output)}" if found else self.resolve(target, line)
 
     def size(self, target: str) -> tuple[int, int] | None:

@@ -15,17 +15,20 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-_TOKEN = re.compile(r"\\\\(?:\s*\[[^\]]*\])?|\\[A-Za-z]+\*?|\\.|.", re.DOTALL)
+# What is quoted between two equal signs is one token, whatever it holds.
+_QUOTED = r"\\verb\*(?P<starred>.).*?(?P=starred)|\\verb(?P<plain>[^*A-Za-z]).*?(?P=plain)"
+_TOKEN = re.compile(_QUOTED + r"|\\\\(?:\s*\[[^\]]*\])?|\\[A-Za-z]+\*?|\\.|.", re.DOTALL)
 
 
 def _commands(names: str) -> frozenset[str]:
     return frozenset(f"\\{name}" for name in names.split())
 
 
-# Commands whose argument holds words, or a length, or a name.
+# Commands whose first argument holds words, or a length, or a name, or an address.
 _WORDS = _commands(
     "text textbf textit textrm textsf texttt mathrm operatorname operatorname* mbox hbox begin end tag tag*"
     " hspace hspace* vspace rule color textcolor colorbox mathtt mathop phantom vphantom hphantom"
+    " href url"
 )
 # Commands that make another letter of a letter.
 _STYLES = _commands(
@@ -61,7 +64,7 @@ class Symbol:
         """The symbol as TeX, written in one way: `N_d`, `P_{k+1}`."""
         if not self.below:
             return self.base
-        single = len(_TOKEN.findall(self.below)) == 1
+        single = len(_tokens(self.below)) == 1
         return f"{self.base}_{self.below}" if single else f"{self.base}_{{{self.below}}}"
 
 
@@ -202,9 +205,13 @@ class _Reader:
 
 def _plain(tex: str) -> str:
     """What is below a letter, without blanks that mean nothing and braces around a single token."""
-    kept = [token for token in _TOKEN.findall(tex) if not token.isspace() and token not in _BLANK]
+    kept = [token for token in _tokens(tex) if not token.isspace() and token not in _BLANK]
     # A command and the letter behind it must stay two.
     joined = ""
     for token in kept:
         joined += " " * (bool(re.search(r"\\[A-Za-z]+$", joined)) and token.isalpha()) + token
     return joined
+
+
+def _tokens(tex: str) -> list[str]:
+    return [token[0] for token in _TOKEN.finditer(tex)]

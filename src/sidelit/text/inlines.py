@@ -59,6 +59,7 @@ class RenderContext:
     :param directive: turns a directive and a writer of its words into HTML that is safe.
     :param strict: when false, a bad formula or link is shown as plain text instead of being an error, which
         suits text that was not written for this press.
+    :param report: is told of each link that is shown so.
     """
 
     resolve: Callable[[str, int], str]
@@ -74,6 +75,7 @@ class RenderContext:
     labels: Mapping[str, str] = field(default_factory=dict)
     directive: Callable[[Directive, Callable[[Sequence[Token]], str]], str] | None = None
     strict: bool = True
+    report: Callable[[SidelitError], None] = lambda error: None
 
     def label(self, key: str) -> str:
         """One of the press's own words, in English if the page's language has none."""
@@ -166,9 +168,8 @@ class InlineWriter:
         if address is None:
             return self.slots.anchor("<a>")
         rel = "noopener" if _OUTSIDE.match(address) else ""
-        return self.slots.anchor(
-            tag("a", {"href": address, "rel": rel, "title": token.attrs.get("title", "")})
-        )
+        title, bare = token.attrs.get("title", ""), "bare" if token.markup == "autolink" else ""
+        return self.slots.anchor(tag("a", {"href": address, "class": bare, "rel": rel, "title": title}))
 
     def _image(self, owner: Token, children: Sequence[Token], index: int) -> str:
         token = children[index]
@@ -202,11 +203,13 @@ class InlineWriter:
         try:
             return _checked(target, line, resolve, picture)
         except SidelitError as error:
-            if not self.context.strict:
-                return None
             # The resolver knows the site, and only the text knows which file of it is being read.
             path = markup.path_of(owner) or error.path
-            raise SidelitError(" ".join(error.what.split()), path=path, line=line, hint=error.hint) from None
+            told = SidelitError(" ".join(error.what.split()), path=path, line=line, hint=error.hint)
+            if self.context.strict:
+                raise told from None
+            self.context.report(told)
+            return None
 
     def _note(self, token: Token) -> str:
         number = int(token.meta["id"])

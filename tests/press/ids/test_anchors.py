@@ -395,7 +395,7 @@ def test_a_redirect_sends_readers_of_a_deleted_section_elsewhere(published: Path
 
 
 def test_a_redirect_to_nowhere_is_refused(published: Path) -> None:
-    with pytest.raises(SidelitError, match="'helper' would lead nowhere"):
+    with pytest.raises(SidelitError, match=r"'chapter#helper' names 'Layer\.scatter', which is on no page"):
         publish(published, TEXT[: TEXT.index("\n\ndef helper")] + "\n", {"helper": "Layer.scatter"})
 
 

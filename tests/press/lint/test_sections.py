@@ -88,6 +88,24 @@ def test_nobody_can_say_a_digest(id: str, is_found: bool) -> None:
     assert bool(found("hash-id", "Words.", id=id)) == is_found
 
 
+@pytest.mark.parametrize(
+    ("id", "advice"),
+    [
+        ("abc123f0", "rename the definition: a published id still leads to it"),
+        ("Box.abc123f0/words", "rename the definition: a published id still leads to it"),
+        (
+            "f/a-12ab34cd",
+            "a release has published it, so allow it in site/sidelit.toml, under [[lint.allow]]",
+        ),
+    ],
+)
+def test_what_helps_against_such_an_id(id: str, advice: str) -> None:
+    one = sections.Section("x.py", id, 5, False, markup.parse("Words."))
+    assert [each for *_, each in sections.lint(one, ASKED, is_english=True)] == [
+        f"nobody can say the id {id}; {advice}"
+    ]
+
+
 def test_every_rule_has_a_case_that_fails_and_one_that_passes() -> None:
     rules = {*sections.ANY, *sections.ENGLISH}
     assert rules <= set(USUAL)

@@ -51,7 +51,29 @@ def test_an_asset_of_ours_is_exchanged_only_on_purpose(sample: Path) -> None:
     html(sample, "ring.html")
     assert (sample / "build/site/assets/print.css").read_bytes() == b"ours\n"
     edit(sample / "site/sidelit.toml", '"print.css"', '"prind.css"')
-    assert "names 'prind.css', and the press has no such" in sidelit("build", cwd=sample, code=1).stderr
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told.startswith(
+        "site/sidelit.toml:2: `override_assets` names 'prind.css', and the press has no such"
+    )
+
+
+def test_a_bundle_is_exchanged_by_its_parts(sample: Path) -> None:
+    bundle = write(sample / "site/assets/frame.css", "ours\n")
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told.startswith("site/assets/frame.css: two files would be written to assets/frame.css")
+    assert told.endswith(
+        "give it another name: the press makes frame.css of fonts.css, colours.css, page.css\n"
+    )
+    bundle.rename(bundle.with_name("page.css"))
+    line = edit(
+        sample / "site/sidelit.toml", 'title = "Sample"', 'title = "Sample"\noverride_assets = ["frame.css"]'
+    )
+    told = sidelit("build", cwd=sample, code=1).stderr
+    where = f"site/sidelit.toml:{line + 1}: `override_assets` names 'frame.css'"
+    assert (
+        told
+        == f"{where}, which the press makes of several files; name some of fonts.css, colours.css, page.css\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,8 +112,9 @@ def test_own_words_stand_in_every_language(sample: Path) -> None:
 
 
 def test_files_that_have_no_place_among_assets(sample: Path, tmp_path: Path) -> None:
-    page = write(sample / "site/assets/page.html", "<script>")
-    assert "an HTML file among the assets" in sidelit("build", cwd=sample, code=1).stderr
+    page = write(sample / "site/assets/sub/page.html", "<script>")
+    told = sidelit("build", cwd=sample, code=1).stderr
+    assert told.startswith("site/assets/sub/page.html: an HTML file among the assets")
     page.unlink()
     secret = write(tmp_path / "secret", "s")
     (sample / "site/assets/ours.txt").symlink_to(secret)

@@ -270,6 +270,8 @@ def test_a_mistake_in_a_translation_is_told_at_its_place_in_the_catalogue(sample
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     told = sidelit("build", cwd=sample, code=1).stderr
     assert told.startswith(f"site/locale/ja/sample/tools/window.po:{place + 1}: ")
+    told = sidelit("build", "--keep-going", cwd=sample).stderr
+    assert f"warning: site/locale/ja/sample/tools/window.po:{place + 1}: the link" in told
 
 
 @pytest.mark.parametrize("authors", ["5", '[""]', "{ a = 1 }", "[1]", "[]"])

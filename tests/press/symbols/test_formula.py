@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidelit.symbols import formula
+from sidelit.symbols import customs, formula
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,8 @@ from sidelit.symbols import formula
         (r"\begin{bmatrix} A \\[2pt] B \end{bmatrix}", ["A", "B"]),
         ("Ψ + ψ", ["Ψ", "ψ"]),
         (r"10\,\mathrm{GB}", []),
+        (r"n \verb|abc| + \verb*+x+ + m", ["n", "m"]),
+        (r"\href{https://x.y/a_b}{n}", ["n"]),
         ("", []),
     ],
 )
@@ -46,6 +50,33 @@ def test_a_symbol_has_its_place_with_its_exponent_and_what_is_below_it() -> None
 )
 def test_what_a_formula_counts_with(tex: str, letters: set[str]) -> None:
     assert formula.read(tex).counting == letters
+
+
+@pytest.mark.parametrize(
+    ("tex", "letters"),
+    [
+        (r"e^n + e^{-2}", ["e", "e"]),
+        (r"e + x_e^2 + e_1^2 + 2^e + e'", []),
+        (r"\int n\,dn + \int_0^T\frac{dn}{n}", ["d", "d"]),
+        (r"\iint n\,d n\,d\mathbf{x} + d x", ["d", "d"]),
+        (r"dn + \int n\,d + \int d_1 x", []),
+        (r"n^T + \hat{n}_1^{ T } + (A B)^T + \begin{bmatrix} n \end{bmatrix}^T + \mathbf{AB}^T", ["T"] * 5),
+        (r"T + n^{T+1} + n^{2T} + 2^T + \sum_{n=1}^T n + \int_0^T n + [n]^T_0 + n_T + n^{T^2}", []),
+        (r"\mathop{f}^T + \sum\limits^T", []),
+        (r"\mathbb{R}^n + \mathbb N + \mathbb{Z}_{+} + \mathbb{Z}_n + \mathbb{B}", [r"\mathbb"] * 3),
+        (
+            r"O(n) + \mathcal{O}(n) + \Theta\left(n\right) + \Omega\!\bigl(n\bigr)",
+            ["O", r"\mathcal", r"\Theta", r"\Omega"],
+        ),
+        (r"O + \mathcal{O} + \Theta n + \Omega_1(n) + \theta(n)", []),
+    ],
+)
+def test_letters_that_custom_explains(tex: str, letters: list[str]) -> None:
+    found = sorted(customs.places(formula.read(tex).symbols, tex))
+    assert [
+        re.match(r"\\?[A-Za-z]+", tex[place:])[0][: len(name)]
+        for place, name in zip(found, letters, strict=True)
+    ] == letters  # type: ignore[index]
 
 
 @settings(max_examples=300, deadline=None)
