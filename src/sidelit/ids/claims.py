@@ -16,7 +16,7 @@ A published page that none of them finds would vanish, and stops the build.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sidelit.errors import SidelitError
@@ -52,13 +52,22 @@ class Claims:
     def __init__(self, pages: Sequence[Placed], ledger: Ledger) -> None:
         self.pages = pages
         self.ledger = ledger
-        self.homes = {name: self._home(name) for name in ledger.pages}
+        self._unnoted = {page.name: self._not_yet_noted(page) for page in pages}
+        ways = self._ways()
+        self.homes = {name: self._home(name, ways) for name in ledger.pages}
+        self._taken: dict[str, list[str]] = {}
+        for name, home in self.homes.items():
+            self._taken.setdefault(home.name, []).append(name)
 
     def own(self, page: Placed) -> str | None:
         """The published page that a page goes on with: its own, or else the first one that it took in."""
-        taken = [name for name, home in self.homes.items() if home is page]
+        taken = self.taken(page)
         names = (page.name, *(each.name for each in page.former), *taken)
         return next((name for name in names if name in taken), None)
+
+    def taken(self, page: Placed) -> Sequence[str]:
+        """The published pages that a page goes on with."""
+        return self._taken.get(page.name, ())
 
     def owns(self, name: str) -> bool:
         """Whether a published page lives on as a page of its own, and was not taken in by another one."""
@@ -70,27 +79,34 @@ class Claims:
         former = next((each.output for each in home.former if each.name == name), home.output)
         return self.ledger.addresses.get(name, former)
 
-    def unnoted(self, page: Placed) -> list[Former]:
+    def unnoted(self, page: Placed) -> Sequence[Former]:
         """The former names of a page that no release has noted yet."""
+        return self._unnoted[page.name]
+
+    def _not_yet_noted(self, page: Placed) -> list[Former]:
         places = [place for entry in self.ledger.pages.get(page.name, ()) for place in entry.places]
         noted = {place.rpartition("#")[0] for place in places}
         return [former for former in page.former if former.told and former.output not in noted]
 
-    def _home(self, name: str) -> Placed:
-        address = self.ledger.addresses.get(name)
-        for page in self.pages:
-            if name in [former.name for former in self.unnoted(page)]:
-                return page
-        for page in self.pages:
-            if name == page.name:
-                return page
-        for page in self.pages:
-            if name in [former.name for former in page.former]:
-                return page
-        for page in self.pages:
-            if address == page.output:
-                return page
-        raise self._vanished(name)
+    def _ways(self) -> tuple[Mapping[str, Placed], ...]:
+        """The pages by what says that they go on with a published one, the strongest first: by a former name
+        that is not noted yet, by their own, by any former one, and by their address.
+        """
+        ways: tuple[dict[str, Placed], ...] = ({}, {}, {}, {})
+        # Of two pages the first one in the book counts.
+        for page in reversed(self.pages):
+            ways[0].update((former.name, page) for former in self.unnoted(page))
+            ways[1][page.name] = page
+            ways[2].update((former.name, page) for former in page.former)
+            ways[3][page.output] = page
+        return ways
+
+    def _home(self, name: str, ways: Sequence[Mapping[str, Placed]]) -> Placed:
+        said = (name, name, name, self.ledger.addresses.get(name))
+        found = (way[key] for way, key in zip(ways, said, strict=True) if key is not None and key in way)
+        if (home := next(found, None)) is None:
+            raise self._vanished(name)
+        return home
 
     def _vanished(self, name: str) -> Vanished:
         """The error for a page that nobody goes on with; it names the new page that has its definitions."""

@@ -48,7 +48,8 @@ def assign(
         if lost := [entry.id for entry in entries if not site.settle(name, entry, redirects or {})]:
             home = site.claims.homes[name]
             wrong[home.name] = nowhere(home.document.path, lost, "" if site.owns(name) else name)
-    return {page.name: wrong.get(page.name) or site.anchors(page) for page in pages}
+    arrived = site.arrived()
+    return {page.name: wrong.get(page.name) or site.anchors(page, arrived[page.name]) for page in pages}
 
 
 def publish(path: Path, pages: Sequence[Placed], redirects: Redirects | None = None) -> Ledger:
@@ -124,14 +125,17 @@ class _Site:
             self.found[name, entry.id] = found
         return found is not None
 
-    def anchors(self, page: Placed) -> tuple[Anchor, ...]:
-        """The anchors of a page, once every published section is found or settled."""
-        arrivals = [
-            (place, index)
-            for (name, anchor), (there, index) in self.found.items()
-            if there == page.name
-            for place in places_of(self.entries[name, anchor], self.claims.address(name))
-        ]
+    def arrived(self) -> Mapping[str, list[tuple[str, int]]]:
+        """By page, the places that led to its sections, once every published section is found or settled."""
+        arrived: dict[str, list[tuple[str, int]]] = {page: [] for page in self.pages}
+        for (name, anchor), (there, index) in self.found.items():
+            places = places_of(self.entries[name, anchor], self._published[name])
+            arrived[there] += ((place, index) for place in places)
+        return arrived
+
+    def anchors(self, page: Placed, arrived: Sequence[tuple[str, int]]) -> tuple[Anchor, ...]:
+        """The anchors of a page, to whose sections what has `arrived` led."""
+        arrivals = [*arrived]
         naming = self.naming[page.name]
         if naming.first is not None:
             arrivals += ((f"{address}#", naming.first) for address in self._addresses(page))
@@ -141,14 +145,19 @@ class _Site:
 
     def _addresses(self, page: Placed) -> Iterator[str]:
         """The addresses at which a page, or one that it took in, stood."""
-        yield from (self.claims.address(name) for name, home in self.claims.homes.items() if home is page)
+        yield from (self._published[name] for name in self.claims.taken(page))
         yield from (former.output for former in self.claims.unnoted(page))
 
     def _unpublished(self, page: Placed) -> set[str]:
         """The addresses that a page had when no release knew it: its sections had the ids that they have."""
-        published = {self.claims.address(name) for name in self.claims.homes}
-        current = {each.output for each in self.pages.values()}
-        return {former.output for former in self.claims.unnoted(page)} - published - current
+        former = {former.output for former in self.claims.unnoted(page)}
+        current = (each.output for each in self.pages.values())
+        return former.difference(self._published.values(), current) if former else former
+
+    @cached_property
+    def _published(self) -> Mapping[str, str]:
+        """The address of each published page."""
+        return {name: self.claims.address(name) for name in self.claims.homes}
 
     def _named(self, page: Placed, gone: Collection[str] = ()) -> Naming:
         """Let a page find its own sections, but for those that are `gone` to another page."""
@@ -198,10 +207,9 @@ class _Site:
     @cached_property
     def _promised(self) -> Mapping[str, Sequence[tuple[str, str]]]:
         """By address, the published pages and the ids by which their sections were reached there."""
-        addresses = {name: self.claims.address(name) for name in self.claims.homes}
         found: dict[str, list[tuple[str, str]]] = {}
         for (name, _), entry in self.entries.items():
-            for place in places_of(entry, addresses[name]):
+            for place in places_of(entry, self._published[name]):
                 address, _, anchor = place.rpartition("#")
                 if anchor:
                     found.setdefault(address, []).append((name, anchor))
