@@ -8,7 +8,7 @@ whoever called decides, when all mistakes are known, whether it becomes the site
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -35,6 +35,16 @@ class Order:
         """What is written for it: the page, and the cards of its names beside it."""
         has_cards = isinstance(self.shown.text.item, Chapter)
         return (self.name, name_cards.address(self.name)) if has_cards else (self.name,)
+
+
+def clashes(orders: Iterable[Order]) -> Iterator[SidelitError]:
+    """The pages of which a disk or an archive keeps one alone where capitals do not count."""
+    taken: dict[str, str] = {}
+    for order in orders:
+        other = taken.setdefault(order.name.casefold(), order.name)
+        if other != order.name:
+            what = f"its page {order.name} and {other} are one file on a disk that tells no capitals apart"
+            yield SidelitError(what, path=order.shown.text.item.source, hint="give one of them another name")
 
 
 def write(

@@ -220,6 +220,8 @@ def _pages(
     static = press.pictures.files()
     static |= {f"assets/{name}": content for name, content in bundles.served(press.look.assets).items()}
     orders = [making.Order(*each) for each in press.editions[job.lang].pages.items()]
+    for error in making.clashes(orders):
+        press.report(error)
     making.write(press, [[order] for order in orders], folder, jobs)
     for name, data in static.items():
         making.put(folder, name, data)

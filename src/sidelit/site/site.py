@@ -174,6 +174,9 @@ def write(
     }
     made = static.files(config, press.look, found)
     orders = _orders(press, written)
+    # Said in one language, it is true of all.
+    for error in making.clashes(group[0] for group in orders):
+        press.report(error)
     done = finished.Finished(press, store)
     making.write(press, orders, folder, jobs, done, state.filled)
     gathered.check()

@@ -195,6 +195,11 @@ MISTAKES: dict[str, tuple[str, Break, str]] = {
         beside("assets/sidelit.js"),
         "two files would be written to assets/sidelit.js",
     ),
+    "two pages whose names differ in capitals alone": (
+        "src/sample/tools/window.py",
+        lambda sample: edit(sample / "site/sidelit.toml", 'name = "tools/window"', 'name = "Ring"') * 0,
+        "its page Ring.html and ring.html are one file on a disk that tells no capitals apart",
+    ),
     "a work without a title": (
         "site/bibliography.toml",
         lambda sample: edit(sample / "site/bibliography.toml", 'title = "The Art', 'note = "The Art') - 2,
