@@ -53,5 +53,5 @@ def test_a_mistake_is_one_error_and_writes_nothing(tmp_path: Path) -> None:
         with pytest.raises(sidelit.SidelitError, match=said):
             sidelit.print_files([tmp_path / name for name in files], tmp_path / "printed", **options)  # type: ignore[arg-type]
     assert not (tmp_path / "printed").exists()
-    with pytest.raises(sidelit.SidelitError, match="cannot be read: No such file"):
+    with pytest.raises(sidelit.SidelitError, match="there is no such file; name the"):
         sidelit.build(tmp_path / "sidelit.toml")

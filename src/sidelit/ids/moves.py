@@ -47,7 +47,7 @@ def assign(
     for name, entries in site.lost.items():
         if lost := [entry.id for entry in entries if not site.settle(name, entry, redirects or {})]:
             home = site.claims.homes[name]
-            wrong[home.name] = nowhere(home.document.path, lost, "" if site.owns(name) else name)
+            wrong[home.name] = nowhere(home.document.path, lost, "" if site.claims.owns(name) else name)
     arrived = site.arrived()
     return {page.name: wrong.get(page.name) or site.anchors(page, arrived[page.name]) for page in pages}
 
@@ -93,10 +93,6 @@ class _Site:
                 kept = {(own, entry.id): (page.name, index) for entry, index in naming.kept}
                 self.found.update(kept)
                 self.lost[own] = [entry for entry in ledger.pages[own] if (own, entry.id) not in kept]
-
-    def owns(self, name: str) -> bool:
-        """Whether a published page lives on as a page of its own, and was not taken in by another one."""
-        return self.claims.owns(name)
 
     def look_around(self, name: str) -> None:
         """Look on all pages for the lost sections of a published page."""
@@ -219,7 +215,7 @@ class _Site:
         """Code that nobody described is looked for only where the code around it went."""
         if entry.kind == "module":
             return False
-        if entry.words or entry.kind not in PIECES or not self.owns(name):
+        if entry.words or entry.kind not in PIECES or not self.claims.owns(name):
             return True
         return self._around(name, entry) not in (None, self.claims.homes[name].name)
 
@@ -260,7 +256,7 @@ class _Site:
 
     def _redirected(self, name: str, entry: Imprint, redirects: Redirects) -> Found | None:
         home = self.claims.homes[name].name
-        said = {**(redirects.get(home, {}) if self.owns(name) else {}), **redirects.get(name, {})}
+        said = {**(redirects.get(home, {}) if self.claims.owns(name) else {}), **redirects.get(name, {})}
         return self._named_by(home, said.get(entry.id, said.get("*", "")))
 
     def _named_by(self, home: str, redirect: str) -> Found | None:
@@ -279,8 +275,8 @@ class _Site:
         if index is not None:
             around = self._definition(name, entry)
             return around if around and around[0] != home else (home, index)
-        if not self.owns(name) and entry.kind == "module":
+        if not self.claims.owns(name) and entry.kind == "module":
             index = naming.first
-        elif not self.owns(name) and entry.kind not in PIECES:
+        elif not self.claims.owns(name) and entry.kind not in PIECES:
             index = naming.index_of(entry.qualname)
         return None if index is None else (home, index)
