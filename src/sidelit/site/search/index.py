@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from typing import IO
 
 from sidelit import digests
 from sidelit.config import Config
 from sidelit.glossary import Glossary
-from sidelit.kept import in_file
 from sidelit.site.edition import Edition, Page
 from sidelit.site.list_views import Work
 from sidelit.site.search import places, postings
@@ -73,8 +74,9 @@ def write(made_of: Material, put: Callable[[str, bytes], None]) -> tuple[str, ..
 
     for lang, edition in made_of.editions.items():
         if len(edition.pages) > 1:
-            with tempfile.TemporaryDirectory() as aside:
-                _Writing(made_of, edition, partial(kept, folder(lang)), Path(aside)).write()
+            # Such a file has no name, so nothing is left of it wherever the build is stopped.
+            with tempfile.TemporaryFile() as aside:
+                _Writing(made_of, edition, partial(kept, folder(lang)), aside).write()
     return tuple(names)
 
 
@@ -91,14 +93,14 @@ class _Writing:
     """The making of the index of one language; the words of a page are forgotten when they are written."""
 
     def __init__(
-        self, made_of: Material, edition: Edition, put: Callable[[str, bytes], None], aside: Path
+        self, made_of: Material, edition: Edition, put: Callable[[str, bytes], None], aside: IO[bytes]
     ) -> None:
         self._made_of = made_of
         self._edition = edition
         self._put = put
         # The places of a page are needed once more when the lengths of all are known.
         self._aside = aside
-        self._found: dict[str, Sequence[Place]] = {}
+        self._found: dict[str, int] = {}
         self._tables = digests.digest(made_of.glossary, made_of.works)
         # Parts of an older index, which a browser may still keep, must not be mixed with these.
         self._version = hashlib.sha256()
@@ -134,7 +136,8 @@ class _Writing:
 
     def _entry(self, page: Page) -> _Entry:
         inside = self._places(page)
-        self._found[page.text.item.output] = in_file(tuple(inside), self._aside / str(len(self._found)))
+        self._found[page.text.item.output] = self._aside.seek(0, os.SEEK_END)
+        pickle.dump(inside, self._aside, protocol=pickle.HIGHEST_PROTOCOL)
         return _Entry(
             _json([[place.id, place.title, place.kind] for place in inside]),
             _json([[place.words, place.code, *[page.source_lang] * place.foreign] for place in inside]),
@@ -142,8 +145,10 @@ class _Writing:
         )
 
     def _postings(self, page: Page, more: Mapping[str, str], usual: int) -> postings.Postings:
-        found = self._found.get(page.text.item.output) or self._places(page)
-        return postings.postings(found, more, usual)
+        if (place := self._found.get(page.text.item.output)) is None:
+            return postings.postings(self._places(page), more, usual)
+        self._aside.seek(place)
+        return postings.postings(pickle.load(self._aside), more, usual)
 
     def _lists(self, lengths: Sequence[tuple[int, ...]]) -> postings.Lists:
         """Each term of the index with its places."""
