@@ -26,6 +26,7 @@ ORDER = {
             "workers",
             "kept",
             "packed",
+            "records",
             "reading",
             "store",
             "digests",

@@ -57,9 +57,16 @@ def test_the_places_of_a_term_are_those_that_say_it(pages: list[list[list[str]]]
         [Place(f"s{at}", "", WORDS, " ".join(words)) for at, words in enumerate(inside)] for inside in pages
     ]
     mean = usual(length for inside in made for length in lengths(inside))
-    lists = Lists()
+    lists, together = Lists(), Lists()
     for inside in made:
         lists.add(postings(inside, {}, mean), len(inside))
+    # A stretch of pages counts as one page.
+    for start in range(0, len(made), 2):
+        stretch = Lists()
+        for inside in made[start : start + 2]:
+            stretch.add(postings(inside, {}, mean), len(inside))
+        together.add(stretch.postings(), sum(map(len, made[start : start + 2])))
+    assert list(together.in_order()) == list(lists.in_order())
     found = {}
     for term, written in lists.in_order():
         number, at = 0, []

@@ -22,9 +22,11 @@ from dataclasses import dataclass
 
 from markdown_it.token import Token
 
+from sidelit.records import quick
 from sidelit.text import markup
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class SectionUnits:
     """The sentences of one section, and the fingerprint of the code they stand beside."""

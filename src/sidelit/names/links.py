@@ -20,8 +20,10 @@ from sidelit.names.scopes import Binding, Scope
 from sidelit.names.shelf import File, Shelf, Written
 from sidelit.names.survey import Import
 from sidelit.names.values import Values
+from sidelit.records import quick
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Definition:
     """Where a name is defined.

@@ -65,14 +65,15 @@ class Page:
     def once(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
         """What `make` finds in this page; it may look at what the digests of `others` stand for, too."""
         note(_name(self.text, self.lang))
-        return self.text.memory.of(kind, self._key(others), make)
+        return self.text.memory.of(kind, self.key(*others), make)
 
     def once_alone(self, kind: str, make: Callable[[], Value], *others: str) -> Value:
         """The same for what is large."""
         note(_name(self.text, self.lang))
-        return self.text.memory.alone(kind, self._key(others), make)
+        return self.text.memory.alone(kind, self.key(*others), make)
 
-    def _key(self, others: tuple[str, ...]) -> tuple[str, ...]:
+    def key(self, *others: str) -> tuple[str, ...]:
+        """Stands for all that the page was made from, and for what `others` do; empty if nobody knows."""
         return (self.digest, self.lang, *others) if self.digest else ()
 
     @property

@@ -25,9 +25,11 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from sidelit.records import quick
 from sidelit.source.scan import Block, Scan
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Imported:
     """A module that a file imports, as the file names it, and the line that does."""

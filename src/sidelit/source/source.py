@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from sidelit.errors import SidelitError
+from sidelit.records import quick
 from sidelit.source.cutting import Cutter, Draft, Kind
 from sidelit.source.decoding import NEWLINE, read_source
 from sidelit.source.definitions import survey
@@ -37,6 +38,7 @@ from sidelit.source.scan import Scan, scan
 MOST = 5_000
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Section:
     """One claim and the lines that make it true.

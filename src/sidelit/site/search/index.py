@@ -15,6 +15,7 @@ and most do not cut Chinese and Japanese at all. What is needed here is a table 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -36,6 +37,8 @@ from sidelit.site.uses import Use
 
 # How much of the index one file of words holds, in characters.
 _SHARD = 48_000
+# So many pages are put together and kept: after an edit, one such stretch is put together again.
+_STRETCH = 16
 
 
 def folder(lang: str) -> str:
@@ -87,6 +90,16 @@ class _Entry:
     places: str
     text: str
     lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A page and the number of its places; its postings are made from it and from what `others` stand for."""
+
+    page: Page
+    make: Callable[[], postings.Postings]
+    others: tuple[str, ...]
+    places: int
 
 
 class _Writing:
@@ -155,13 +168,27 @@ class _Writing:
         originals = _originals(self._made_of, self._edition)
         usual = postings.usual(length for inside in lengths for length in inside)
         lists = postings.Lists()
+        rows = []
         for page, inside in zip(self._edition.pages.values(), lengths, strict=True):
             more = originals.get(page.text.item.output, {})
-            make = partial(self._postings, page, more, usual)
+            others = self._tables, digests.digest(more, usual)
+            rows.append(_Row(page, partial(self._postings, page, more, usual), others, len(inside)))
+        for start in range(0, len(rows), _STRETCH):
+            stretch = rows[start : start + _STRETCH]
+            keys = [row.page.key(*row.others) for row in stretch]
+            key = tuple(itertools.chain(*keys)) if all(keys) else ()
+            memory = stretch[0].page.text.memory
             lists.add(
-                page.once_alone("postings", make, self._tables, digests.digest(more, usual)), len(inside)
+                memory.alone("postings", key, partial(_together, stretch)), sum(row.places for row in stretch)
             )
         return lists
+
+
+def _together(stretch: Sequence[_Row]) -> postings.Postings:
+    lists = postings.Lists()
+    for row in stretch:
+        lists.add(row.page.once_alone("postings of a page", row.make, *row.others), row.places)
+    return lists.postings()
 
 
 def _named(shown: Page) -> tuple[str, str, str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from markdown_it.token import Token
 
 from sidelit.glossary import Glossary
+from sidelit.records import quick
 from sidelit.site import listing
 from sidelit.site.content import Piece
 from sidelit.site.edition import Page, Words
@@ -27,6 +28,7 @@ from sidelit.text import markup
 WORDS, SYMBOL, TERM = 0, 1, 2
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Place:
     """One answer that a search may give: `id` on its page, empty for the page itself."""

@@ -68,6 +68,14 @@ class Lists:
             self._last[term] = first + last
         self._first += places
 
+    def postings(self) -> Postings:
+        """All that was added, as if it were one page."""
+        made = {}
+        for term, known in self._known.items():
+            start, comma, steps = bytes(known).partition(b",")
+            made[term] = int(start), comma + steps, self._last[term]
+        return made
+
     def in_order(self) -> Iterator[tuple[str, str]]:
         """Each term and its places, in the order in which a script compares the terms."""
         for term in sorted(self._known, key=lambda term: term.encode("utf-16-be")):
