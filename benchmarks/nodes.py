@@ -59,7 +59,8 @@ def wall() -> tuple[str, ...]:
         refusals.append(trial.stderr.strip())
     raise Missing(
         f"two nodes need network namespaces ({refusals[0]}); run as root, or allow user namespaces "
-        "(sysctl kernel.unprivileged_userns_clone=1)"
+        "(sysctl kernel.unprivileged_userns_clone=1; on Ubuntu "
+        "kernel.apparmor_restrict_unprivileged_userns=0)"
     )
 
 

@@ -11,11 +11,12 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 if sys.version_info >= (3, 11):
@@ -231,3 +232,28 @@ def test_torch_is_capped_to_what_the_tests_run_on() -> None:
     assert f"{pinned.major}.{pinned.minor + 1}.0" not in asked
     for text in ("README.md", "site/pages/reading.md", "site/pages/measured.md"):
         assert f"PyTorch {minor}" in (ROOT / text).read_text("utf-8"), text
+
+
+def test_every_pin_fits_the_oldest_python() -> None:
+    """Where a pinned version needs a newer one, its line says so. Only installed ones can be asked."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    oldest = project["requires-python"].removeprefix(">=")
+    pins = [
+        Requirement(line)
+        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        if line and not line.startswith("#")
+    ]
+    asked = [pin for pin in pins if not pin.marker or pin.marker.evaluate({"python_version": oldest})]
+    needs = {pin.name: needed(pin) for pin in asked}
+    assert sum(each is not None for each in needs.values()) > 100
+    # The last of its fixes, so that ">3.10.1" is no hindrance.
+    assert [name for name, each in needs.items() if each and f"{oldest}.99" not in each] == []
+
+
+def needed(pin: Requirement) -> SpecifierSet | None:
+    """The Pythons that the pinned version runs on; None where another version or none is installed."""
+    try:
+        said = metadata(pin.name)
+    except PackageNotFoundError:
+        return None
+    return SpecifierSet(said["Requires-Python"] or "") if said["Version"] in pin.specifier else None

@@ -119,8 +119,12 @@ def test_the_citation_file_names_no_address_that_the_site_does_not_have() -> Non
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A copy of the files that a release changes, of a project with a public address."""
-    for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    # A release of ours has its day and its heading already.
+    cited = (ROOT / "CITATION.cff").read_text("utf-8")
+    cited = re.sub(r"(?m)^(date-released|url|repository-code): .*\n", "", cited)
+    (tmp_path / "CITATION.cff").write_text(cited, "utf-8")
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 0.1.0 (unreleased)\n\nAll of it.\n", "utf-8")
     (tmp_path / "site").mkdir()
     site = 'title = "Loom"\nlanguages = ["en"]\nurl = "https://ada.github.io/loom/"\n'
     (tmp_path / "site/sidelit.toml").write_text(site, "utf-8")
@@ -136,7 +140,7 @@ def test_a_release_is_written_into_every_file(project: Path, capsys: pytest.Capt
     assert said["repository-code"] == "https://github.com/ada/loom"
     made = json.loads((project / ".zenodo.json").read_text("utf-8"))
     assert (made["version"], made["publication_date"], made["license"]) == ("2.3.4", "2027-01-31", "MIT")
-    assert made["creators"] == [{"name": said["authors"][0]["name"]}]
+    assert made["creators"] == [release.creator(author) for author in said["authors"]]
     assert {"identifier": said["url"], "relation": "isDocumentedBy"} in made["related_identifiers"]
     assert "## 2.3.4 (2027-01-31)" in (project / "CHANGELOG.md").read_text("utf-8")
     # A second time changes nothing but what was asked for.
@@ -145,6 +149,29 @@ def test_a_release_is_written_into_every_file(project: Path, capsys: pytest.Capt
     after = (project / "CITATION.cff").read_text("utf-8")
     assert after == before.replace("2.3.4", "2.3.5").replace("2027-01-31", "2027-02-01")
     capsys.readouterr()
+
+
+def test_a_fork_writes_its_names_and_its_address_without_a_release(project: Path) -> None:
+    cff = project / "CITATION.cff"
+    version = release.current(project)
+    cff.write_text(
+        re.sub(r"(?m)^version: .*$", f"version: {version}", cff.read_text("utf-8")).replace(
+            "authors:\n", "authors:\n  - family-names: Lovelace\n    given-names: Ada\n", 1
+        ),
+        encoding="utf-8",
+    )
+    (project / "CHANGELOG.md").write_text(f"# Changelog\n\n## {version} (unreleased)\n\nAll.\n", "utf-8")
+    assert release.main(["check"], project) == 1
+    assert release.main(["agree"], project) == 0
+    assert release.main(["check"], project) == 0
+    said = release.citation(project)
+    assert (said["url"], "date-released" in said) == ("https://ada.github.io/loom/", False)
+    made = json.loads((project / ".zenodo.json").read_text("utf-8"))
+    assert made["creators"][0] == {"name": "Lovelace, Ada"}
+    # A day that is there stays.
+    assert release.main(["prepare", "2.3.4", "--date", "2027-01-31"], project) == 0
+    assert release.main(["agree"], project) == 0
+    assert str(release.citation(project)["date-released"]) == "2027-01-31"
 
 
 def test_a_release_that_disagrees_is_told(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,6 +213,7 @@ def test_the_citation_file_is_what_its_format_asks_for() -> None:
             "authors": {"type": "array", "minItems": 1, "items": {"type": "object"}},
             "version": {"type": ["string", "number"]},
             "date-released": {},
+            "doi": {"type": "string", "pattern": "^10\\."},
             "url": {"type": "string", "pattern": "^https?://"},
             "repository-code": {"type": "string", "pattern": "^https?://"},
             "license": {"type": "array", "items": text},

@@ -1,13 +1,15 @@
 """Bring the files that name a version into agreement, and check that they are.
 
     .venv-site/bin/python tools/release.py prepare 1.2.0 --date 2026-11-24
+    .venv-site/bin/python tools/release.py agree
     .venv-site/bin/python tools/release.py check [v1.2.0]
     .venv-site/bin/python tools/release.py notes
 
 `prepare` writes the version and the day into `pyproject.toml`, `CITATION.cff` and `CHANGELOG.md`, and makes
 `.zenodo.json`, which gives an archive its metadata, from `CITATION.cff`. The addresses in `CITATION.cff` are
-those of `site/sidelit.toml`, and where that has none there are none. `check` fails where files differ, or
-differ from the tag that is given, and `notes` prints what the changelog says of the version.
+those of `site/sidelit.toml`, and where that has none there are none. `agree` writes the addresses and
+`.zenodo.json` alone, between releases. `check` fails where files differ, or differ from the tag that is
+given, and `notes` prints what the changelog says of the version.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ def _run(given: argparse.Namespace, root: Path) -> int:
         prepare(root, given.version, given.date or date.today().isoformat())
         print(f"Look at the changes; then: sidelit publish, git commit, git tag v{given.version}")
         return 0
+    if given.command == "agree":
+        agree(root)
+        return 0
     if given.command == "notes":
         print(notes(root))
         return 0
@@ -55,12 +60,13 @@ def _run(given: argparse.Namespace, root: Path) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The three commands."""
+    """The four commands."""
     top = argparse.ArgumentParser(prog="release.py")
     subs = top.add_subparsers(dest="command", required=True)
     sub = subs.add_parser("prepare", help="write a version into all files that name one")
     sub.add_argument("version")
     sub.add_argument("--date", help="default: today")
+    subs.add_parser("agree", help="write the site's addresses into CITATION.cff, and make .zenodo.json of it")
     sub = subs.add_parser("check", help="see whether they agree")
     sub.add_argument("tag", nargs="?", help="the tag of the release")
     subs.add_parser("notes", help="print what the changelog says of this version")
@@ -71,8 +77,14 @@ def prepare(root: Path, version: str, day: str) -> None:
     """Write the version and the day of a release into every file that names them."""
     replace(root / "pyproject.toml", r'^version = ".*"$', f'version = "{version}"')
     replace(root / "CHANGELOG.md", r"^## .*\(unreleased\)$", f"## {version} ({day})")
+    replace(root / "CITATION.cff", r"^version: .*$", f"version: {version}")
+    agree(root, day)
+
+
+def agree(root: Path, day: str = "") -> None:
+    """Write the addresses of the site into `CITATION.cff`, and `.zenodo.json` from it; its day stays."""
     cff = root / "CITATION.cff"
-    replace(cff, r"^version: .*$", f"version: {version}")
+    day = day or str(citation(root).get("date-released", ""))
     public = config.load(root / "site" / "sidelit.toml").public
     known = {"date-released": day} | {key: getattr(public, name) for key, name in ADDRESSES.items()}
     text = re.sub(rf"(?m)^(?:{'|'.join(known)}): .*\n", "", cff.read_text("utf-8"))
@@ -92,7 +104,7 @@ def disagreements(root: Path, tag: str | None = None) -> list[str]:
         wrong.append(f"CHANGELOG.md says nothing of {version}")
     path = root / ZENODO
     if not path.is_file() or path.read_text("utf-8") != zenodo(root):
-        wrong.append(f"{ZENODO} is not what CITATION.cff says; run `tools/release.py prepare`")
+        wrong.append(f"{ZENODO} is not what CITATION.cff says; run `tools/release.py agree`")
     if tag and tag.removeprefix("v") != version:
         wrong.append(f"the tag is {tag}, and pyproject.toml has the version {version}")
     if tag and "date-released" not in citation(root):

@@ -75,7 +75,8 @@ def measured() -> list[dict[str, float]]:
     else:
         pytest.fail(
             f"the byte ledger's test needs a network namespace of its own ({refusals[-1]}); "
-            "run it as root or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1)"
+            "run it as root or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1; on Ubuntu "
+            "kernel.apparmor_restrict_unprivileged_userns=0)"
         )
     path = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(
