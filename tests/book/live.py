@@ -5,8 +5,7 @@ Python's garbage collector does not know what autograd saves, so the operations 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,22 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardbook.foundations.store_rounds import until
-from shardbook.planning.measure import Meter
-
-
-def settled(meter: Meter, expected: int) -> int:
-    """What is stored between two steps, once gloo's threads have let go of the tensors that they have sent.
-
-    Such a thread keeps an exchange for a moment after it has told that it is done, and a loaded machine may
-    not run that thread for a while. A storage that stays is counted.
-    """
-    return _settled(meter.now, expected)
-
-
-def _settled(stored: Callable[[], int], expected: int) -> int:
-    until(lambda: stored() == expected, timedelta(seconds=10))
-    return stored()
+from shardbook.planning.measure import wait_for_gloo
 
 
 class LiveStorages(TorchDispatchMode):
@@ -64,9 +48,10 @@ class LiveStorages(TorchDispatchMode):
                 total += storage.nbytes() if storage is not None else 0
         return total
 
-    def settled(self, expected: int) -> int:
+    def settled(self) -> int:
         """The same, once gloo's threads have let go of their tensors."""
-        return _settled(self.bytes, expected)
+        wait_for_gloo()
+        return self.bytes()
 
 
 class FakeStorages(LiveStorages):

@@ -140,8 +140,10 @@ def set_stream(stream: Stream) -> None:
     recording().current = stream.number
 
 
-# The module of the modelled device, like `torch.cuda`.
+# The module of the modelled device, like `torch.cuda`. The tensors stay on the CPU, and PyTorch itself asks
+# whether there is another device.
 device = SimpleNamespace(
+    is_available=lambda: False,
     Stream=Stream,
     Event=Event,
     current_stream=current_stream,

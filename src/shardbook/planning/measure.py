@@ -21,13 +21,17 @@ The meter is slow, so use it for one step and not for a whole run.
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from shardbook.foundations.store_rounds import until
 from shardbook.foundations.torch_private import (
     TorchDispatchMode,
     storage_id,
@@ -56,6 +60,7 @@ class Meter(TorchDispatchMode):
         )
 
     def __enter__(self) -> Meter:
+        wait_for_gloo()
         # Tensors from before the step are stored even if the step does not use them.
         # `type` is used because `isinstance` reads the object's class, and for some
         # objects that raises a warning.
@@ -66,6 +71,10 @@ class Meter(TorchDispatchMode):
         self.peak = self.now()
         super().__enter__()
         return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        wait_for_gloo()
 
     def __torch_dispatch__(
         self,
@@ -90,3 +99,40 @@ class Meter(TorchDispatchMode):
     def now(self) -> int:
         """The bytes of all storages that are alive, at their present sizes."""
         return sum(storage.nbytes() for storage in self.storages.values())
+
+    def settled(self) -> int:
+        """The same, when the exchanges before have let go of their tensors."""
+        wait_for_gloo()
+        return self.now()
+
+
+# sidelit: depth What gloo still holds.
+
+
+def wait_for_gloo() -> None:
+    """Wait until gloo's threads have let go of the tensors that they have exchanged.
+
+    Such a thread holds them for a moment after it has reported the end of the exchange,
+    and on a busy machine the moment may be half a second. Then it sleeps. So this
+    function waits until all other threads of the process sleep, for at most two
+    seconds.
+    """
+    # A thread that sleeps may also wait for Python's lock, which reading a file gives
+    # away. So each thread must be found asleep twice.
+    until(lambda: others_sleep() and others_sleep(), timedelta(seconds=2))
+
+
+def others_sleep() -> bool:
+    """Whether no other thread of this process runs. Only Linux tells; elsewhere the answer is yes."""
+    own = str(threading.get_native_id())
+    states = Path("/proc/self/task").glob("*/stat")
+    return not any(runs(each) for each in states if each.parent.name != own)
+
+
+def runs(state: Path) -> bool:
+    """Whether a thread runs or is ready to. One that has ended does not."""
+    try:
+        # The name of a thread stands before this, in parentheses.
+        return state.read_text().rpartition(")")[2].split()[0] == "R"
+    except OSError:
+        return False

@@ -135,10 +135,15 @@ def _anchors(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 class _State(StateInline):
     """The state of one inline parse, which also knows lines and ideographs."""
 
+    # A position, and the newlines before it: counting begins there, since rules mostly move on.
+    _counted = 0, 0
+
     def push(self, ttype: str, tag: str, nesting: Literal[-1, 0, 1]) -> Token:
         token = super().push(ttype, tag, nesting)
         # A rule pushes its token before it moves on, so the newlines so far give the token's line.
-        token.meta["line"] = self.src.count("\n", 0, self.pos)
+        start, lines = self._counted if self._counted[0] <= self.pos else (0, 0)
+        token.meta["line"] = lines + self.src.count("\n", start, self.pos)
+        self._counted = self.pos, token.meta["line"]
         return token
 
     def scanDelims(self, start: int, canSplitWord: bool) -> Scanned:

@@ -156,7 +156,7 @@ class InlineWriter:
 
     def _names_nothing(self, children: Sequence[Token], index: int) -> bool:
         """Whether a link that opens or closes here is that of a name without a definition on the site."""
-        opening = next(each for each in reversed(children[: index + 1]) if each.type == "link_open")
+        opening = next(children[at] for at in range(index, -1, -1) if children[at].type == "link_open")
         target = str(opening.attrs["href"])
         return target.startswith(NAME) and self.context.name(target.removeprefix(NAME)) is None
 

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
 import ranks
 from book.check.scripts import CLEAN, FAULTS, line_of, right, script, wrong
@@ -18,6 +19,7 @@ from shardbook.check.checked_run import check
 from shardbook.check.diagnosis import Diagnosis
 from shardbook.check.findings import Finding, joined
 from shardbook.check.place import Place
+from shardbook.check.stream_recorder import Recorder
 from shardbook.check.watch_bytes import Row
 
 Page = dict[str, Any]
@@ -244,3 +246,10 @@ def test_a_page_of_many_units_shows_those_that_differ() -> None:
     assert len(lines) < 30
     assert lines[3].split() == ["blocks.90", "gather", "9", "8"]
     assert lines[-1].split() == ["76", "more", "608", "608"]
+
+
+def test_a_build_for_a_device_that_is_not_there_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch asks the modelled device whether it is there: an optimizer does so in each step."""
+    monkeypatch.setattr(torch._C, "_accelerator_getAccelerator", lambda: torch.device("cuda"))
+    with Recorder():
+        assert torch.accelerator.current_accelerator(check_available=True) is None

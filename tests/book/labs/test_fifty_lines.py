@@ -6,66 +6,32 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardbook.labs.lessons.fifty_lines_compared import LAYER, after_a_step
-from shardbook.planning.measure import Meter
+from book.busy import held_for_a_while
+from shardbook.labs.lessons.fifty_lines_compared import WIDTH, after_a_step
+
+LAYER = 4 * WIDTH**2
 
 
 class Half(nn.Module):
-    """Half of a layer, which exchanges nothing, and somebody holds as much as the whole layer has."""
+    """Half of a layer, which exchanges nothing. What `keep` makes in the backward pass stays or goes."""
 
-    held: list[Tensor]
+    keep = staticmethod(lambda: None)
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.part = nn.Parameter(layer.weight.detach()[::2].clone())
-        self.part.register_hook(self.hold)
-
-    def hold(self, gradient: Tensor) -> None:
-        self.held += [gradient.new_zeros(LAYER // gradient.element_size())]
+        self.part.register_hook(lambda gradient: type(self).keep())
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x @ self.part.t()] * 2, 1)
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+def test_what_a_thread_lets_go_soon_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Half, "keep", staticmethod(lambda: held_for_a_while(torch.zeros(LAYER // 4))))
+    assert after_a_step(Half)["kept after backward"] < LAYER
+
+
+def test_what_stays_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[Tensor] = []
-    monkeypatch.setattr(Half, "held", held, raising=False)
-    return held
-
-
-def test_what_gloo_lets_go_soon_is_not_kept(held: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    now, looked = Meter.now, []
-
-    def later(self: Meter) -> int:
-        """The operations of the step read the meter a few times; who waits reads it more often."""
-        looked.extend([1] * len(held))
-        if len(looked) == 20:
-            held.clear()
-        return now(self)
-
-    monkeypatch.setattr(Meter, "now", later)
-    assert after_a_step(Half)["freed after backward"]
-    assert not held
-
-
-def test_what_stays_is_kept(held: list[Tensor]) -> None:
-    found = after_a_step(Half)
-    assert held
-    assert found["freed after forward"]
-    assert not found["freed after backward"]
-
-
-def test_what_gloo_held_before_the_step_hides_nothing(
-    held: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tensor of an earlier exchange that goes in between made room for a layer that is not freed."""
-    before = [torch.zeros(LAYER)]
-    forward = Half.forward
-
-    def lets_go(self: Half, x: Tensor) -> Tensor:
-        before.clear()
-        return forward(self, x)
-
-    monkeypatch.setattr(Half, "forward", lets_go)
-    assert not after_a_step(Half)["freed after backward"]
+    monkeypatch.setattr(Half, "keep", staticmethod(lambda: held.append(torch.zeros(LAYER // 4))))
+    assert after_a_step(Half)["kept after backward"] >= LAYER

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ranks
+from book.busy import held_for_a_while
 from shardbook.foundations.collectives import ledger
 from shardbook.models import gpt
 from shardbook.models.corpus import Reader, read, split
@@ -101,6 +102,18 @@ def test_the_meter_counts_storages_and_not_views() -> None:
         assert meter.now() == start
     assert len(views) == 2
     assert meter.peak == start + 4000
+
+
+def test_the_meter_waits_for_a_thread_that_will_let_go() -> None:
+    """So that what gloo holds for a moment is counted neither before a block nor after it."""
+    held_for_a_while(torch.zeros(1000))
+    with Meter() as meter:
+        start = meter.now()
+        held_for_a_while(torch.zeros(1000))
+        assert meter.now() == start + 4000
+        assert meter.settled() == start
+        held_for_a_while(torch.zeros(1000))
+    assert meter.now() == start
 
 
 def test_the_meter_leaves_out_what_stores_nothing() -> None:

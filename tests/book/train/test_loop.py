@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 import ranks
 import warm
-from book.live import settled
 from book.tokenizers_here import tokenizer_file
 from matrix import rows
 from shardbook.foundations.ledger import ledger
@@ -150,7 +149,8 @@ def counted_and_planned(basis: str) -> list[tuple[str, tuple[int, int], tuple[in
         with ledger() as book, Meter() as meter:
             step(run)
         steady = sum(promised.steady.values())
-        stored = settled(meter, own)
+        stored = meter.now()
+        assert stored == own, words
         found.append((words, (book.total, promised.sent), (stored, steady), (meter.peak, promised.most)))
         del run
     return found

@@ -1150,7 +1150,7 @@ def everything_goes(stage: int) -> None:
             unit = leave(how)
             gc.collect()
             assert unit() is None, how
-            assert live.settled(0) == 0, (how, live.bytes())
+            assert live.settled() == 0, (how, live.bytes())
 
 
 @pytest.mark.parametrize("stage", rows(range(4), now=[3]))

@@ -468,7 +468,7 @@ def peaks(stage: int, units: Any) -> tuple[int, int, int]:
     with RealBytes() as meter:
         start = meter.now()
         shard(model, stage=stage, units=units)
-        kept = meter.now() - start
+        kept = meter.settled() - start
     made = {unit.name: unit for unit in conductor_of(model).drivers}
     # The parts come before the whole: the root, where there is one, is cut last.
     order = [name for name in made if name != "the root"] + [name for name in made if name == "the root"]

@@ -143,7 +143,10 @@ CHECKPOINTS = (None, False, True)
 def prepare(model: Any, checkpoint: bool | None) -> Any:
     """Switch on the library's own checkpointing of activations."""
     if checkpoint is not None:
-        model.activation_checkpointing_enable({"use_reentrant": checkpoint})
+        # On Python 3.10 there is only an older release, which has the older name.
+        older = "gradient_checkpointing_enable"
+        enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, older)
+        enable({"use_reentrant": checkpoint})
     return model
 
 

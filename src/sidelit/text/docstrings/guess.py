@@ -15,11 +15,12 @@ from typing import Literal
 Markup = Literal["markdown", "rest"]
 
 _FLAGS = re.MULTILINE | re.VERBOSE
+# Whatever is repeated ends where another mark of its kind may begin, so that no text takes long to judge.
 # Nobody types these by chance, or in any other dialect.
 _CERTAIN = tuple(
     re.compile(mark, _FLAGS)
     for mark in (
-        r":[a-zA-Z][\w:+.-]*:`[^`]+`",  # a role
+        r":[a-zA-Z][\w:+.-]{0,80}:`[^`]+`",  # a role
         r"^[ \t]*\.\.[ ](?:[\w:+.-]+::|\[[^\]\n]+\][ ]|_[^\n]+:|\|[^|\n]+\|[ ])",  # a directive, a target
     )
 )
@@ -39,8 +40,8 @@ _MARKDOWN = tuple(
     re.compile(mark, _FLAGS)
     for mark in (
         r"^[ \t]*(?:```|~~~)",  # a fence
-        r"\]\([^)\s]+\)",  # a link, a picture
-        r"(?<![\w\]])\[[^\]\n]+\]\[[^\]\n]*\]",  # a link by a name
+        r"\]\([^()\s]+\)",  # a link, a picture
+        r"(?<![\w\]])\[[^\[\]\n]+\]\[[^\]\n]*\]",  # a link by a name
         r"^\#{1,6}[ ]\S",  # a heading
         r"\$\$|(?<![\w$\\])\$[^\s$][^$\n]*\$(?![\d$])",  # a formula
         r"^!!![ ]",  # an admonition
