@@ -16,13 +16,16 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
+from playwright.sync_api import Browser, Page, Request, Response, expect, sync_playwright
 
 import chromium
 from browser.looks import WAYS, Looks, look
 from browser.serving import serve
 from built import HEIGHT, IN_TURN, LOOKED_AT, PAGES, ROOT, WIDE, Open, show
 from press.project import SAMPLE, sidelit
+
+# As long as playwright waits for everything else: on a busy machine five seconds are not enough.
+expect.set_options(timeout=30_000)
 
 FLAGS = [
     "--no-sandbox",

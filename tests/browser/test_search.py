@@ -8,7 +8,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from browser.looks import ALL, violations
 from browser.serving import serve
@@ -61,9 +61,8 @@ def test_a_query_leads_to_its_section_by_keyboard_alone(page: Page, home: str) -
     field.wait_for()
     assert field.evaluate("field => field === document.activeElement")
     page.keyboard.type("bounded deque")
-    page.locator("dialog.search mark").first.wait_for()
-    assert page.locator("dialog.search mark").first.inner_text() == "bounded deque"
-    assert page.locator("dialog.search [role=status]").inner_text() == "Results: 1"
+    expect(page.locator("dialog.search mark").first).to_have_text("bounded deque")
+    expect(page.locator("dialog.search [role=status]")).to_have_text("Results: 1")
     # Down to the link, up to the field, and typing goes on there.
     page.keyboard.press("ArrowDown")
     assert page.evaluate("document.activeElement.href").endswith(

@@ -119,7 +119,9 @@ def two_groups() -> str:
     """Rank 2 waits for rank 1, which waits for rank 0, which hangs. Each pair shares a model."""
     standstill_after(0.2)
     rank = dist.get_rank()
-    log = Log([HELD_UP, r"for rank 0 to .*next_batch", r"for rank 1 to .*in error"][rank])
+    # Rank 2 may wait before rank 1 has come so far, and says it again and again.
+    stuck = r"; rank 1 has started 0 exchanges, and (?:waits|is) at \S+ in error"
+    log = Log([HELD_UP, r"for rank 0 to .*next_batch", stuck][rank])
     pairs = [dist.new_group([0, 1]), dist.new_group([1, 2])]
     first = shard(chain(), mesh=pairs[0]) if rank < 2 else None
     second = shard(chain(), mesh=pairs[1]) if rank > 0 else None
@@ -138,7 +140,6 @@ def test_in_two_groups_each_rank_names_the_one_it_waits_for() -> None:
     assert between.startswith("rank 1 has waited for ")
     assert "rank 2" not in between
     assert last.startswith("rank 2 has waited for ")
-    assert re.search(r"rank 1 has started 0 exchanges, and (waits|is) at \S+ in error", last), last
 
 
 def on_a_mesh() -> str:

@@ -112,8 +112,11 @@ def on_ranks(name: str, function: Callable[..., Any], given: Any) -> list[Any]:
         return ranks(RANKS, function, given, timeout=SECONDS)
     except RanksFailed as error:
         if has_begun(error):
-            tell_failure(name, error)
-    return ranks(RANKS, function, given, timeout=PATIENCE)
+            tell_failure(name, error, SECONDS)
+    try:
+        return ranks(RANKS, function, given, timeout=PATIENCE)
+    except RanksFailed as error:
+        tell_failure(name, error, PATIENCE)
 
 
 def has_begun(error: RanksFailed) -> bool:
@@ -124,7 +127,7 @@ def has_begun(error: RanksFailed) -> bool:
     )
 
 
-def tell_failure(name: str, error: RanksFailed) -> NoReturn:
+def tell_failure(name: str, error: RanksFailed, seconds: float) -> NoReturn:
     """Turn two failures that are typical here into a sentence, and leave all others as they are."""
     failure = error.outcomes[0].failure
     if isinstance(failure, Raised) and failure.kind == WrongAddress.__name__:
@@ -151,7 +154,7 @@ def tell_failure(name: str, error: RanksFailed) -> NoReturn:
             tell(
                 "{name} is a deadlock: after {seconds:g} s the ranks still wait for each other.",
                 name=name,
-                seconds=SECONDS,
+                seconds=seconds,
             ),
             tell(
                 "Look at the order of send and receive. A rank that waits for its first message "
