@@ -85,8 +85,8 @@ LONG_PROSE = [
     for name in longest([prose.output for prose in CONFIG.prose if template_of(prose) == template], 1)
 ]
 LONG = {path_of(name, language) for name in [LONG_CHAPTERS[-1], *LONG_PROSE] for language in LANGUAGES}
-# Where a change goes in, every second page is opened, in one language, each in turn.
-IN_TURN = LONG | {path_of(name, LANGUAGES[place % len(LANGUAGES)]) for place, name in enumerate(NAMES[::2])}
+# Where a change goes in, every third page is opened, in one language, each in turn.
+IN_TURN = LONG | {path_of(name, LANGUAGES[place % len(LANGUAGES)]) for place, name in enumerate(NAMES[::3])}
 # What takes seconds a page is asked there of every third of them.
 SLOWLY = LONG | {*sorted(IN_TURN)[::3]}
 # Where boxes and colours are looked at: on every sixth page in English, and in a translation on those that
