@@ -35,6 +35,11 @@ class Memory:
         self._known: dict[str, dict[Key, bytes]] = {}
         self._used: dict[str, dict[Key, bytes]] = {}
 
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept for the next build."""
+        return self._store.keeps
+
     def knows(self, kind: str, key: Key) -> bool:
         """Whether `of` would make nothing; it counts as a question, so that the next build knows, too."""
         kept = self._used.get(kind, {}).get(key) or (self._store.keeps and self._of_kind(kind).get(key))

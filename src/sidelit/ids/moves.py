@@ -168,14 +168,16 @@ class _Site:
 
         Within a page a name is certain. So such a one is known by its copy elsewhere, which is new there.
         """
-        changed = [
-            entry
-            for entry, index in self.naming[page.name].kept
+        naming = self.naming[page.name]
+        return [
+            entry.id
+            for entry, index in naming.kept
             if entry.kind in ("class", "function")
             and says_enough(entry)
-            and not alike(entry, self.naming[page.name].imprint_of(index))
+            # Few have a copy elsewhere, and to find one takes less than to compare two texts.
+            and any(map(self._is_new, self._copies(page, entry)))
+            and not alike(entry, naming.imprint_of(index))
         ]
-        return [entry.id for entry in changed if any(map(self._is_new, self._copies(page, entry)))]
 
     def _copies(self, page: Placed, entry: Imprint) -> Iterator[tuple[Naming, Imprint]]:
         for name, each in self._by_text.get(text_of(entry), ()):

@@ -178,17 +178,23 @@ class _Writing:
             keys = [row.page.key(*row.others) for row in stretch]
             key = tuple(itertools.chain(*keys)) if all(keys) else ()
             memory = stretch[0].page.text.memory
-            lists.add(
-                memory.alone("postings", key, partial(_together, stretch)), sum(row.places for row in stretch)
-            )
+            if key and memory.keeps:
+                made = memory.alone("postings", key, partial(_together, stretch))
+                lists.add(made, sum(row.places for row in stretch))
+            else:
+                _add(lists, stretch)
         return lists
 
 
 def _together(stretch: Sequence[_Row]) -> postings.Postings:
     lists = postings.Lists()
-    for row in stretch:
-        lists.add(row.page.once_alone("postings of a page", row.make, *row.others), row.places)
+    _add(lists, stretch)
     return lists.postings()
+
+
+def _add(lists: postings.Lists, rows: Sequence[_Row]) -> None:
+    for row in rows:
+        lists.add(row.page.once_alone("postings of a page", row.make, *row.others), row.places)
 
 
 def _named(shown: Page) -> tuple[str, str, str]:
