@@ -67,7 +67,7 @@ def start(
     # A build that finds pages or compiled templates of the build before it has fewer moments.
     for kept in ("work", "compiled"):
         shutil.rmtree(project / ".cache/sidelit" / kept, ignore_errors=True)
-    arguments = [sys.executable, "-c", CHILD, log, str(number), str(at), *COMMANDS[command]]
+    arguments = [sys.executable, "-c", CHILD, log, str(int(number)), str(at), *COMMANDS[command]]
     environment = {**os.environ, "HOME": str(project), "PYTHONDONTWRITEBYTECODE": "1"}
     # Every process of the command holds the writing end of this, and nobody writes.
     told, held = os.pipe()

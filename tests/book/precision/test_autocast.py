@@ -445,7 +445,9 @@ def registered(key: str) -> set[str]:
 
 def test_the_tables_have_every_operation_of_torchs_lists() -> None:
     assert registered("AutocastCPU") == set(CPU) - COMPOSED
-    assert registered("AutocastCUDA") == set(CUDA) - COMPOSED_FP32 - {"cross_entropy_loss"}
+    # Only a build for CUDA has this one. Modules reach it in C++, where PyTorch casts by itself.
+    inside = {"_cudnn_rnn"} if torch.backends.cuda.is_built() else set()
+    assert registered("AutocastCUDA") == set(CUDA) - COMPOSED_FP32 - {"cross_entropy_loss"} | inside
 
 
 def test_every_operation_with_a_rule_on_a_cpu_is_compared() -> None:
