@@ -14,8 +14,8 @@ from typing import Literal
 
 Markup = Literal["markdown", "rest"]
 
+# What a mark repeats ends where another mark of its kind may begin, so that no text takes long to judge.
 _FLAGS = re.MULTILINE | re.VERBOSE
-# Whatever is repeated ends where another mark of its kind may begin, so that no text takes long to judge.
 # Nobody types these by chance, or in any other dialect.
 _CERTAIN = tuple(
     re.compile(mark, _FLAGS)
@@ -40,7 +40,7 @@ _MARKDOWN = tuple(
     re.compile(mark, _FLAGS)
     for mark in (
         r"^[ \t]*(?:```|~~~)",  # a fence
-        r"\]\([^()\s]+\)",  # a link, a picture
+        r"\]\((?:[^()\s]|\([^()\s]*\))+\)",  # a link, a picture
         r"(?<![\w\]])\[[^\[\]\n]+\]\[[^\]\n]*\]",  # a link by a name
         r"^\#{1,6}[ ]\S",  # a heading
         r"\$\$|(?<![\w$\\])\$[^\s$][^$\n]*\$(?![\d$])",  # a formula

@@ -1,0 +1,36 @@
+"""Records that are kept for the next build come back as they were."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from sidelit.catalog.units import SectionUnits
+from sidelit.names.links import Definition
+from sidelit.records import quick
+from sidelit.site.search.places import Place
+from sidelit.source.imports import Imported
+from sidelit.source.source import parse
+
+RECORDS = [
+    Definition("ring.py", 3, "class", "Ring"),
+    Imported("collections", 1),
+    SectionUnits("Ring", ("It keeps.", "It drops."), "0a"),
+    SectionUnits("Ring", ()),
+    Place("Ring", "", 1, "it keeps", foreign=True),
+    *parse('"""Words."""\n\nimport os\n\n\ndef f():\n    """More."""\n    return os\n', "a.py").sections,
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_record_comes_back_equal_and_as_a_call(record: object) -> None:
+    assert pickle.loads(pickle.dumps(record)) == record
+    kind, values = record.__reduce__()[:2]  # type: ignore[misc]
+    assert kind is type(record)
+    assert kind(*values) == record
+
+
+def test_what_is_no_such_record_is_refused() -> None:
+    with pytest.raises(TypeError):
+        quick(int)
