@@ -1,24 +1,26 @@
 # `make` alone lists what there is. Every target makes the environment it needs first:
 # .venv-site holds the press without torch, .venv-labs the book with Jupyter, .venv everything.
 #
-#   PYTHON=python3.12     the Python that makes the environments
+#   PYTHON=python3.12     the Python that makes the environments, or that runs `make gpu`
+#   TORCH=2.11.0          another PyTorch than the pinned one, in an environment of its own, for `make test`
 #   PIP_ARGS="…"          more arguments for pip, such as an index with CPU builds of torch
-#   ARGS="…"              arguments for the book, the tests (pytest), the mutants, the soak, the benchmarks or the recordings
+#   ARGS="…"              arguments for the book, the tests (pytest), the mutants, the soak, the benchmarks, the recordings, the kit for GPUs
 #   JOBS=2                how many processes share the tests; left out: one for each core
 
 PYTHON ?= python3
 PIP_ARGS ?=
+TORCH ?=
 ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 SITE := .venv-site
-ALL := .venv
+ALL := $(if $(TORCH),.venv-torch-$(TORCH),.venv)
 LABS := .venv-labs
 SLOWEST := --durations 30
 PINS := pyproject.toml constraints.txt tools/environment.py
 
 .DEFAULT_GOAL := help
-.PHONY: help site pack book slides serve labs test test-all mutants soak lint bench bench-press record clean
+.PHONY: help site pack book slides serve labs test test-all gpu mutants soak lint bench bench-press record clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +52,10 @@ test: $(ALL)/.ready ## prove it, in minutes
 test-all: $(ALL)/.ready ## every test but those that need a GPU: each page of the site in each language, too
 	@$(ALL)/bin/python tools/chromium.py
 	@$(ALL)/bin/python -m pytest -n $(JOBS) $(SLOWEST) -m "not gpu" $(ARGS)
+
+gpu: ## is the library right and fast on the GPUs here? runs on PYTHON as it is; ARGS="--part speed --minutes 4"
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; name one with \`make gpu PYTHON=…\`" >&2; exit 1; }
+	@PYTHONPATH=src:tests:.:$$PYTHONPATH $(PYTHON) -m tools.gpu $(ARGS)
 
 mutants: $(ALL)/.ready ## break the training core in small ways: does a test fail each time?
 	@$(ALL)/bin/python tools/mutants.py $(ARGS)
@@ -88,5 +94,5 @@ $(LABS)/.ready: $(PINS)
 
 $(ALL)/.ready: $(PINS)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; name one with \`make PYTHON=…\`" >&2; exit 1; }
-	@$(PYTHON) tools/environment.py $(ALL) dev $(PIP_ARGS)
+	@$(PYTHON) tools/environment.py $(ALL) dev $(if $(TORCH),--torch $(TORCH)) $(PIP_ARGS)
 	@touch $@

@@ -140,11 +140,11 @@ def two_collectives():
     """Print what this rank gets from each of the two calls."""
     part = torch.tensor([1.0, 2.0], device=labs.device()) + 10 * labs.rank()
     vector = part.new_empty(4)
-    dist.all_gather_single(vector, part)
+    dist.all_gather([*vector.chunk(2)], part)
     print("all-gather", vector.tolist())
     whole = torch.arange(4.0, device=labs.device()) * 10 ** labs.rank()
     total = whole.new_empty(2)
-    dist.reduce_scatter_single(total, whole)
+    dist.reduce_scatter(total, [*whole.chunk(2)])
     print("reduce-scatter", total.tolist())
 
 
@@ -172,8 +172,9 @@ labs.ranks(2, two_collectives)
 #
 # ::: hint
 # A reduce-scatter gives a sum. For the first thing, `flatten` the gradients of the layer, make room with
-# `torch.empty_like(part)`, call `dist.reduce_scatter_single(room, vector)`, and divide. For the third, make
-# room with `part.new_empty(len(part) * ranks)` and call `dist.all_gather_single(room, part.detach())`. Then
+# `torch.empty_like(part)`, call `dist.reduce_scatter(room, [*vector.chunk(ranks)])`, and divide. For the
+# third, make room with `part.new_empty(len(part) * ranks)` and call
+# `dist.all_gather([*room.chunk(ranks)], part.detach())`. Then
 # `layer.get_parameter(name).data.copy_(view)` for each of the `views`.
 # :::
 
@@ -185,12 +186,13 @@ def step_of_stage_1(layers, parts, optimizer):
     ranks = dist.get_world_size()
     for layer, part in zip(layers, parts, strict=True):
         part.grad = torch.empty_like(part)
-        dist.reduce_scatter_single(part.grad, flatten([p.grad for p in layer.parameters()], ranks))
+        gradient = flatten([p.grad for p in layer.parameters()], ranks)
+        dist.reduce_scatter(part.grad, [*gradient.chunk(ranks)])
         part.grad /= ranks
     optimizer.step()
     for layer, part in zip(layers, parts, strict=True):
         vector = part.new_empty(len(part) * ranks)
-        dist.all_gather_single(vector, part.detach())
+        dist.all_gather([*vector.chunk(ranks)], part.detach())
         for name, view in views(layer, vector).items():
             layer.get_parameter(name).data.copy_(view)
     ### END SOLUTION
@@ -249,7 +251,7 @@ labs.ranks(2, train_at_stage_1)
 def gather(part, full):
     """Give the vector its memory, and fill it with the parts of all ranks."""
     full.untyped_storage().resize_(full.nbytes)
-    dist.all_gather_single(full, part.detach())
+    dist.all_gather([*full.chunk(dist.get_world_size())], part.detach())
 
 
 def free(full):
@@ -317,7 +319,7 @@ class Gather(torch.autograd.Function):
         ### BEGIN SOLUTION
         free(context.full)
         total = gradient.new_empty(len(gradient) // dist.get_world_size())
-        dist.reduce_scatter_single(total, gradient)
+        dist.reduce_scatter(total, [*gradient.chunk(dist.get_world_size())])
         return total / dist.get_world_size(), None
         ### END SOLUTION
 

@@ -31,6 +31,7 @@ import torch.distributed as dist
 import ranks
 from shardbook.foundations.collectives import all_gather, all_reduce, broadcast, reduce_scatter_mean, world
 from shardbook.foundations.ledger import ledger
+from shardbook.foundations.torch_versions import reduce_scatter_single
 
 HEADERS = 20 + 32
 CALLS = 3
@@ -68,7 +69,8 @@ COLLECTIVES: dict[str, Callable[[int, torch.dtype], None]] = {
 
 
 def gloo_s_own_reduce_scatter(numel: int, dtype: torch.dtype) -> None:
-    dist.reduce_scatter_single(torch.zeros(numel // world()[1], dtype=dtype), torch.zeros(numel, dtype=dtype))
+    piece, full = torch.zeros(numel // world()[1], dtype=dtype), torch.zeros(numel, dtype=dtype)
+    reduce_scatter_single(piece, full, group=None).wait()
 
 
 Figures = tuple[int, int, int]  # bytes on the device, bytes repeated by this rank, bytes in its ledger

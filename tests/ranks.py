@@ -34,7 +34,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -44,6 +44,11 @@ from typing import Any
 
 # Every optimizer imports torch._dynamo, which takes seconds: once for all files.
 PRELOAD = ["pytest", "hypothesis", "torch", "torch.distributed", "torch._dynamo", "shardbook"]
+# What some of the versions of PyTorch that the tests run on say; `pyproject.toml` has the same.
+SAID_BY_SOME = [
+    "shardbook was tested with PyTorch",
+    "Warning. Profiler clears events at the end of each cycle",
+]
 GRACE_S = 10.0  # what the other ranks get, after one has failed, to fail as well and say where
 
 _servers = multiprocessing.get_context("forkserver")
@@ -55,16 +60,24 @@ class RanksFailed(AssertionError):
 
 
 def run(
-    world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 120, backend: str = "gloo"
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float = 120,
+    backend: str = "gloo",
+    environ: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Call `function(*args)` on `world_size` ranks at once and return their results in rank order.
 
     `function` stands at the top level of an importable module or of a test file; arguments and results are
     pickled. A run that takes longer than `timeout` seconds is killed. The ranks have the late device of
-    `device/` if the backend names it. Raises `RanksFailed` with all that the ranks said.
+    `device/` if the backend names it. `environ` are variables of each rank, in which `{rank}` is its number.
+    Raises `RanksFailed` with all that the ranks said.
     """
     __tracebackhide__ = True
-    results, story = _server_of(function).ask(_Task.of(function, args, world_size, backend), timeout)
+    results, story = _server_of(function).ask(
+        _Task.of(function, args, world_size, backend, environ or {}), timeout
+    )
     if story:
         raise RanksFailed(story)
     return [pickle.loads(result) for result in results]
@@ -140,16 +153,21 @@ class _Task:
     args: bytes
     world_size: int
     backend: str
+    environ: dict[str, str]
 
     @staticmethod
-    def of(function: Callable[..., Any], args: Any, world_size: int, backend: str) -> _Task:
+    def of(
+        function: Callable[..., Any], args: Any, world_size: int, backend: str, environ: Mapping[str, str]
+    ) -> _Task:
         name = function.__qualname__
         if "<" in name:
             raise TypeError(
                 f"a rank cannot import {name}; define the function at the top level of its module"
             )
         file = sys.modules[function.__module__].__file__
-        return _Task(function.__module__, str(file), name, pickle.dumps(args), world_size, backend)
+        return _Task(
+            function.__module__, str(file), name, pickle.dumps(args), world_size, backend, {**environ}
+        )
 
     def function(self) -> Callable[..., Any]:
         found: Any = _load(self.module, self.file)
@@ -161,7 +179,10 @@ class _Task:
 def _load(name: str, file: str) -> ModuleType:
     """Import a file as pytest does, which may use a name that no import path leads to."""
     if name not in sys.modules:
-        from rank_asserts import hook
+        hook = None
+        # Without pytest, as on a machine that only runs `make gpu`, an assert says less.
+        if importlib.util.find_spec("pytest"):
+            from rank_asserts import hook
 
         spec = importlib.util.spec_from_file_location(name, file, loader=hook)
         assert spec is not None
@@ -354,7 +375,10 @@ def _call(task: _Task, place: Store, rank: int) -> bytes:
     import torch
     import torch.distributed as dist
 
-    warnings.simplefilter("error")
+    os.environ.update({name: value.replace("{rank}", str(rank)) for name, value in task.environ.items()})
+    warnings.simplefilter("default" if os.environ.get("RANK_WARNINGS") == "default" else "error")
+    for message in SAID_BY_SOME:
+        warnings.filterwarnings("ignore", message)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     if "late" in task.backend:

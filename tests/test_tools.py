@@ -120,6 +120,25 @@ def test_what_would_bring_another_torch_comes_alone(monkeypatch: pytest.MonkeyPa
     assert all(f"\n{name}==" in pinned for names in environment.ALONE.values() for name in names)
 
 
+def test_another_torch_changes_one_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[Any]] = []
+    monkeypatch.setattr(environment, "works", lambda python: True)
+    monkeypatch.setattr(subprocess, "check_call", commands.append)
+    environment.main([str(tmp_path), "dev", "--torch", "2.11.0", "--quiet"])
+    pins = commands[0][commands[0].index("-c") + 1]
+    assert pins == commands[1][commands[1].index("-c") + 1] == str(tmp_path / "constraints.txt")
+    before, after = (Path(path).read_text("utf-8").splitlines() for path in (ROOT / "constraints.txt", pins))
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert changed == [("torch==2.13.0", "torch==2.11.0")]
+
+
+def test_make_names_the_environment_of_another_torch() -> None:
+    command = ["make", "--dry-run", "test", "TORCH=2.11.0"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "tools/environment.py .venv-torch-2.11.0 dev --torch 2.11.0" in said
+    assert ".venv-torch-2.11.0/bin/python -m pytest" in said
+
+
 def test_a_folder_that_is_no_environment_does_not_work(tmp_path: Path) -> None:
     assert not environment.works(str(tmp_path / "bin" / "python"))
     assert environment.works(sys.executable)
@@ -148,6 +167,7 @@ def test_make_lists_its_targets() -> None:
         "labs",
         "test",
         "test-all",
+        "gpu",
         "mutants",
         "soak",
         "lint",

@@ -1,6 +1,6 @@
 """Make a virtual environment that holds this project with one of its extras, at the pinned versions.
 
-    python3 tools/environment.py FOLDER EXTRA [PIP ARGUMENT ...]
+    python3 tools/environment.py FOLDER EXTRA [--torch VERSION] [PIP ARGUMENT ...]
 
 The Makefile runs it before anything is installed, so it needs the standard library alone. A Python that is
 too old for the project must still be able to read this file, to say so.
@@ -8,6 +8,7 @@ too old for the project must still be able to read this file, to say so.
 
 import subprocess
 import sys
+from pathlib import Path
 
 OLDEST = (3, 10)
 # What an extra needs without what that asks for in turn, at the versions of constraints.txt. The layers of
@@ -28,15 +29,25 @@ def missing():
     return None
 
 
-def make(folder, extra, pip_arguments):
+def make(folder, extra, pip_arguments, torch=None):
     """Create `folder` unless it holds a working environment, and install the project's `extra` into it."""
     python = f"{folder}/bin/python"
     if not works(python):
         subprocess.check_call([sys.executable, "-m", "venv", "--clear", folder])
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-c", "constraints.txt"]
+    pins = "constraints.txt" if torch is None else pins_with(torch, folder)
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-c", pins]
     subprocess.check_call([*pip, *pip_arguments, "--editable", f".[{extra}]"])
     if extra in ALONE:
         subprocess.check_call([*pip, *pip_arguments, "--no-deps", *ALONE[extra]])
+
+
+def pins_with(torch, folder):
+    """All pins but that of torch, which is another version here; the path of the file that holds them."""
+    lines = Path("constraints.txt").read_text("utf-8").splitlines()
+    pins = [f"torch=={torch}" if line.startswith("torch==") else line for line in lines]
+    changed = Path(folder, "constraints.txt")
+    changed.write_text("\n".join(pins), "utf-8")
+    return str(changed)
 
 
 def works(python):
@@ -53,9 +64,12 @@ def main(arguments):
     if obstacle:
         sys.exit(obstacle)
     folder, extra, pip_arguments = arguments[0], arguments[1], arguments[2:]
+    torch = None
+    if pip_arguments[:1] == ["--torch"]:
+        torch, pip_arguments = pip_arguments[1], pip_arguments[2:]
     print(f"making {folder}: the project with [{extra}]", flush=True)
     try:
-        make(folder, extra, pip_arguments)
+        make(folder, extra, pip_arguments, torch)
     except subprocess.CalledProcessError:
         sys.exit(f"{folder} could not be made; the reason stands above")
 

@@ -13,14 +13,14 @@ reduce-scatter](exchange.py), [The byte ledger](ledger.py), [One flat
 vector](layout.py), [Huge pages](huge_pages.py), [Tensor versions](versions.py),
 [Streams](streams.py), [The context of a hook](hook_context.py),
 [Observers](observers.py), [Labels for a profiler](labels.py), [Private names of
-PyTorch](torch_private.py), [Nested calls of a module](nesting.py), [The ranks compare
-their models](agreement.py), [The ranks keep one order of exchanges](exchange_order.py),
-[Rounds through the store](store_rounds.py), [The next exchange of a rank](steps.py), [A
-monitor thread for ranks that wait](monitor.py), [The progress of a rank](progress.py),
-[Standstill](standstill.py), [A rank whose process has ended](ended.py), [A rank that
-leaves](leaving.py), [Ranks that share a model, and ranks that repeat it](groups.py),
-[Restoring the random numbers](rng.py), [Rules in PyTorch's reentrant
-checkpoint](reentrant_rules.py).
+PyTorch](torch_private.py), [Versions of PyTorch](torch_versions.py), [Nested calls of a
+module](nesting.py), [The ranks compare their models](agreement.py), [The ranks keep one
+order of exchanges](exchange_order.py), [Rounds through the store](store_rounds.py),
+[The next exchange of a rank](steps.py), [A monitor thread for ranks that
+wait](monitor.py), [The progress of a rank](progress.py), [Standstill](standstill.py),
+[A rank whose process has ended](ended.py), [A rank that leaves](leaving.py), [Ranks
+that share a model, and ranks that repeat it](groups.py), [Restoring the random
+numbers](rng.py), [Rules in PyTorch's reentrant checkpoint](reentrant_rules.py).
 
 **Models**: [A small GPT](gpt.py), [A loss in chunks](chunked_loss.py), [The text of the
 examples](corpus.py).
@@ -143,13 +143,17 @@ streams](stream_device.py).
 # not required at installation, and a reader who imports the library without it learns
 # what to install.
 try:
-    import torch as _torch  # noqa: F401
+    import torch as _torch
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "shardbook needs PyTorch, which is not installed: "
         "pip install 'shardbook[train]'",
         name="torch",
     ) from error
+else:
+    from shardbook.foundations.torch_versions import check_version as _check_version
+
+    _check_version(_torch.__version__)
 
 from shardbook.checkpointing.budget import cheapest
 from shardbook.checkpointing.checkpointing import checkpoint, checkpoint_module

@@ -122,7 +122,7 @@ class Gather(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         free(context.full)
         total = gradient.new_empty(len(gradient) // dist.get_world_size())
-        dist.reduce_scatter_single(total, gradient)
+        dist.reduce_scatter(total, [*gradient.chunk(dist.get_world_size())])
         # Each rank has computed the loss of its own part of the batch. The loss of the
         # batch is their mean, and so is its gradient.
         return total / dist.get_world_size(), None
@@ -131,7 +131,7 @@ class Gather(torch.autograd.Function):
 def gather(shard: Tensor, full: Tensor) -> None:
     """Give the vector its memory, and fill it with the parts of all ranks."""
     full.untyped_storage().resize_(full.nbytes)
-    dist.all_gather_single(full, shard.detach())
+    dist.all_gather([*full.chunk(dist.get_world_size())], shard.detach())
 
 
 def free(full: Tensor) -> None:

@@ -114,7 +114,7 @@ def watched(model: Chain) -> Iterator[None]:
     """
     names = {id(layer.shard): f"layer {place}" for place, layer in enumerate(model)}
     rank, size, store = dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store()
-    gather, scatter, count = sketch.gather, dist.reduce_scatter_single, 0
+    gather, scatter, count = sketch.gather, dist.reduce_scatter, 0
 
     def compare(act: str) -> None:
         nonlocal count
@@ -130,13 +130,13 @@ def watched(model: Chain) -> Iterator[None]:
         compare(f"gather {names[id(part)]}")
         gather(part, full)
 
-    def watched_scatter(*tensors: Tensor) -> None:
+    def watched_scatter(*tensors: Any) -> None:
         compare("scatter")
         scatter(*tensors)
 
     with (
         patch.object(sketch, "gather", watched_gather),
-        patch.object(dist, "reduce_scatter_single", watched_scatter),
+        patch.object(dist, "reduce_scatter", watched_scatter),
     ):
         yield
         compare("do no more")

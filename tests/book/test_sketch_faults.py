@@ -148,7 +148,7 @@ def test_evaluation() -> None:
 
 def races_of_both() -> tuple[int, int]:
     """How many races there are if the sketch gathers on a stream of its own, without a wait."""
-    gather = "    dist.all_gather_single(full, shard.detach())"
+    gather = "    dist.all_gather([*full.chunk(dist.get_world_size())], shard.detach())"
     early = changed((gather, "    with side():\n    " + gather))
     counts = []
     for make in (lambda: sketched(chain(), early.Sharded), lambda: shard(chain())):

@@ -46,6 +46,7 @@ from shardbook.foundations.torch_private import (
     schema_of,
     storage_id,
 )
+from shardbook.foundations.torch_versions import ALL_GATHER, REDUCE_SCATTER
 from shardbook.parameters import host, offload
 from shardbook.zero import unused
 
@@ -84,8 +85,10 @@ class Recorder(Recording, TorchDispatchMode):
         for module in (host, offload, unused):
             change(patch.object(module, "host_memory", self.on_host(host.host_memory)))
         for name in (
-            "all_gather_single",
-            "reduce_scatter_single",
+            ALL_GATHER,
+            REDUCE_SCATTER,
+            "all_gather",
+            "reduce_scatter",
             "all_to_all_single",
             "all_reduce",
             "broadcast",
@@ -184,23 +187,39 @@ class Recorder(Recording, TorchDispatchMode):
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
+            # A collective takes tensors, or a list with one tensor for each rank.
             given = {
-                name: value
+                name: tensors
                 for name, value in bound.arguments.items()
-                if isinstance(value, Tensor)
+                if (tensors := tensors_in(value))
             }
+            inputs = {name for name in given if name.startswith("input")}
+            if "tensor_list" in given:
+                inputs.add("tensor")
+            everything = [tensor for each in given.values() for tensor in each]
             outputs = [
-                value for name, value in given.items() if not name.startswith("input")
+                tensor
+                for name, each in given.items()
+                if name not in inputs
+                for tensor in each
             ]
             asynchronous = bound.arguments.pop("async_op")
             # gloo's threads hold references to tensors a moment longer, so memory would be freed at
             # unpredictable moments. Therefore gloo gets copies.
             with self.paused():
-                copies = {name: value.detach().clone() for name, value in given.items()}
-                original(**{**bound.arguments, **copies})
-                for name, value in given.items():
-                    value.detach().copy_(copies[name])
-            reads = set().union(*map(self.blocks_of, given.values()))
+                copies = {
+                    name: [tensor.detach().clone() for tensor in each]
+                    for name, each in given.items()
+                }
+                passed = {
+                    name: each[0] if isinstance(bound.arguments[name], Tensor) else each
+                    for name, each in copies.items()
+                }
+                original(**{**bound.arguments, **passed})
+                for name, each in given.items():
+                    for tensor, copy in zip(each, copies[name], strict=True):
+                        tensor.detach().copy_(copy)
+            reads = set().union(*map(self.blocks_of, everything))
             writes = set().union(*map(self.blocks_of, outputs))
             if not asynchronous:
                 self.launch(self.current, reads, writes, f"NCCL {original.__name__}")
@@ -210,7 +229,7 @@ class Recorder(Recording, TorchDispatchMode):
             self.wait(stream, self.record(self.current), lines=())
             self.launch(stream, reads, writes, f"NCCL {original.__name__}")
             end = self.record(stream)
-            self.kept[end] = list(given.values())
+            self.kept[end] = everything
             return Work(end)
 
         return call

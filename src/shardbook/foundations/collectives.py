@@ -71,6 +71,10 @@ from shardbook.foundations.ledger import (
     ledger,
     record,
 )
+from shardbook.foundations.torch_versions import (
+    all_gather_single,
+    reduce_scatter_single,
+)
 
 __all__ = [
     "PendingGather",
@@ -124,7 +128,7 @@ def all_gather(
         return PendingGather([])
     if not _on_gloo(full, group):
         take_turn(group)
-        work = dist.all_gather_single(full, piece, group=group, async_op=True)
+        work = all_gather_single(full, piece, group=group)
         return PendingGather(under_way(group, [work]))
     # On gloo the ranks take turns: rank $r$ broadcasts piece $r$, straight into its
     # place in `full`. gloo's own all-gather would first collect the pieces in a second
@@ -211,7 +215,7 @@ def reduce_scatter_mean(
         return PendingReduce(works, rows, flat, world_size, dtype)
     result, works = flat.new_empty(flat.numel() // world_size), []
     if flat.numel():
-        work = dist.reduce_scatter_single(result, flat, group=group, async_op=True)
+        work = reduce_scatter_single(result, flat, group=group)
         works = under_way(group, [work])
     return PendingReduce(works, [result], flat, world_size, dtype)
 

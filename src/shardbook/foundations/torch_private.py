@@ -438,6 +438,9 @@ def forbid_compiling(function: Callable[..., Any], reason: str) -> None:
     compiler.
     """
     vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
+    # Before PyTorch 2.12 the attributes end the caller's record, and a new one would
+    # begin in the function itself.
+    skip_frame(function, inside=True)
 
 
 # **Profilers.** Whether a profiler records this thread. Public functions begin and end

@@ -74,6 +74,7 @@ from torch.overrides import TorchFunctionMode
 from shardbook.foundations.hook_context import map_tensors
 from shardbook.foundations.reentrant_rules import carry_over
 from shardbook.foundations.torch_private import tree_leaves, tree_map_only
+from shardbook.foundations.torch_versions import NEWER_LOSSES
 
 __all__ = [
     "LOSSES",
@@ -108,9 +109,7 @@ LOSSES: tuple[Callable[..., Any], ...] = (
     *(F.hinge_embedding_loss, F.margin_ranking_loss, F.soft_margin_loss),
     *(F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss),
     *(F.triplet_margin_loss, F.triplet_margin_with_distance_loss),
-    # `linear_cross_entropy` contains the product of a model's head, which is then in
-    # FP32, too.
-    F.linear_cross_entropy,
+    *NEWER_LOSSES,
     *(
         torch.binary_cross_entropy_with_logits,
         torch.cosine_embedding_loss,

@@ -50,7 +50,7 @@ def traced(folder: Path | None, number: int, steps: range) -> Iterator[None]:
     kinds = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         kinds.append(ProfilerActivity.CUDA)
-    with profile(activities=kinds) as trace:
+    with profile(activities=kinds, acc_events=True) as trace:
         yield
     folder.mkdir(parents=True, exist_ok=True)
     trace.export_chrome_trace(str(folder / f"trace-rank{dist.get_rank()}.json"))

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import ranks
 from shardbook.foundations import collectives, ledger
 from shardbook.foundations.collectives import all_gather, all_reduce, broadcast, reduce_scatter_mean, world
+from shardbook.foundations.torch_versions import ALL_GATHER, REDUCE_SCATTER
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ANY = (*FLOATS, torch.int64, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn)
@@ -133,7 +134,7 @@ def alone() -> None:
     """A group of one rank, in a world of two: what each call gives, without any call of torch.distributed."""
     groups = [dist.new_group([rank]) for rank in range(2)]
     group, mine = groups[dist.get_rank()], dist.get_rank()
-    names = ("all_gather_single", "reduce_scatter_single", "all_to_all_single", "all_reduce", "broadcast")
+    names = (ALL_GATHER, REDUCE_SCATTER, "all_to_all_single", "all_reduce", "broadcast")
     with pytest.MonkeyPatch.context() as patch, ledger.ledger() as book:
         for name in names:
             patch.setattr(dist, name, None)
@@ -174,8 +175,8 @@ def in_turn(on_gloo: bool) -> list[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collectives, "_on_gloo", lambda tensor, group: on_gloo)
-        patch.setattr(dist, "all_gather_single", start)
-        patch.setattr(dist, "reduce_scatter_single", start)
+        patch.setattr(dist, ALL_GATHER, start)
+        patch.setattr(dist, REDUCE_SCATTER, start)
         if on_gloo:
             patch.setattr(dist, "broadcast", lambda *_, group, **__: Started(group))
             patch.setattr(collectives, "exchange", lambda flat, group: ([Started(group)], [flat[:1]]))

@@ -23,6 +23,7 @@ import ranks
 from book.toys import assert_equal, whole_gradients
 from shardbook.checkpointing import checkpointing
 from shardbook.foundations.hook_context import map_tensors
+from shardbook.foundations.torch_versions import NEWER_LOSSES
 from shardbook.parameters.norms import LOSSES, NORM_FUNCTIONS, NORMS, InFP32, widen
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -426,6 +427,7 @@ def test_a_sum_in_fp16_ends_where_fp16_does_unless_a_table_names_it() -> None:
     ranks.run(2, sums_in_fp16)
 
 
+@pytest.mark.skipif(not NEWER_LOSSES, reason="PyTorch has it from 2.13 on")
 def test_linear_cross_entropy_is_a_loss() -> None:
     rule, target = InFP32(NORM_FUNCTIONS, LOSSES), torch.arange(16)
     x, weight = torch.randn(16, WIDTH, dtype=BF16), torch.randn(20, WIDTH, dtype=BF16)

@@ -29,6 +29,7 @@ from book.reference import (
 )
 from book.toys import batch, chain, error, optimizer_for
 from matrix import rows
+from shardbook.foundations.torch_versions import ALL_GATHER, REDUCE_SCATTER
 
 STEPS = 3
 
@@ -324,7 +325,7 @@ def test_in_mid_backward_stage_2_has_sent_the_gradients_that_stage_1_still_keeps
         assert one[-1] - one[0] > two[-1] - two[0]
 
 
-EXCHANGES = ("all_gather_single", "reduce_scatter_single", "all_to_all_single", "all_reduce", "broadcast")
+EXCHANGES = (ALL_GATHER, REDUCE_SCATTER, "all_to_all_single", "all_reduce", "broadcast")
 
 
 def exchanges_of_one(rows: int) -> list[str]:

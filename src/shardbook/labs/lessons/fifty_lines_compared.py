@@ -130,8 +130,9 @@ def part_of(layer: nn.Module) -> nn.Parameter:
 
 
 def all_parts(part: Tensor) -> Tensor:
-    whole = part.new_empty(len(part) * dist.get_world_size())
-    dist.all_gather_single(whole, part.detach())
+    ranks = dist.get_world_size()
+    whole = part.new_empty(len(part) * ranks)
+    dist.all_gather([*whole.chunk(ranks)], part.detach())
     return whole
 
 

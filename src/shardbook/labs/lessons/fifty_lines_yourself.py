@@ -48,7 +48,7 @@ def judge_step(rank: int, found: dict[str, list[float]], mean: list[float]) -> N
         found["parts"] == mean,
         tell("The parts were not trained with the mean gradient of the two ranks."),
         look=tell(
-            "The gradients of all ranks are added by `dist.reduce_scatter_single`, in the order of "
+            "The gradients of all ranks are added by `dist.reduce_scatter`, in the order of "
             "the vector, and each rank gets its own part of the sum."
         ),
     )

@@ -1,0 +1,115 @@
+r"""# Versions of PyTorch
+
+> What differs between the versions of PyTorch on which this library runs, each with its
+> line and its reason.
+
+A cluster has the PyTorch that its administrators have installed. A library that runs on
+one version only is therefore of no use on most clusters. This library runs on the
+versions 2.11 to 2.15, and `SUPPORT.md` has a table of the tests that passed on each of
+them.
+
+PyTorch changes with each version, so some lines must depend on it. All of these lines
+are in this chapter, and no other module of the library asks which version it has. Most
+lines ask whether PyTorch has a name, and not for a number. So they are right for a
+build between two releases, too.
+
+| since | what changed | what the library uses |
+|---|---|---|
+| 2.13 | `all_gather_into_tensor` warns, and has a new name | `all_gather_single` |
+| 2.13 | `reduce_scatter_tensor` warns, and has a new name | `reduce_scatter_single` |
+| 2.13 | there is a loss `linear_cross_entropy` | `NEWER_LOSSES` |
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import Work
+
+__all__ = [
+    "ALL_GATHER",
+    "NEWER_LOSSES",
+    "NEWEST",
+    "OLDEST",
+    "REDUCE_SCATTER",
+    "all_gather_single",
+    "check_version",
+    "reduce_scatter_single",
+]
+
+# The first and the last minor version on which all tests have passed.
+OLDEST, NEWEST = "2.11", "2.15"
+
+
+def check_version(version: str) -> None:
+    """Refuse a PyTorch that is too old, and warn once of one that is newer than all tests.
+
+    An older version lacks functions that the library calls. A newer version may have
+    changed [a private name](torch_private.py). Usually it has not, so training may
+    begin, and the tests of the private names tell which of them have changed.
+
+    :param version: such as `torch.__version__`
+    :raises ImportError: if the version is older than 2.11
+    """
+    if _minor(version) < _minor(OLDEST):
+        raise ImportError(
+            f"shardbook needs PyTorch {OLDEST} or newer, and this is {version}: "
+            f"pip install 'torch>={OLDEST}'"
+        )
+    if _minor(version) > _minor(NEWEST):
+        warnings.warn(
+            f"shardbook was tested with PyTorch {OLDEST} to {NEWEST}, and this is {version}; "
+            "tests/book/foundations/test_torch_private.py finds out what has changed",
+            stacklevel=3,
+        )
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version, `(2, 11)` of `2.11.0+cu130`."""
+    return tuple(map(int, version.split(".")[:2]))
+
+
+# **Exchanges of one tensor.** The names of the two collectives in `torch.distributed`.
+# They are looked up at each call, because programs that watch exchanges put functions
+# of their own in these places.
+ALL_GATHER = (
+    "all_gather_single"
+    if hasattr(dist, "all_gather_single")
+    else "all_gather_into_tensor"
+)
+REDUCE_SCATTER = (
+    "reduce_scatter_single"
+    if hasattr(dist, "reduce_scatter_single")
+    else "reduce_scatter_tensor"
+)
+
+
+def all_gather_single(full: Tensor, piece: Tensor, *, group: Any) -> Work:
+    """Start to collect the pieces of all ranks in one tensor, in rank order.
+
+    :param full: receives the pieces; as many times as long as `piece` as there are ranks
+    """
+    work: Work = getattr(dist, ALL_GATHER)(full, piece, group=group, async_op=True)
+    return work
+
+
+def reduce_scatter_single(result: Tensor, full: Tensor, *, group: Any) -> Work:
+    """Start to add up a tensor over the ranks, of which each rank receives a piece.
+
+    :param result: receives this rank's piece of the sum
+    """
+    work: Work = getattr(dist, REDUCE_SCATTER)(result, full, group=group, async_op=True)
+    return work
+
+
+# **Losses that older versions lack.** `linear_cross_entropy`
+# contains the product of a model's head, so this product, too, is computed [in
+# FP32](norms.py).
+NEWER_LOSSES: tuple[Callable[..., Any], ...] = tuple(
+    getattr(F, name) for name in ("linear_cross_entropy",) if hasattr(F, name)
+)
