@@ -14,8 +14,8 @@ for the tensors it saves, and a list does none of them:
 
 So a checkpoint records an operation that computes nothing and saves the tensors. The
 node of this operation lies on no path of the graph, so no backward pass runs it. The
-checkpoint holds the node, and therefore the tensors are freed together with the
-checkpoint.
+checkpoint holds the node by its result, an empty tensor, and therefore the saved tensors
+are freed together with the checkpoint.
 """
 
 from __future__ import annotations
@@ -61,8 +61,10 @@ class Arguments:
         # The recomputation may run on another stream than the one that computed the
         # arguments.
         self.ready = Ready(tensors)
-        saved: Tensor = _Save.apply(_ANCHOR, *tensors)
-        self.node: Any = saved.grad_fn
+        # Before PyTorch 2.13 the node of a function written in Python lives only as long
+        # as a tensor that it has made. So the checkpoint holds the tensor, and through it
+        # the node.
+        self.saver: Tensor = _Save.apply(_ANCHOR, *tensors)
 
     def get(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments for the second run, in new tuples, lists and dictionaries.
@@ -82,8 +84,8 @@ class Arguments:
         autograd raises, and this method adds which argument it was.
         """
         try:
-            saved: tuple[Tensor, ...] = self.node.saved_tensors
-            return tuple(self.ready.hand_over(tensor) for tensor in saved)
+            node: Any = self.saver.grad_fn
+            return tuple(self.ready.hand_over(tensor) for tensor in node.saved_tensors)
         except RuntimeError as error:
             self.refuse_changed(error)
             raise

@@ -58,6 +58,7 @@ from shardbook.foundations.torch_private import (
     compiler_at_work,
     compiler_is_loaded,
     skip_frame,
+    traces_graph,
 )
 from shardbook.zero.prefetch import calls_from_outside
 
@@ -113,7 +114,7 @@ def blocks_of_graph(policy: SavePolicy | Collection[Any] | None) -> tuple[Any, A
     dropout would draw another mask in the second run. So these blocks restore that
     state.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or traces_graph():
         asked = None if policy is None else policy_of(policy)
         answers = partial(torch_policy, asked)
         found: tuple[Any, Any] = create_selective_checkpoint_contexts(answers)

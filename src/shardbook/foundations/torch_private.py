@@ -24,8 +24,8 @@ mend.
 One private name is missing here, because it is read everywhere: `_version`, the counter
 of writes to a tensor.
 
-`pyproject.toml` requires the versions of PyTorch with which these tests have passed,
-and pip refuses to install another one beside this library.
+`pyproject.toml` requires the versions of PyTorch with which these tests have passed.
+[The next chapter](torch_versions.py) has what differs between them.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ __all__ = [
     "storage_id",
     "time_limit",
     "top_saving",
+    "traces_graph",
     "tree_flatten",
     "tree_is_leaf",
     "tree_leaves",
@@ -406,6 +407,16 @@ from torch._C._dynamo.eval_frame import (
     get_eval_frame_callback,
     set_code_exec_strategy,
 )
+
+
+def traces_graph() -> bool:
+    """Whether a compiler runs operations once for inspection, in order to cut a graph
+    into a forward and a backward one.
+
+    PyTorch's checkpoint asks in the same way. `torch.compiler.is_compiling` is false
+    there before PyTorch 2.12.
+    """
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def skip_frame(function: Callable[..., Any], *, inside: bool) -> None:

@@ -15,9 +15,11 @@ build between two releases, too.
 
 | since | what changed | what the library uses |
 |---|---|---|
+| 2.12 | on CUDA autocast computes `rms_norm` in FP32 | `NEWER_IN_FP32` |
 | 2.13 | `all_gather_into_tensor` warns, and has a new name | `all_gather_single` |
 | 2.13 | `reduce_scatter_tensor` warns, and has a new name | `reduce_scatter_single` |
 | 2.13 | there is a loss `linear_cross_entropy` | `NEWER_LOSSES` |
+| 2.13 | what is too large for E4M3FN becomes its largest number, and not NaN | `E4M3FN_SATURATES` |
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,6 +36,8 @@ from torch.distributed import Work
 
 __all__ = [
     "ALL_GATHER",
+    "E4M3FN_SATURATES",
+    "NEWER_IN_FP32",
     "NEWER_LOSSES",
     "NEWEST",
     "OLDEST",
@@ -40,6 +45,7 @@ __all__ = [
     "all_gather_single",
     "check_version",
     "reduce_scatter_single",
+    "since",
 ]
 
 # The first and the last minor version on which all tests have passed.
@@ -72,6 +78,11 @@ def check_version(version: str) -> None:
 def _minor(version: str) -> tuple[int, ...]:
     """The first two numbers of a version, `(2, 11)` of `2.11.0+cu130`."""
     return tuple(map(int, version.split(".")[:2]))
+
+
+def since(version: str) -> bool:
+    """Whether this PyTorch is of that minor version or of a newer one."""
+    return _minor(torch.__version__) >= _minor(version)
 
 
 # **Exchanges of one tensor.** The names of the two collectives in `torch.distributed`.
@@ -113,3 +124,11 @@ def reduce_scatter_single(result: Tensor, full: Tensor, *, group: Any) -> Work:
 NEWER_LOSSES: tuple[Callable[..., Any], ...] = tuple(
     getattr(F, name) for name in ("linear_cross_entropy",) if hasattr(F, name)
 )
+
+# **Autocast.** The operations that a later version has added to the rules [for
+# CUDA](autocast_rules.py). An older version has no rule for them.
+NEWER_IN_FP32 = frozenset({"rms_norm"} if since("2.12") else ())
+
+# **Eight bits.** Whether a conversion to [E4M3FN](formats.py), which has no infinity,
+# gives the largest number where a value is too large. Before that it gives NaN.
+E4M3FN_SATURATES = since("2.13")

@@ -50,6 +50,8 @@ from enum import Enum, auto
 
 import torch
 
+from shardbook.foundations.torch_versions import NEWER_IN_FP32
+
 __all__ = ["FP32_FUNCTIONS", "RULES", "Rule", "Rules"]
 
 
@@ -105,7 +107,7 @@ FUNCTIONS = words("""
 # Sums of squares. In FP16, the square of 256 is infinite.
 NORMS = words("""
     frobenius_norm group_norm layer_norm linalg_matrix_norm linalg_vector_norm
-    native_layer_norm norm nuclear_norm renorm rms_norm
+    native_layer_norm norm nuclear_norm renorm
 """)
 
 # Sums of exponentials.
@@ -127,7 +129,7 @@ DISTANCES = words("cdist cosine_similarity dist pdist")
 
 # All operations that are sensitive to rounding. The table for CUDA casts their inputs;
 # a CPU's kernels mostly need no cast.
-FP32_FUNCTIONS = FUNCTIONS | NORMS | SOFTMAX | LOSSES | SUMS | DISTANCES
+FP32_FUNCTIONS = FUNCTIONS | NORMS | NEWER_IN_FP32 | SOFTMAX | LOSSES | SUMS | DISTANCES
 
 
 # sidelit: depth Operations that a language model rarely calls, and synonyms.

@@ -78,6 +78,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
 from shardbook.command import Mistake, Parser, complain
+from shardbook.foundations.torch_versions import E4M3FN_SATURATES
 
 __all__ = ["FORMATS", "Format"]
 
@@ -236,10 +237,13 @@ class Format:
         """The pattern for values that are too large: infinity, which follows the
         largest number.
 
-        E4M3FN has no infinity. PyTorch 2.13 *saturates* when it converts to this
-        format: the result is the largest finite number, even for infinity. E5M2 has
-        infinities, and a conversion to it does not saturate.
+        E4M3FN has no infinity. From version 2.13 on, PyTorch *saturates* when it
+        converts to this format: the result is the largest finite number, even for
+        infinity. Older versions give NaN. E5M2 has infinities, and a conversion to it
+        does not saturate.
         """
+        if not (self.infinite or E4M3FN_SATURATES):
+            return self.quiet_nan
         return self.largest_pattern + self.infinite
 
     @property

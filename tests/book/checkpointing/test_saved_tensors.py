@@ -328,8 +328,8 @@ class Storages(TorchDispatchMode):
 
     @property
     def alive(self) -> list[int]:
-        """The bytes of each storage that exists."""
-        return sorted(size for ref, size in self.made.values() if ref() is not None)
+        """The bytes of each storage that exists, but for empty ones."""
+        return sorted(size for ref, size in self.made.values() if size and ref() is not None)
 
 
 def mlp(depth: int = 3, width: int = 32) -> nn.Sequential:

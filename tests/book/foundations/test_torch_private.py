@@ -791,6 +791,28 @@ def test_skip_frame() -> None:
     assert found == [1, 1, 0, 1]
 
 
+def test_traces_graph() -> None:
+    """It is so where PyTorch's checkpoint asks for its blocks under a compiler, and not without one."""
+    found = []
+
+    def blocks() -> Any:
+        found.append(private.traces_graph())
+        recompute = torch_checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+        return torch_checkpoint.create_selective_checkpoint_contexts(lambda *_, **__: recompute)
+
+    def run(x: Tensor) -> Any:
+        return torch_checkpoint.checkpoint(torch.sin, x, use_reentrant=False, context_fn=blocks)
+
+    with of_its_own():
+        torch.compile(run, backend="aot_eager", fullgraph=True)(torch.ones(2, requires_grad=True))
+        # The compiler records once before that, which is no inspection.
+        assert found[-1]
+        found.clear()
+        run(torch.ones(2, requires_grad=True))
+    assert found == [False]
+    torch._dynamo.reset()
+
+
 def test_compiler_at_work() -> None:
     found = []
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import ranks
+from shardbook.foundations.torch_versions import since
 from shardbook.models import gpt
 from shardbook.models.gpt import GPT, Config
 from shardbook.precision.autocast import autocast, current, restored
@@ -428,6 +429,8 @@ def dtypes(context: AbstractContextManager[Any], call: tuple[Any, ...], dtype: t
 
 @pytest.mark.parametrize("name", sorted({*SHARED, *ON_CUDA}))
 def test_an_operation_on_a_gpu_gives_the_dtype_that_torch_gives(name: str) -> None:
+    if name == "_convolution" and not (since("2.13") or torch.cuda.is_available()):
+        pytest.skip("before 2.13 PyTorch asks for a driver, even where tensors have no data")
     worked = 0
     for call in [*CASES.get(name, []), *ON_CUDA.get(name, [])]:
         for dtype in (torch.float32, torch.float16, torch.float64):
