@@ -436,7 +436,7 @@ def _on_gloo(tensor: Tensor, group: ProcessGroup | None) -> bool:
     tensor's device decides.
     """
     backends = dist.get_backend_config(group).split(",")
-    return tensor.device.type == "cpu" and "cpu:gloo" in backends
+    return f"{tensor.device.type}:gloo" in backends
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

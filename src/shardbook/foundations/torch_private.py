@@ -414,7 +414,7 @@ def traces_graph() -> bool:
     into a forward and a backward one.
 
     PyTorch's checkpoint asks in the same way. `torch.compiler.is_compiling` is false
-    there before PyTorch 2.12.
+    there before PyTorch 2.13.
     """
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
@@ -449,8 +449,8 @@ def forbid_compiling(function: Callable[..., Any], reason: str) -> None:
     compiler.
     """
     vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
-    # Before PyTorch 2.12 the attributes end the caller's record, and a new one would
-    # begin in the function itself.
+    # The attributes end the caller's record. Without this line some versions of PyTorch
+    # begin another one in the function itself.
     skip_frame(function, inside=True)
 
 
