@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +59,9 @@ class Mode:
         """The formats of the model. The loss is computed in FP32 in every mode."""
         return Policy(param_dtype=self.param_dtype, output_dtype=self.param_dtype and FP32)
 
-    @property
-    def context(self) -> Callable[[], AbstractContextManager[Any]]:
-        """What surrounds the forward pass."""
-        return nullcontext if self.cast is None else partial(autocast, "cpu", self.cast)
+    def context(self, device: str) -> AbstractContextManager[Any]:
+        """What surrounds the forward pass on a type of device."""
+        return nullcontext() if self.cast is None else autocast(device, self.cast)
 
 
 MODES = {
@@ -167,13 +165,19 @@ def train_all(options: argparse.Namespace) -> Curves:
     return curves
 
 
-def train(mode: Mode, seed: int, options: argparse.Namespace) -> Curve:
-    """Train one model."""
+def train(
+    mode: Mode,
+    seed: int,
+    options: argparse.Namespace,
+    device: str = "cpu",
+    make_scaler: Callable[..., Any] = ShardedGradScaler,
+) -> Curve:
+    """Train one model; its first values are the same on every type of device."""
     config = config_of(options)
     torch.manual_seed(seed)
-    model = shard(gpt.GPT(config), stage=options.stage, policy=mode.policy)
+    model = shard(gpt.GPT(config).to(device), stage=options.stage, policy=mode.policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
-    scaler = ShardedGradScaler(enabled=mode.scaled, growth_interval=100)
+    scaler = make_scaler(device, enabled=mode.scaled, growth_interval=100)
     training, unseen = (
         corpus.Reader(
             part,
@@ -182,13 +186,14 @@ def train(mode: Mode, seed: int, options: argparse.Namespace) -> Curve:
             rank=dist.get_rank(),
             world_size=options.ranks,
             seed=seed,
+            device=torch.device(device),
         )
         for part in corpus.split(corpus.read())
     )
     losses, skipped = [], 0
     for number in range(options.steps):
         inputs, targets = training[number]
-        with mode.context():
+        with mode.context(device):
             logits = model(inputs)
         loss = gpt.loss(logits.float(), targets)
         scaler.scale(loss).backward()
@@ -201,7 +206,7 @@ def train(mode: Mode, seed: int, options: argparse.Namespace) -> Curve:
     with torch.no_grad():
         rest = []
         for inputs, targets in map(unseen.__getitem__, range(unseen.batches)):
-            with mode.context():
+            with mode.context(device):
                 logits = model(inputs)
             rest.append(gpt.loss(logits.float(), targets).item())
     return Curve(losses, mean_over_ranks(statistics.fmean(rest)), skipped, scaler.get_scale())

@@ -79,6 +79,7 @@ from shardbook.checkpointing.torch_settings import (
 from shardbook.foundations.hook_context import in_backward
 from shardbook.foundations.labels import label
 from shardbook.foundations.torch_private import at_end_of_backward, group_in_force
+from shardbook.foundations.torch_versions import bypass_hooks
 
 __all__ = ["Contexts", "call_saved", "checkpoint_saved"]
 
@@ -148,6 +149,7 @@ def call_saved(
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
     forward, again = context_fn() if context_fn else (nullcontext(), nullcontext())
+    bypass_hooks(forward)
     arguments = Arguments(args, kwargs)
     held = Held(function, arguments.leaves)
     region = Region(

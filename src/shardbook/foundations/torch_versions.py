@@ -20,6 +20,8 @@ build between two releases, too.
 | 2.13 | `reduce_scatter_tensor` warns, and has a new name | `reduce_scatter_single` |
 | 2.13 | there is a loss `linear_cross_entropy` | `NEWER_LOSSES` |
 | 2.13 | what is too large for E4M3FN becomes its largest number, and not NaN | `E4M3FN_SATURATES` |
+| 2.14 | autocast has other decompositions of matrices | `SOME_DECOMPOSITIONS` |
+| 2.14 | a selective checkpoint passes what it keeps through hooks, or warns | `bypass_hooks` |
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ __all__ = [
     "NEWEST",
     "OLDEST",
     "REDUCE_SCATTER",
+    "SOME_DECOMPOSITIONS",
     "all_gather_single",
+    "bypass_hooks",
     "check_version",
     "reduce_scatter_single",
     "since",
@@ -125,10 +129,31 @@ NEWER_LOSSES: tuple[Callable[..., Any], ...] = tuple(
     getattr(F, name) for name in ("linear_cross_entropy",) if hasattr(F, name)
 )
 
-# **Autocast.** The operations that a later version has added to the rules [for
-# CUDA](autocast_rules.py). An older version has no rule for them.
-NEWER_IN_FP32 = frozenset({"rms_norm"} if since("2.12") else ())
+# **Autocast.** The operations that have a rule [in autocast's tables](autocast_rules.py) in
+# some of the versions only. Version 2.12 has added `rms_norm` on CUDA. Version 2.14 has
+# added `linalg_matrix_sqrth` everywhere, and has neither `cholesky` nor `qr` any more.
+NEWER_IN_FP32 = frozenset(
+    (["rms_norm"] if since("2.12") else [])
+    + (["linalg_matrix_sqrth"] if since("2.14") else [])
+)
+SOME_DECOMPOSITIONS = frozenset(
+    {"linalg_matrix_sqrth"} if since("2.14") else {"cholesky", "qr"}
+)
 
 # **Eight bits.** Whether a conversion to [E4M3FN](formats.py), which has no infinity,
 # gives the largest number where a value is too large. Before that it gives NaN.
 E4M3FN_SATURATES = since("2.13")
+
+
+def bypass_hooks(block: Any) -> None:
+    """Let PyTorch's selective checkpoint keep its results as they are.
+
+    From version 2.14 on, the block of a selective checkpoint looks for hooks in which
+    autograd saves tensors, and warns that it will pass what it keeps through them. Here
+    these hooks are those of [the checkpoint around the block](saved_tensors.py), which
+    would drop the result.
+
+    :param block: the block of a forward pass; any other block stays as it is
+    """
+    if getattr(block, "respect_saved_tensors_hooks", False) is None:
+        block.respect_saved_tensors_hooks = False

@@ -202,7 +202,8 @@ class Server:
             self.pipe.send(task)
             while not isinstance(message := self.message(waiting), list):
                 number, line = message
-                say(f"{tell('rank {number}', number=number)} | {line}")
+                prefix = tell("rank {number}", number=number)
+                say(f"{prefix} | {line}")
         except (EOFError, ConnectionError) as error:
             code = self.process.wait()
             raise RuntimeError(

@@ -50,7 +50,7 @@ from enum import Enum, auto
 
 import torch
 
-from shardbook.foundations.torch_versions import NEWER_IN_FP32
+from shardbook.foundations.torch_versions import NEWER_IN_FP32, SOME_DECOMPOSITIONS
 
 __all__ = ["FP32_FUNCTIONS", "RULES", "Rule", "Rules"]
 
@@ -150,12 +150,12 @@ UPSAMPLING = words("""
 """)
 
 DECOMPOSITIONS = words("""
-    cholesky cholesky_inverse cholesky_solve geqrf inverse linalg_cholesky
+    cholesky_inverse cholesky_solve geqrf inverse linalg_cholesky
     linalg_cholesky_ex linalg_cond linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh
     linalg_householder_product linalg_inv linalg_inv_ex linalg_lstsq linalg_matrix_rank
     linalg_qr linalg_solve linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve
-    lu_solve _lu_with_info orgqr ormqr pinverse qr svd triangular_solve
-""")
+    lu_solve _lu_with_info orgqr ormqr pinverse svd triangular_solve
+""").union(SOME_DECOMPOSITIONS)
 
 TRANSFORMS = words("""
     fft_fft fft_fft2 fft_fftn fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_irfft

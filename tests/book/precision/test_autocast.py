@@ -127,7 +127,6 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "binary_cross_entropy": [(F.binary_cross_entropy, p(4), p(4))],
     "binary_cross_entropy_with_logits": [(F.binary_cross_entropy_with_logits, r(4), p(4))],
     "cdist": [(torch.cdist, r(3, 4), r(2, 4))],
-    "cholesky": [(torch.cholesky, spd(3))],
     "cholesky_inverse": [(torch.cholesky_inverse, linalg.cholesky(spd(3)))],
     "cholesky_solve": [(torch.cholesky_solve, r(3, 2), linalg.cholesky(spd(3)))],
     "cosine_embedding_loss": [(F.cosine_embedding_loss, r(3, 4), r(3, 4), signs(3))],
@@ -212,7 +211,6 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "poisson_nll_loss": [(F.poisson_nll_loss, r(4), p(4))],
     "polar": [(torch.polar, p(4), r(4))],
     "prod": [(torch.prod, r(3, 4)), (torch.prod, r(3, 4), 1), (Tensor.prod, r(3))],
-    "qr": [(torch.qr, spd(3))],
     "quantile": [(torch.quantile, r(5), 0.3), (Tensor.quantile, r(5), p(2))],
     "reflection_pad1d": [(torch._C._nn.reflection_pad1d, r(1, 2, 5), (1, 1))],
     "reflection_pad2d": [(torch._C._nn.reflection_pad2d, r(1, 4, 5), (1, 1, 1, 1))],
@@ -303,6 +301,12 @@ def test_an_operation_on_a_cpu_gives_what_torch_gives(name: str, low: torch.dtyp
     # FP16 has fewer kernels; but a case that never works compares nothing.
     assert worked or low is torch.float16
 
+
+CASES |= (
+    {"linalg_matrix_sqrth": [(linalg.matrix_sqrth, spd(3))]}
+    if since("2.14")
+    else {"cholesky": [(torch.cholesky, spd(3))], "qr": [(torch.qr, spd(3))]}
+)
 
 ON_CUDA: dict[str, list[tuple[Any, ...]]] = {
     **{
