@@ -26,7 +26,15 @@ CACHE = Path(__file__).parents[2] / ".cache/device"
 NAME = "late_device"
 # The kernels are torch's own, so there is little to optimise here, and less is faster to compile.
 # Without NDEBUG torch's headers assert what its own build does not, and on 2.11 that is wrong between threads.
-FLAGS = ["-O1", "-DNDEBUG", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-DTORCH_EXTENSION_NAME=late_device"]
+FLAGS = [
+    "-O1",
+    "-DNDEBUG",
+    "-std=c++20",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-DTORCH_EXTENSION_NAME=late_device",
+]
 
 
 def library() -> Path:

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from shardbook.checkpointing.costs import Chain, Layer, SavedBytes, measure
 from shardbook.checkpointing.flops import FlopCounter, attention_backward_flops, flops_of, prices
+from shardbook.foundations.torch_versions import since
 from shardbook.models.gpt import GPT, Block, Config
 
 
@@ -215,6 +216,9 @@ def test_the_prices_of_a_block_add_up_to_the_block() -> None:
     block = Block(Config(width=32, heads=4, context=16))
     x = torch.randn(3, 16, 32, requires_grad=True)
     found = {price.op: price for price in prices(block, x)}
+    # From PyTorch 2.15 on a linear layer gives its result another shape in an operation of its own.
+    reshaped = found.pop("_unsafe_view", None)
+    assert reshaped is None or (reshaped.calls == 4 and since("2.15"))
     assert {op: price.calls for op, price in found.items()} == {
         "native_layer_norm": 2,
         "addmm": 4,
