@@ -63,8 +63,8 @@ def lines_of_code(path: Path) -> int:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT / "src").as_posix())
 def test_a_module_is_small(path: Path) -> None:
-    """It has at most 200 lines of code; explanation never has to leave to make room."""
-    assert lines_of_code(path) <= 200
+    """It has at most 350 lines of code; explanation never has to leave to make room."""
+    assert lines_of_code(path) <= 350
 
 
 def test_the_command_of_every_chapter_runs_something() -> None:

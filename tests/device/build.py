@@ -25,7 +25,7 @@ SOURCES = Path(__file__).parent / "late"
 CACHE = Path(__file__).parents[2] / ".cache/device"
 NAME = "late_device"
 # The kernels are torch's own, so there is little to optimise here, and less is faster to compile.
-# Without NDEBUG torch's headers assert what its own build does not, and on 2.11 that is wrong between threads.
+# Without NDEBUG torch's headers assert what its own build does not. On 2.11 that is wrong between threads.
 FLAGS = [
     "-O1",
     "-DNDEBUG",
