@@ -31,7 +31,7 @@ import torch.distributed as dist
 import ranks
 from shardbook.foundations.collectives import all_gather, all_reduce, broadcast, reduce_scatter_mean, world
 from shardbook.foundations.ledger import ledger
-from shardbook.foundations.torch_versions import reduce_scatter_single
+from shardbook.foundations.torch_versions import start_reduce_scatter
 
 HEADERS = 20 + 32
 CALLS = 3
@@ -70,7 +70,7 @@ COLLECTIVES: dict[str, Callable[[int, torch.dtype], None]] = {
 
 def gloo_s_own_reduce_scatter(numel: int, dtype: torch.dtype) -> None:
     piece, full = torch.zeros(numel // world()[1], dtype=dtype), torch.zeros(numel, dtype=dtype)
-    reduce_scatter_single(piece, full, group=None).wait()
+    start_reduce_scatter(piece, full, group=None).wait()
 
 
 Figures = tuple[int, int, int]  # bytes on the device, bytes repeated by this rank, bytes in its ledger

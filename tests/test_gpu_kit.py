@@ -77,7 +77,7 @@ def test_a_part_that_dies_or_hangs_ends_alone(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so_in_one_sentence() -> None:
     done = subprocess.run(
-        ["make", "--no-print-directory", "gpu", f"PYTHON={sys.executable}"],
+        ["make", "--no-print-directory", "gpu", f"PYTHON={sys.executable}", "ARGS="],
         cwd=ROOT,
         capture_output=True,
         text=True,

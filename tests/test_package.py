@@ -19,6 +19,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from shardbook.foundations.torch_versions import NEWEST, OLDEST
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -215,7 +217,7 @@ def test_a_stranger_prints_a_repository_with_it(press: Path, tmp_path: Path) -> 
 
 
 def test_torch_is_capped_to_what_the_tests_run_on() -> None:
-    """The range, the pin and this environment are of one minor version, and the texts name it."""
+    """The range is that of the versions that were tried, the pin is in it, and the texts name both."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     (asked,) = [
         requirement.specifier
@@ -227,9 +229,12 @@ def test_torch_is_capped_to_what_the_tests_run_on() -> None:
     minor = f"{pinned.major}.{pinned.minor}"
     assert Version(version("torch")).base_version == pinned.base_version
     assert str(pinned) in asked
-    assert f"{minor}.99" in asked
-    assert f"{pinned.major}.{pinned.minor - 1}.99" not in asked
-    assert f"{pinned.major}.{pinned.minor + 1}.0" not in asked
+    oldest, newest = int(OLDEST.removeprefix("2.")), int(NEWEST.removeprefix("2."))
+    assert asked == SpecifierSet(f">={OLDEST},<2.{newest + 1}")
+    supported = (ROOT / "SUPPORT.md").read_text("utf-8")
+    assert f"PyTorch {OLDEST} to {NEWEST}," in supported
+    tried = re.findall(r"^\| (\d+\.\d+)\.\d+ \|", supported, re.MULTILINE)
+    assert tried == [f"2.{number}" for number in range(oldest, newest + 1)]
     for text in ("README.md", "site/pages/reading.md", "site/pages/measured.md"):
         assert f"PyTorch {minor}" in (ROOT / text).read_text("utf-8"), text
 

@@ -63,6 +63,11 @@ class Kit:
 
         return torch.cuda.device_count() if self.device == "cuda" else 1
 
+    @property
+    def several(self) -> int:
+        """How many ranks run together: one on each card, or two on one."""
+        return min(max(self.cards, 2), 8)
+
     def holds(self, name: str, truth: bool, why: str = "", **figures: Any) -> None:
         """A promise of the book, and whether it holds here."""
         self._write(name, HOLDS if truth else DIFFERS, why, figures)

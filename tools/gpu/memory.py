@@ -16,11 +16,10 @@ shown in a row of their own, and left out of every peak. Three figures tell why 
 from __future__ import annotations
 
 import gc
-import os
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +27,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from tools.gpu.kit import Kit
+from tools.gpu.together import take_device, together
 
 from shardbook.planning.forecast import forecast
 from shardbook.planning.measure import Meter
@@ -38,14 +38,6 @@ from shardbook.train.plan import plan
 from shardbook.train.text import prepare, readers
 
 CLOSE = 0.02
-# What NCCL needs to connect two ranks that share a card: it takes them for two machines.
-APART = {
-    "NCCL_HOSTID": "host-{rank}",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_SHM_DISABLE": "1",
-    "NCCL_IB_DISABLE": "1",
-}
 # The model of one rank, that of two ranks on one card, and that of a rehearsal.
 ALONE = "--layers 12 --width 1536 --heads 12 --context 1024 --batch 4"
 SHARED = "--layers 8 --width 1024 --heads 8 --context 512 --batch 4"
@@ -93,7 +85,7 @@ CASES = [
 
 def run(kit: Kit) -> None:
     """One process takes the steps of all cases of one rank, and two take the others."""
-    # The two ranks need time as well, for two backends if the first one refuses.
+    # The two ranks need time as well, also to try what connects them.
     for ranks, least, share in ((1, 20.0, 0.55), (2, 15.0, 0.45)):
         cases = [case for case in CASES if case.ranks == ranks]
         name = "the cases of one rank" if ranks == 1 else "the cases of two ranks"
@@ -111,8 +103,9 @@ def compare(kit: Kit, ranks: int, cases: list[Case], seconds: float) -> None:
         reserved = {"reserved_at_most": max(one.get("reserved", 0) for one in peaks)} if base else {}
         kit.shows("workspaces of cuBLAS, in no peak below", bytes=base, **reserved, model=model)
     else:
-        found, backend, why = together(kit, steps, commands, seconds)
-        kit.shows("what two ranks exchange with", why, backend=backend, model=model)
+        two = replace(together(kit), count=ranks)
+        found = two.call(steps, commands, seconds, timeout=kit.left)
+        kit.shows("what two ranks exchange with", two.why, backend=two.backend, model=model)
     for number, (case, words) in enumerate(zip(cases, commands, strict=True)):
         taken = [peaks[number] for _, peaks in found if number < len(peaks)]
         if taken:
@@ -169,38 +162,7 @@ def planned(words: list[str], ranks: int) -> Planned:
     return Planned(max(forecast(setup, each).peak or 0 for each in range(ranks)), stored, exact=True)
 
 
-def together(
-    kit: Kit, function: Callable[..., Any], *args: Any, timeout: float | None = None
-) -> tuple[list[Any], str, str]:
-    """Call a function on two ranks, over NCCL if that works, else over gloo.
-
-    Returns the results, what carried the exchanges, and why it was not NCCL.
-    """
-    if kit.device != "cuda" or not dist.is_nccl_available():
-        return kit.ranks(2, function, *args, timeout=timeout), "gloo", ""
-    # If NCCL refuses, gloo still needs its time.
-    limit = min(timeout or kit.left, 0.6 * kit.left)
-    apart = APART if kit.cards == 1 else {}
-    try:
-        return kit.ranks(2, function, *args, backend="nccl", environ=apart, timeout=limit), "nccl", ""
-    except AssertionError as error:
-        print(error, flush=True)
-        said = str(error).strip().splitlines()
-    return kit.ranks(2, function, *args, timeout=timeout), "gloo", f"NCCL: {said[0]}; {said[-1]}"[:400]
-
-
 # --- on a rank ---
-
-
-def take_device(device: str) -> torch.device:
-    """The device of this rank, which becomes the current one. If ranks share a card, it is the first."""
-    if device != "cuda":
-        return torch.device(device)
-    place = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
-    torch.cuda.set_device(place)
-    # The optimizer of an offloaded model runs on the host.
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // dist.get_world_size()))
-    return place
 
 
 def steps(commands: list[list[str]], seconds: float) -> tuple[int, list[dict[str, Any]]]:

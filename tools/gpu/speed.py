@@ -20,7 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tools.gpu.kit import Kit
-from tools.gpu.memory import all_have_time, attempt, release, take_device, together, workspaces
+from tools.gpu.memory import all_have_time, attempt, release, workspaces
+from tools.gpu.together import take_device, together
 from tools.gpu.ways import BF16, WAYS
 from torch import Tensor
 
@@ -142,11 +143,11 @@ def comparisons(kit: Kit, memory: int) -> list[Comparison]:
         kit.not_tried("Megatron-FSDP", "megatron_fsdp is not installed")
     elif kit.device == "cuda":
         peers = (*peers, "Megatron-FSDP")
-    one = f"{big.parameters / 1e6:,.0f} M, 1 rank"
+    one, several = f"{big.parameters / 1e6:,.0f} M, 1 rank", f"{kit.several} ranks"
     found = [
         Comparison(one, ("ours", *peers, "ours, norms in BF16"), big),
         Comparison(f"{many.layers} small layers", ("ours", *fsdp, "plain"), many, steps=(3, 10), most=20),
-        Comparison("2 ranks", ("ours", *fsdp, "DDP"), two, ranks=2, steps=(2, 3), least=30, most=30),
+        Comparison(several, ("ours", *fsdp, "DDP"), two, ranks=kit.several, steps=(2, 3), least=30, most=30),
         Comparison("checkpoint", ("ours", "torch's", "none"), big, most=25),
         Comparison("offload", ("ours", "FSDP2"), middle, rounds=2, steps=(2, 3), most=30),
     ]
@@ -165,15 +166,16 @@ def no_compiler() -> str:
 
 def compare(kit: Kit, comparison: Comparison, flops: float) -> None:
     """Let the ways take turns, and write a row for the first and one for each other."""
-    # For two ranks the backend may be chosen twice.
-    seconds = min(comparison.most, (0.8 if comparison.ranks == 1 else 0.4) * kit.left)
+    # Several ranks need time to try what connects them.
+    seconds = min(comparison.most, (0.8 if comparison.ranks == 1 else 0.5) * kit.left)
     limit = min(kit.left, 2 * seconds + 20)
     carried = {}
     if comparison.ranks == 1:
         ranks = kit.ranks(1, take_turns, comparison, kit.device, seconds, timeout=limit)
     else:
-        ranks, backend, why = together(kit, take_turns, comparison, kit.device, seconds, timeout=limit)
-        carried = {"backend": backend, **({"not_nccl": why} if why else {})}
+        several = together(kit)
+        ranks = several.call(take_turns, comparison, kit.device, seconds, timeout=limit)
+        carried = {"backend": several.backend, **({"not_nccl": several.why} if several.why else {})}
     found = {
         way: [slowest(turns) for turns in zip(*(rank[way] for rank in ranks), strict=True)]
         for way in comparison.ways

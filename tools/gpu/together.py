@@ -84,16 +84,15 @@ def together(kit: Kit) -> Together:
     """As many ranks as there are cards, or two on one card, over NCCL if it connects them."""
     _, shared = BACKENDS[kit.device]
     if kit.device != "cuda":
-        return Together(kit, 2, shared)
-    count = min(max(kit.cards, 2), 8)
+        return Together(kit, kit.several, shared)
     if not dist.is_nccl_available():
-        return Together(kit, count, shared, why="this PyTorch has no NCCL")
+        return Together(kit, kit.several, shared, why="this PyTorch has no NCCL")
     with tempfile.TemporaryDirectory(prefix="nccl-") as folder:
         # Every warning of NCCL is in the file of its rank.
         notes = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": f"{folder}/{{rank}}"}
-        found = Together(kit, count, "nccl", APART if kit.cards == 1 else {})
+        found = Together(kit, kit.several, "nccl", APART if kit.cards == 1 else {})
         try:
-            if found.call(connects, timeout=30, environ=notes) == [True] * count:
+            if found.call(connects, timeout=30, environ=notes) == [True] * kit.several:
                 return found
             why = "the sum of an all-reduce is wrong"
         except AssertionError as error:
@@ -102,7 +101,7 @@ def together(kit: Kit) -> Together:
             texts = [file.read_text("utf-8", "replace") for file in sorted(Path(folder).iterdir())]
             warned = [line for text in texts for line in text.splitlines() if "WARN" in line]
             why = warned[0] if warned else f"{told[0]} … {told[-1]}"
-    return Together(kit, count, shared, why=why[:300])
+    return Together(kit, kit.several, shared, why=why[:300])
 
 
 def connects() -> bool:
@@ -120,6 +119,9 @@ def take_device(kind: str) -> torch.device:
     module = torch.get_device_module(kind)
     number = dist.get_rank() % module.device_count() if kind == "cuda" else 0
     module.set_device(number)
+    if kind == "cuda":
+        # The optimizer of an offloaded model runs on the host.
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // dist.get_world_size()))
     return torch.device(kind, number)
 
 

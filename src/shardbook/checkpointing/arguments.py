@@ -61,9 +61,9 @@ class Arguments:
         # The recomputation may run on another stream than the one that computed the
         # arguments.
         self.ready = Ready(tensors)
-        # Before PyTorch 2.13 the node of a function written in Python lives only as long
-        # as a tensor that it has made. So the checkpoint holds the tensor, and through it
-        # the node.
+        # Before PyTorch 2.13 the node of a function written in Python is freed with the
+        # last tensor that the function returned. So the checkpoint holds that tensor, and
+        # through it the node.
         self.saver: Tensor = _Save.apply(_ANCHOR, *tensors)
 
     def get(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

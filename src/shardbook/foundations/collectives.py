@@ -72,8 +72,8 @@ from shardbook.foundations.ledger import (
     record,
 )
 from shardbook.foundations.torch_versions import (
-    all_gather_single,
-    reduce_scatter_single,
+    start_all_gather,
+    start_reduce_scatter,
 )
 
 __all__ = [
@@ -128,7 +128,7 @@ def all_gather(
         return PendingGather([])
     if not _on_gloo(full, group):
         take_turn(group)
-        work = all_gather_single(full, piece, group=group)
+        work = start_all_gather(full, piece, group=group)
         return PendingGather(under_way(group, [work]))
     # On gloo the ranks take turns: rank $r$ broadcasts piece $r$, straight into its
     # place in `full`. gloo's own all-gather would first collect the pieces in a second
@@ -215,7 +215,7 @@ def reduce_scatter_mean(
         return PendingReduce(works, rows, flat, world_size, dtype)
     result, works = flat.new_empty(flat.numel() // world_size), []
     if flat.numel():
-        work = reduce_scatter_single(result, flat, group=group)
+        work = start_reduce_scatter(result, flat, group=group)
         works = under_way(group, [work])
     return PendingReduce(works, [result], flat, world_size, dtype)
 

@@ -410,8 +410,8 @@ from torch._C._dynamo.eval_frame import (
 
 
 def traces_graph() -> bool:
-    """Whether a compiler runs operations once for inspection, in order to cut a graph
-    into a forward and a backward one.
+    """Whether the compiler records operations in a graph, which it then splits into a
+    forward and a backward graph.
 
     PyTorch's checkpoint asks in the same way. `torch.compiler.is_compiling` is false
     there before PyTorch 2.13.
@@ -449,8 +449,8 @@ def forbid_compiling(function: Callable[..., Any], reason: str) -> None:
     compiler.
     """
     vars(function).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=reason)
-    # The attributes end the caller's record. Without this line some versions of PyTorch
-    # begin another one in the function itself.
+    # With these attributes the compiler's recording ends before the call. Without the
+    # next line some versions of PyTorch start another recording inside the function.
     skip_frame(function, inside=True)
 
 

@@ -9,15 +9,15 @@ versions 2.11 to 2.15, and `SUPPORT.md` has a table of the tests that passed on 
 them.
 
 PyTorch changes with each version, so some lines must depend on it. All of these lines
-are in this chapter, and no other module of the library asks which version it has. Most
-lines ask whether PyTorch has a name, and not for a number. So they are right for a
-build between two releases, too.
+are in this chapter, and no other module of the library checks the version. Where a
+version added a name, the line checks whether PyTorch has the name, so it is right for
+a build between two releases, too. Where only numbers changed, it compares versions.
 
 | since | what changed | what the library uses |
 |---|---|---|
 | 2.12 | on CUDA autocast computes `rms_norm` in FP32 | `NEWER_IN_FP32` |
-| 2.13 | `all_gather_into_tensor` warns, and has a new name | `all_gather_single` |
-| 2.13 | `reduce_scatter_tensor` warns, and has a new name | `reduce_scatter_single` |
+| 2.13 | `all_gather_into_tensor` gives a warning, and is renamed `all_gather_single` | `start_all_gather` |
+| 2.13 | `reduce_scatter_tensor` gives a warning, and is renamed `reduce_scatter_single` | `start_reduce_scatter` |
 | 2.13 | there is a loss `linear_cross_entropy` | `NEWER_LOSSES` |
 | 2.13 | what is too large for E4M3FN becomes its largest number, and not NaN | `E4M3FN_SATURATES` |
 | 2.14 | autocast has other decompositions of matrices | `SOME_DECOMPOSITIONS` |
@@ -45,11 +45,11 @@ __all__ = [
     "OLDEST",
     "REDUCE_SCATTER",
     "SOME_DECOMPOSITIONS",
-    "all_gather_single",
     "bypass_hooks",
     "check_version",
-    "reduce_scatter_single",
     "since",
+    "start_all_gather",
+    "start_reduce_scatter",
 ]
 
 # The first and the last minor version on which all tests have passed.
@@ -57,7 +57,7 @@ OLDEST, NEWEST = "2.11", "2.15"
 
 
 def check_version(version: str) -> None:
-    """Refuse a PyTorch that is too old, and warn once of one that is newer than all tests.
+    """Refuse a PyTorch that is too old, and warn once of one that is newer than those tested.
 
     An older version lacks functions that the library calls. A newer version may have
     changed [a private name](torch_private.py). Usually it has not, so training may
@@ -104,7 +104,7 @@ REDUCE_SCATTER = (
 )
 
 
-def all_gather_single(full: Tensor, piece: Tensor, *, group: Any) -> Work:
+def start_all_gather(full: Tensor, piece: Tensor, *, group: Any) -> Work:
     """Start to collect the pieces of all ranks in one tensor, in rank order.
 
     :param full: receives the pieces; as many times as long as `piece` as there are ranks
@@ -113,7 +113,7 @@ def all_gather_single(full: Tensor, piece: Tensor, *, group: Any) -> Work:
     return work
 
 
-def reduce_scatter_single(result: Tensor, full: Tensor, *, group: Any) -> Work:
+def start_reduce_scatter(result: Tensor, full: Tensor, *, group: Any) -> Work:
     """Start to add up a tensor over the ranks, of which each rank receives a piece.
 
     :param result: receives this rank's piece of the sum
@@ -130,8 +130,8 @@ NEWER_LOSSES: tuple[Callable[..., Any], ...] = tuple(
 )
 
 # **Autocast.** The operations that have a rule [in autocast's tables](autocast_rules.py) in
-# some of the versions only. Version 2.12 has added `rms_norm` on CUDA. Version 2.14 has
-# added `linalg_matrix_sqrth` everywhere, and has neither `cholesky` nor `qr` any more.
+# some of the versions only. Version 2.12 added `rms_norm` on CUDA. Version 2.14 added
+# `linalg_matrix_sqrth` on every device, and removed `cholesky` and `qr`.
 NEWER_IN_FP32 = frozenset(
     (["rms_norm"] if since("2.12") else [])
     + (["linalg_matrix_sqrth"] if since("2.14") else [])
@@ -141,7 +141,7 @@ SOME_DECOMPOSITIONS = frozenset(
 )
 
 # **Eight bits.** Whether a conversion to [E4M3FN](formats.py), which has no infinity,
-# gives the largest number where a value is too large. Before that it gives NaN.
+# gives the largest number where a value is too large. Before version 2.13 it gives NaN.
 E4M3FN_SATURATES = since("2.13")
 
 
