@@ -235,8 +235,13 @@ def test_torch_is_capped_to_what_the_tests_run_on() -> None:
     assert f"PyTorch {OLDEST} to {NEWEST}," in supported
     tried = re.findall(r"^\| (\d+\.\d+)\.\d+ \|", supported, re.MULTILINE)
     assert tried == [f"2.{number}" for number in range(oldest, newest + 1)]
-    for text in ("README.md", "site/pages/reading.md", "site/pages/measured.md"):
-        assert f"PyTorch {minor}" in (ROOT / text).read_text("utf-8"), text
+    for text, said in (
+        ("README.md", f"PyTorch {minor}"),
+        ("README.md", f"PyTorch {OLDEST} to {NEWEST}"),
+        ("site/pages/reading.md", f"PyTorch {OLDEST} to {NEWEST}"),
+        ("site/pages/measured.md", f"PyTorch {pinned}"),
+    ):
+        assert said in (ROOT / text).read_text("utf-8"), text
 
 
 def test_every_pin_fits_the_oldest_python() -> None:

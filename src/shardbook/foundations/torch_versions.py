@@ -16,8 +16,8 @@ a build between two releases, too. Where only numbers changed, it compares versi
 | since | what changed | what the library uses |
 |---|---|---|
 | 2.12 | on CUDA autocast computes `rms_norm` in FP32 | `NEWER_IN_FP32` |
-| 2.13 | `all_gather_into_tensor` gives a warning, and is renamed `all_gather_single` | `start_all_gather` |
-| 2.13 | `reduce_scatter_tensor` gives a warning, and is renamed `reduce_scatter_single` | `start_reduce_scatter` |
+| 2.13 | `all_gather_into_tensor` warns, and is renamed `all_gather_single` | `start_all_gather` |
+| 2.13 | `reduce_scatter_tensor` warns, and is renamed `reduce_scatter_single` | `start_reduce_scatter` |
 | 2.13 | there is a loss `linear_cross_entropy` | `NEWER_LOSSES` |
 | 2.13 | what is too large for E4M3FN becomes its largest number, and not NaN | `E4M3FN_SATURATES` |
 | 2.14 | autocast has other decompositions of matrices | `SOME_DECOMPOSITIONS` |
