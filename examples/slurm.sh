@@ -32,6 +32,8 @@ port=$((20000 + SLURM_JOB_ID % 10000))
 # Without this line srun gives each task a single core.
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 export OMP_NUM_THREADS=$((SRUN_CPUS_PER_TASK > ranks ? SRUN_CPUS_PER_TASK / ranks : 1))
+# A run that was stopped saves itself before it ends. torchrun lets it for so many seconds.
+export PET_SHUTDOWN_TIMEOUT=200
 
 time_is_up=
 # This goes to torchrun on every machine, and not to this shell.
@@ -41,7 +43,6 @@ trap 'time_is_up=yes; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 srun --kill-on-bad-exit=0 \
     torchrun \
     --nnodes "$SLURM_NNODES" --nproc-per-node "$ranks" --max-restarts 3 \
-    --shutdown-timeout 200 \
     --rdzv-backend c10d --rdzv-endpoint "$first:$port" --rdzv-id "$SLURM_JOB_ID" \
     -m shardbook.train \
     --mesh "${SLURM_NNODES}x${ranks}" \

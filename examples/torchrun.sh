@@ -20,9 +20,10 @@ first=$1 machines=$2 ranks=$3
 shift 3
 
 # A run that was stopped saves itself before it ends. torchrun lets it for so many seconds.
+export PET_SHUTDOWN_TIMEOUT="${PET_SHUTDOWN_TIMEOUT:-120}"
+
 exec "${TORCHRUN:-torchrun}" \
     --nnodes "$machines" --nproc-per-node "$ranks" --max-restarts "${RESTARTS:-3}" \
-    --shutdown-timeout 120 \
     --rdzv-backend c10d --rdzv-endpoint "$first:${PORT:-29500}" --rdzv-id "${RUN:-shardbook}" \
     -m shardbook.train \
     --mesh "${machines}x${ranks}" \

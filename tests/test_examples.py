@@ -49,10 +49,19 @@ def test_shellcheck_has_no_objection_to_any_script(tmp_path: Path) -> None:
     assert "SC2086" in shellcheck(tmp_path / "bad.sh").stdout
 
 
-def understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, argparse.Namespace]:
+# A torchrun that tells how long it would wait for a save.
+TORCHRUN = "print(os.environ['PET_SHUTDOWN_TIMEOUT'])"
+
+
+def understood(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, seconds: int = 30
+) -> tuple[Any, argparse.Namespace]:
     """The words after `torchrun` as it reads them, and those of the program as the program reads them."""
+    monkeypatch.setenv("PET_SHUTDOWN_TIMEOUT", str(seconds))
     launch = get_args_parser().parse_args(words)
     assert launch.module
+    # PyTorch 2.11 does not read it.
+    assert getattr(launch, "shutdown_timeout", seconds) == seconds
     assert launch.training_script == "shardbook.train"
     # The folders are on other machines: a rank that writes no file does not look for them.
     monkeypatch.setenv("RANK", "1")
@@ -106,11 +115,11 @@ def run_script(
 def test_the_line_for_several_machines_is_understood(
     programs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = programs(torchrun="")
+    folder = programs(torchrun=TORCHRUN)
     done = run_script("torchrun.sh", "host-1", "3", "4", "--steps", "50", "--data", "a b", programs=folder)
     assert done.returncode == 0, done.stderr
     ((_, *words),) = calls(folder)
-    launch, options = understood(words, monkeypatch)
+    launch, options = understood(words, monkeypatch, int(done.stdout))
     check_mesh(launch, options)
     assert (launch.nnodes, launch.nproc_per_node, launch.rdzv_endpoint) == ("3", "4", "host-1:29500")
     assert (options.steps, options.data) == (50, Path("a b"))
@@ -138,20 +147,23 @@ def test_the_job_for_slurm_is_understood(
 ) -> None:
     # srun starts the rest of its line, here once.
     srun = "words = [word for word in sys.argv[1:] if 'torchrun' in word or not word.startswith('--kill')]\n"
-    folder = programs(srun=f"{srun}os.execvp(words[0], words)", torchrun="", scontrol=SCONTROL, scancel="")
+    folder = programs(
+        srun=f"{srun}os.execvp(words[0], words)", torchrun=TORCHRUN, scontrol=SCONTROL, scancel=""
+    )
     done = run_script("slurm.sh", "--steps", "900", programs=folder, **SLURM)
     assert done.returncode == 0, done.stderr
     names = [name for name, *_ in calls(folder)]
     assert names == ["scontrol", "srun", "torchrun"]
     asked = slurm_options()
-    launch, options = understood(calls(folder)[-1][1:], monkeypatch)
+    seconds = int(done.stdout)
+    launch, options = understood(calls(folder)[-1][1:], monkeypatch, seconds)
     check_mesh(launch, options)
     assert (launch.nnodes, launch.nproc_per_node) == (asked["nodes"], asked["gpus-per-node"])
     assert launch.rdzv_endpoint == "gpu3:25678"
     assert options.steps == 900
     # One torchrun on a machine. It may wait for a save, and Slurm warns earlier than that.
     assert asked["ntasks-per-node"] == "1"
-    assert launch.shutdown_timeout + 60 < int(asked["signal"].removeprefix("B:USR1@"))
+    assert seconds + 60 < int(asked["signal"].removeprefix("B:USR1@"))
     assert "#SBATCH --requeue" in (EXAMPLES / "slurm.sh").read_text("utf-8").splitlines()
 
 
@@ -219,13 +231,15 @@ def test_the_job_for_kubernetes_is_one_and_is_understood(monkeypatch: pytest.Mon
     operator = {"NNODES": count, "NPROC_PER_NODE": spec["nprocPerNode"], "NODE_RANK": 1}
     for name, value in {**operator, "MASTER_ADDR": "shardbook-master-0", "MASTER_PORT": 23456}.items():
         monkeypatch.setenv(f"PET_{name}", str(value))
-    launch, options = understood(container["args"], monkeypatch)
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    seconds = int(variables["PET_SHUTDOWN_TIMEOUT"])
+    launch, options = understood(container["args"], monkeypatch, seconds)
     check_mesh(launch, options)
     assert (launch.node_rank, launch.master_addr) == (1, "shardbook-master-0")
     limits = container["resources"]["limits"]
     assert str(limits["nvidia.com/gpu"]) == spec["nprocPerNode"]
     # Kubernetes waits longer than torchrun, which waits for a save.
-    assert launch.shutdown_timeout < pod["terminationGracePeriodSeconds"]
+    assert seconds < pod["terminationGracePeriodSeconds"]
     mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert set(mounted.values()) == set(volumes)
