@@ -50,10 +50,11 @@ call began, and the hooks read that thread's stack.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from threading import get_ident
+from threading import RLock, get_ident
 from types import CodeType, FrameType
 from typing import Generic, TypeVar
 
@@ -61,7 +62,7 @@ from torch import nn
 
 from shardbook.foundations.torch_private import MODULE_CALL
 
-__all__ = ["Nesting", "calls_under_way", "frames_of", "modules_called"]
+__all__ = ["Nesting", "calls_under_way", "frame_of", "frames_of", "modules_called"]
 
 # sidelit: hide
 Note = TypeVar("Note")
@@ -163,9 +164,32 @@ def modules_called(thread: int | None = None) -> Iterator[nn.Module]:
 
 def frames_of(code: CodeType, thread: int | None = None) -> Iterator[FrameType]:
     """The calls of one function that are under way in a thread, the innermost first."""
-    here = thread is None or thread == get_ident()
-    frame = sys._getframe() if here else sys._current_frames().get(thread or 0)
+    frame = frame_of(thread)
     while frame is not None:
         if frame.f_code is code:
             yield frame
         frame = frame.f_back
+
+
+def frame_of(thread: int | None = None) -> FrameType | None:
+    """The innermost call of a thread, by default the caller's own.
+
+    Python 3.11 holds a lock while it makes the objects of all threads' calls. A garbage
+    collection at that moment may run a finalizer, and if the finalizer lets another
+    thread run, [the process hangs](https://github.com/python/cpython/issues/106883). So
+    no collection starts there.
+    """
+    if thread is None or thread == get_ident():
+        return sys._getframe(1)
+    with _COLLECTION:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames().get(thread)
+        finally:
+            if collects:
+                gc.enable()
+
+
+# Reentrant, because a finalizer may itself ask for the calls of a thread.
+_COLLECTION = RLock()

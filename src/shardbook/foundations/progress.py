@@ -17,7 +17,6 @@ that.
 from __future__ import annotations
 
 import json
-import sys
 import sysconfig
 import threading
 import traceback
@@ -29,6 +28,7 @@ from typing import NamedTuple
 
 import torch
 
+from shardbook.foundations.nesting import frame_of
 from shardbook.foundations.steps import Step
 
 __all__ = ["Progress", "Record", "came", "line_of", "stack_of", "whole_stack"]
@@ -128,7 +128,7 @@ class Call(NamedTuple):
 
 def stack_of(thread: int) -> list[Call]:
     """The calls of a thread, the innermost first."""
-    frame, calls = sys._current_frames().get(thread), []
+    frame, calls = frame_of(thread), []
     while frame is not None:
         calls.append(Call(frame.f_code, frame.f_lineno or 0))
         frame = frame.f_back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 import weakref
@@ -322,3 +323,36 @@ def test_it_keeps_no_frame() -> None:
     gc.collect()
     assert seen[0]() is None
     assert sys.exc_info() == (None, None, None)
+
+
+WITH_COLLECTIONS = """
+import gc, threading
+from shardbook.foundations.nesting import frame_of
+
+def finalizer(phase, info):
+    # As a finalizer that waits for a thread: the collector lets another thread run.
+    other = threading.Thread(target=lambda: None)
+    other.start()
+    other.join()
+
+over = threading.Event()
+watched = threading.Thread(target=over.wait)
+watched.start()
+threshold = gc.get_threshold()
+for off in (False, True):
+    (gc.disable if off else gc.enable)()
+    gc.callbacks.append(finalizer)
+    gc.set_threshold(1)
+    frame = frame_of(watched.ident)
+    gc.callbacks.clear()
+    gc.set_threshold(*threshold)
+    assert frame.f_code.co_name == "wait", frame
+    assert gc.isenabled() is not off
+over.set()
+"""
+
+
+def test_no_garbage_is_collected_while_the_interpreter_holds_its_lock() -> None:
+    command = [sys.executable, "-c", WITH_COLLECTIONS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
