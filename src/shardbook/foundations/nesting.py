@@ -111,6 +111,11 @@ class Nesting(Generic[Note]):
         running, _ = self.by_the_stack() if self.calls else ([], [])
         return bool(running) if note is None else any(one is note for _, one in running)
 
+    def under_way_elsewhere(self) -> bool:
+        """Whether a call is under way in another thread than this one."""
+        running, _ = self.by_the_stack() if self.calls else ([], [])
+        return any(thread != get_ident() for thread, _ in running)
+
     def forget_interrupted(self, begun: int = 0) -> list[Note]:
         """Remove the recorded calls that are no longer on the stack.
 

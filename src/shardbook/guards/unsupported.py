@@ -8,6 +8,8 @@ Some functions take a model apart:
   a wrapper has no memory into which a unit could be gathered.
 - `torch.export` and `make_fx` record the operations of one forward pass, and would
   record this rank's exchanges, too.
+- Threads that each run some blocks of one model start its exchanges in an order that
+  differs from rank to rank.
 - `resize_token_embeddings` builds a larger table from the old one, of which a rank has
   only a slice.
 
@@ -19,6 +21,7 @@ cost a microsecond.
 from __future__ import annotations
 
 from functools import partial
+from threading import get_ident
 from typing import Any, NoReturn
 
 import torch
@@ -27,7 +30,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from shardbook.foundations.torch_private import in_transform
 
-__all__ = ["METHODS", "refuse_methods", "refuse_transforms"]
+__all__ = ["METHODS", "refuse_methods", "refuse_threads", "refuse_transforms"]
 
 # Methods of models of other libraries that change the shapes or the values of whole
 # parameters, with the advice for each.
@@ -76,3 +79,22 @@ def refuse_transforms(unit: str) -> None:
             f"{unit} is sharded, and an exported or traced program would contain this "
             "rank's exchanges; export a plain model that has loaded model.state_dict()"
         )
+
+
+def refuse_threads(conductor: Any, unit: str) -> None:
+    """Refuse a forward pass in one thread while another thread is in one of the same model.
+
+    :param conductor: [the conductor](conductor.py#Conductor) of the model's units
+    :raises RuntimeError: naming the unit and what to do
+    """
+    here = get_ident()
+    if conductor.thread == here:
+        return
+    calls = [driver.uses for driver in conductor.drivers.values()]
+    if any(each.under_way_elsewhere() for each in (conductor.calls, *calls)):
+        raise RuntimeError(
+            f"{unit} was called while another thread is in a forward pass of the same "
+            "model, and the ranks have to run its units in one order; call the units of "
+            "a model from one thread"
+        )
+    conductor.thread = here

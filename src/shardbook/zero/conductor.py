@@ -41,6 +41,7 @@ from torch import nn
 
 from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.hook_context import in_backward, machinery
+from shardbook.foundations.nesting import Nesting
 from shardbook.foundations.torch_private import at_end_of_backward, graph_task
 from shardbook.guards.interrupted import Ending
 from shardbook.guards.optimizer_guard import refuse_copies_of
@@ -70,6 +71,8 @@ class Conductor:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.drivers: dict[Unit, Driver] = {}
+        # The thread in which a unit's last forward pass has begun.
+        self.thread: int | None = None
         self.modules: set[nn.Module] = set()
         # The backward passes under way, each with the units that it has reached. There
         # can be more than one, because activation checkpointing may run a backward pass
@@ -288,6 +291,7 @@ class Driver(Protocol):
     module: nn.Module
     parts: tuple[nn.Module, ...]
     expected: int
+    uses: Nesting[Any]
     in_backward: Any
     owes: bool
 

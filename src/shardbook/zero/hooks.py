@@ -60,7 +60,7 @@ from shardbook.foundations.nesting import Nesting
 from shardbook.foundations.torch_private import next_number, number_of
 from shardbook.guards.optimizer_guard import refuse_copies_of
 from shardbook.guards.stale_backward import Computed
-from shardbook.guards.unsupported import refuse_transforms
+from shardbook.guards.unsupported import refuse_threads, refuse_transforms
 from shardbook.parameters.flat_checks import refuse_writes
 from shardbook.zero.conductor import Conductor
 from shardbook.zero.demand import YOUNGEST, Pair, set_pair, take_away
@@ -165,6 +165,8 @@ class Hooks:
         refuse_transforms(self.unit.name)
         use = Use(next_number())
         clear_away(self, interrupted=self.uses.begin(use))
+        if not in_backward():
+            refuse_threads(self.conductor, self.unit.name)
         if len(self.uses) > 1:
             # The call is inside another one of the module, which has gathered already.
             return

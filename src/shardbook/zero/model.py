@@ -63,6 +63,7 @@ from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.groups import Groups, groups_of
 from shardbook.foundations.observers import observed
 from shardbook.guards.interrupted import let_zero_grad_reach
+from shardbook.guards.shared_memory import shared_memory
 from shardbook.guards.unsupported import refuse_methods
 from shardbook.guards.wrappers import refuse_wrappers, wrapped
 from shardbook.parameters.flat import is_sharded
@@ -169,7 +170,7 @@ def shard(
         groups.everyone,
         settings=f"stage={stage}, {policy}, {prefetch}, unused={unused!r}, "
         f"device={construction.device.type}",
-        objection=wrapped(model) or objections(sites, units, construction),
+        objection=wrapped(model) or objections(model, sites, units, construction),
     )
     # One unit after the other gets memory, is copied into its flat vector, cut, and
     # freed. So at its peak the construction takes the memory of the model as it was
@@ -327,7 +328,10 @@ def refuse_arguments(model: Any, stage: Any, policy: Any, unused: Any) -> None:
 
 
 def objections(
-    sites: dict[str, list[Site]], units: Select | None, construction: Construction
+    model: nn.Module,
+    sites: dict[str, list[Site]],
+    units: Select | None,
+    construction: Construction,
 ) -> str | None:
     """The reason why this rank cannot shard its model, or `None`."""
     if units and len(sites) == 1:
@@ -344,4 +348,8 @@ def objections(
         if is_sharded(site.parameter):
             return f"{site.name} is sharded already; shard a model only once"
     parameters = [(site.name, site.parameter) for site in here]
-    return unfit(parameters, construction.device) or construction.objection()
+    return (
+        unfit(parameters, construction.device)
+        or shared_memory(model)
+        or construction.objection()
+    )

@@ -42,6 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, groupby
 from typing import Any, NoReturn
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -124,7 +125,7 @@ class Usage:
             steps = steps_taken(self.starts)
             numbers = [steps, -steps]
         else:
-            self.order.before("compare", "the used parameters", first)
+            self.order.before("compare", f"the used parameters of {self.named()}", first)
             numbers = []
         for flat in self.starts:
             flat.note_use()
@@ -153,6 +154,18 @@ class Usage:
                 self.numbers[start:stop].fill_(number)
                 start = stop
             self.pending = all_reduce_max(self.numbers, group=self.order.group)
+
+    def named(self) -> str:
+        """The units that compare, as words of a message.
+
+        A rank may have left out a unit that another has used. Their numbers would have
+        different lengths, so the ranks agree on the units first.
+        """
+        names = [unit.name for unit in self.units if unit.due]
+        if len(names) < 6:
+            return ", ".join(names)
+        digest = crc32("\n".join(names).encode())
+        return f"{names[0]}, {names[1]} and {len(names) - 2} more units ({digest:08x})"
 
     def arrive(self) -> None:
         """Wait until the largest numbers have arrived; on a GPU only the stream waits."""
