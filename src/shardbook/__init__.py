@@ -186,7 +186,7 @@ from shardbook.training.uneven import join
 from shardbook.training.whole import whole
 from shardbook.zero.model import Zero3Layer, Zero3Sequential, shard
 from shardbook.zero.prefetch import Prefetch
-from shardbook.zero.state_dict import rank0_only
+from shardbook.zero.state_dict import load_from_rank0, rank0_only
 
 __all__ = [
     "ATTENTION",
@@ -212,6 +212,7 @@ __all__ = [
     "full_precision",
     "join",
     "ledger",
+    "load_from_rank0",
     "load_optimizer_state_dict",
     "load_safetensors",
     "load_torch_checkpoint",

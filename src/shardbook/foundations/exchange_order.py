@@ -96,6 +96,8 @@ class Order:
         self.passes = 0
         self.table: dict[tuple[Any, ...], Step] = {}
         self.progress = Progress()
+        # Whether this rank has [loaded values](state_dict.py) without the others.
+        self.loaded_alone = False
         if self.meeting is not None:
             self.monitor = start_monitor(self)
 

@@ -58,6 +58,7 @@ from shardbook.foundations.collectives import world
 from shardbook.state.background import Background
 from shardbook.state.checkpoint_index import Changed, Damaged
 from shardbook.state.file_list import (
+    WHOLE,
     checksums,
     contents,
     differences,
@@ -73,7 +74,13 @@ from shardbook.state.run_state import (
 )
 from shardbook.state.sharded import write
 from shardbook.state.stored import Stretch
-from shardbook.state.together import gathered, on_each, on_first, told_alike
+from shardbook.state.together import (
+    gathered,
+    on_each,
+    on_first,
+    refuse_unshared,
+    told_alike,
+)
 
 __all__ = ["Checkpoints", "Damaged"]
 
@@ -146,6 +153,7 @@ class Checkpoints:
         draft = self.folder / f".{name}.partial"
         try:
             on_first(lambda: self.make_room(draft), group)
+            refuse_unshared(draft, group)
             with told_alike():
                 written = write(draft, stored, settings, process_group=group)
             files = gathered(written, group)
@@ -175,6 +183,7 @@ class Checkpoints:
         names = on_first(lambda: [path.name for path in self.all()])
         if not names:
             return None
+        refuse_unshared(self.folder / names[0], file=WHOLE)
         newest = self.folder / names[0]
         step = self.check(newest, before=names[1:])
         try:

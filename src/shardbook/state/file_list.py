@@ -34,6 +34,7 @@ from shardbook.state.checked_elements import Elements
 from shardbook.state.checkpoint_index import Damaged
 
 __all__ = [
+    "WHOLE",
     "checksums",
     "contents",
     "differences",

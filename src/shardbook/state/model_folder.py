@@ -71,7 +71,7 @@ from shardbook.state.rank_state import buffers
 from shardbook.state.run_state import come_together, note_changes, take_apart
 from shardbook.state.stored import MODEL, Stretch, stretches
 from shardbook.state.tensor_file import Named, Place, fill, laid_out, new_room, pour
-from shardbook.state.together import on_each, on_first
+from shardbook.state.together import on_each, on_first, refuse_unshared
 
 __all__ = ["load_safetensors", "save_safetensors"]
 
@@ -151,6 +151,7 @@ def save_safetensors(
 
     try:
         on_first(begin)
+        refuse_unshared(draft)
         on_each(partial(write_own, files, held))
         on_first(end)
     except BaseException:

@@ -20,8 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, TypeVar
+from uuid import uuid4
+from zlib import crc32
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -29,7 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shardbook.foundations.collectives import world
 from shardbook.state.checkpoint_index import reason
 
-__all__ = ["gathered", "on_each", "on_first", "told_alike"]
+__all__ = ["gathered", "on_each", "on_first", "refuse_unshared", "told_alike"]
 
 # sidelit: hide
 T = TypeVar("T")
@@ -78,6 +81,46 @@ def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     found: list[Any] = [None] * world(None)[1]
     dist.all_gather_object(found, value, group=group)
     return found
+
+
+def refuse_unshared(
+    folder: Path, group: dist.ProcessGroup | None = None, *, file: str | None = None
+) -> None:
+    """Refuse a folder of which some ranks see another one than rank 0 does. Collective.
+
+    Where each machine has a disk of its own, each rank would write its files into its
+    own folder, and no rank could load them. So all ranks look for a file of rank 0.
+
+    :param folder: a folder that exists on rank 0
+    :param file: the name of a file in it; `None` makes a file for this moment
+    :raises OSError: on every rank, naming the ranks that do not see the folder
+    """
+    made = None
+
+    def name() -> str:
+        nonlocal made
+        if file is None:
+            made = folder / f".{uuid4().hex}.rank0"
+            made.touch()
+        return file or made.name
+
+    seen = gathered(content(folder / on_first(name, group)), group)
+    if made is not None:
+        made.unlink(missing_ok=True)
+    blind = [str(rank) for rank, sees in enumerate(seen) if sees != seen[0]]
+    if blind:
+        raise OSError(
+            f"{folder} is another folder on rank {', '.join(blind[:8])} than on rank 0; "
+            "choose a folder on a disk that all ranks share"
+        )
+
+
+def content(file: Path) -> int | None:
+    """A checksum of a file; `None` if it cannot be read."""
+    try:
+        return crc32(file.read_bytes())
+    except OSError:
+        return None
 
 
 # sidelit: depth Errors that other ranks could not read, and those that PyTorch's engine has collected.

@@ -74,7 +74,7 @@ from shardbook.zero.hooks import Hooks
 from shardbook.zero.model_casts import enforce
 from shardbook.zero.prefetch import Prefetch, PrefetchingConductor
 from shardbook.zero.replicate import Replicated
-from shardbook.zero.state_dict import keep_state_dict_whole
+from shardbook.zero.state_dict import copy_buffer, keep_state_dict_whole
 from shardbook.zero.unit import Unit
 from shardbook.zero.zero1 import Zero1
 from shardbook.zero.zero2 import Zero2
@@ -303,11 +303,7 @@ def copy_buffers(model: nn.Module, groups: Groups) -> None:
     `DistributedDataParallel(broadcast_buffers=False)`.
     """
     for buffer in model.buffers():
-        values = buffer.contiguous()
-        groups.copy_from_first(values)
-        # An expanded buffer shows one element many times, but may be written only once.
-        once = tuple(slice(None if step else 1) for step in buffer.stride())
-        buffer[once].copy_(values[once])
+        copy_buffer(buffer, groups)
 
 
 # sidelit: depth Arguments that are no choice, and models that cannot be sharded.

@@ -27,20 +27,32 @@ if rank == 0:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardbook.checkpointing.operations import digest
+from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import world
+from shardbook.foundations.groups import Groups
 from shardbook.foundations.torch_private import storage_id
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.unit import State, Unit
 
-__all__ = ["keep_state_dict_whole", "on_the_host", "rank0_only"]
+__all__ = [
+    "copy_buffer",
+    "keep_state_dict_whole",
+    "load_from_rank0",
+    "on_the_host",
+    "rank0_only",
+]
 
 
 def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
@@ -88,6 +100,11 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
     def store_and_free(_: nn.Module, keys: Any) -> None:
         refuse_assigned(unit)
         with torch.no_grad():
+            if unit in loading:
+                for flat in unit.flats:
+                    unit.groups.copy_from_first(flat.full)
+            else:
+                refuse_other_values(unit)
             for flat in unit.flats:
                 flat.store()
         unit.free()
@@ -135,6 +152,58 @@ def rank0_only(model: nn.Module) -> Iterator[None]:
 spared: set[Unit] = set()
 
 
+def load_from_rank0(
+    model: nn.Module, state_dict: Mapping[str, Any] | None, *, strict: bool = True
+) -> None:
+    """Load a `state_dict` that only rank 0 has. Collective.
+
+    The other ranks need no memory for the whole model: rank 0 sends one unit after the
+    other. Buffers get the values of rank 0, too.
+
+    :param model: a model that was sharded
+    :param state_dict: on rank 0 of the model's ranks, what `model.state_dict()` or the
+        plain model gave; on the other ranks it is not read
+    :param strict: whether the names must be those of the model, as in
+        `load_state_dict`
+    :raises RuntimeError: on every rank, if the dictionary does not fit; units of the
+        model may have new values by then
+    """
+    conductor = conductor_of(model)
+    group = conductor.order.group
+    first = world(group)[0] == 0
+    wrong: str | None = None
+    loading.update(conductor.drivers)
+    try:
+        given = state_dict if first and state_dict is not None else {}
+        model.load_state_dict(given, strict=strict and first)
+    except RuntimeError as error:
+        if not first:
+            raise
+        wrong = str(error)
+    finally:
+        loading.difference_update(conductor.drivers)
+    said = [wrong]
+    dist.broadcast_object_list(said, group=group, group_src=0)
+    if said[0] is not None:
+        raise RuntimeError(said[0])
+    groups = next(iter(conductor.drivers)).groups
+    for buffer in model.buffers():
+        copy_buffer(buffer, groups)
+
+
+# The units whose next values come from rank 0.
+loading: set[Unit] = set()
+
+
+def copy_buffer(buffer: Tensor, groups: Groups) -> None:
+    """Give every rank a buffer of rank 0."""
+    values = buffer.contiguous()
+    groups.copy_from_first(values)
+    # An expanded buffer shows one element many times, but may be written only once.
+    once = tuple(slice(None if step else 1) for step in buffer.stride())
+    buffer[once].copy_(values[once])
+
+
 # sidelit: depth Blocks of `whole(model)`, parts of a unit, and loading with `assign=True`.
 
 
@@ -156,6 +225,57 @@ def refuse_part(unit: Unit, part: nn.Module, *_: Any) -> None:
             f"a {type(part).__name__} inside {unit.name} has no state_dict of its "
             "own; call state_dict() on the unit or on the model"
         )
+
+
+def refuse_other_values(unit: Unit) -> None:
+    """Refuse values that differ between the ranks.
+
+    Each rank keeps its part of the values that it was given. If the ranks were given
+    different dictionaries, or one of them an empty one, the model would be a mixture.
+
+    :raises Disagreement: on every rank, naming the parameter and what to do
+    """
+    names = [slot.names[0] for flat in unit.flats for slot in flat.layout.slots]
+    mine = [digest(each) for flat in unit.flats for each in flat.whole]
+    if unit.stage:
+        unit.order.before("compare", f"what was loaded into {unit.name}", names[0])
+        found: list[Any] = [None] * world(unit.groups.everyone)[1]
+        dist.all_gather_object(found, mine, group=unit.groups.everyone)
+    else:
+        found = found_in_store(unit, mine)
+    for rank, theirs in enumerate(found):
+        for name, number, expected in zip(names, theirs, found[0], strict=True):
+            if number != expected:
+                unit.free()
+                raise Disagreement(
+                    f"rank {rank} was given other values of {name} than rank 0; give "
+                    "every rank the same dictionary, or let rank 0 alone read it, with "
+                    "load_from_rank0(model, state_dict)"
+                )
+
+
+def found_in_store(unit: Unit, mine: list[int]) -> list[list[int]]:
+    """The numbers of all ranks, if all load within some seconds; else none.
+
+    In stage 0 loading is no exchange. A rank that loads alone is refused by [the next
+    comparison](unused.py#refuse_other_steps), so none waits for it here.
+    """
+    meeting = unit.order.meeting
+    if meeting is None or unit.order.loaded_alone:
+        return []
+    loads = unit.flats[0].changes
+    key = f"loaded/{unit.name}/{loads}"
+    keys = [f"{key}/{rank}" for rank in meeting.ranks]
+    meeting.store.set(f"{key}/{meeting.rank}", json.dumps(mine))
+    try:
+        meeting.store.wait(keys, PATIENCE)
+    except RuntimeError:
+        unit.order.loaded_alone = True
+        return []
+    return [json.loads(meeting.store.get(each)) for each in keys]
+
+
+PATIENCE = timedelta(seconds=5)
 
 
 def refuse_assigned(unit: Unit) -> None:

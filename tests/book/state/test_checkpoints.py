@@ -184,6 +184,34 @@ def test_where_nothing_was_saved_a_run_begins(tmp_path: Path) -> None:
     assert ranks.run(2, load, tmp_path / "nothing") == [None, None]
 
 
+def on_a_disk_of_each_rank(folder: Path) -> list[Any]:
+    """What is said, and what is left, where each rank has a folder of its own."""
+    model, optimizer = job(1)
+    checkpoints = Checkpoints(folder / "shared")
+    checkpoints.save(1, model, optimizer)
+    own = Checkpoints(folder / str(dist.get_rank()))
+    said = []
+    with pytest.raises(OSError) as refused:
+        own.save(2, model, optimizer)
+    said.append(str(refused.value))
+    if dist.get_rank() == 0:
+        shutil.copytree(folder / "shared", own.folder, dirs_exist_ok=True)
+    dist.barrier()
+    with pytest.raises(OSError) as refused:
+        own.load(model, optimizer)
+    said.append(str(refused.value))
+    assert checkpoints.load(model, optimizer) == 1
+    return [said, names(folder / "shared"), names(own.folder) if own.folder.exists() else []]
+
+
+def test_a_disk_of_each_rank_is_refused_before_anything_is_written_or_removed(tmp_path: Path) -> None:
+    for rank, (said, shared, own) in enumerate(ranks.run(2, on_a_disk_of_each_rank, tmp_path)):
+        for each in said:
+            assert "is another folder on rank 1 than on rank 0; choose a folder on a disk that all" in each
+        assert shared == ["step-00000001"]
+        assert own == (["step-00000001"] if rank == 0 else [])
+
+
 def shorten(folder: Path) -> None:
     file = next(folder.glob("__1_*.distcp"))
     file.write_bytes(file.read_bytes()[:-5])
