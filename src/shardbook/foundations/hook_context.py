@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.foundations.torch_private import (
+    as_plain,
     graph_task,
     tree_flatten,
     tree_map_only,
@@ -222,10 +223,12 @@ def not_compiled(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_freed(tensor: Tensor) -> bool:
     """Whether a tensor's memory has been freed while the tensor still exists."""
-    plain = type(tensor) in (Tensor, nn.Parameter)
-    return (
-        plain
-        and tensor.layout is torch.strided
-        and tensor.numel() > 0
-        and tensor.untyped_storage().nbytes() == 0
-    )
+    kind = type(tensor)
+    if kind not in (Tensor, nn.Parameter) and not hasattr(kind, "may_be_freed"):
+        return False
+    with as_plain():
+        return (
+            tensor.layout is torch.strided
+            and tensor.numel() > 0
+            and tensor.untyped_storage().nbytes() == 0
+        )

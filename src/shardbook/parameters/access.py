@@ -138,6 +138,8 @@ class Guarded:
 class Slice(Guarded, nn.Parameter):
     """One of the model's own parameters, while it is only this rank's slice."""
 
+    of_class = nn.Parameter
+
     # sidelit: depth Copies of a slice, such as those that a copy of an optimizer makes.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:

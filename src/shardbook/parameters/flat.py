@@ -47,6 +47,7 @@ from shardbook.foundations.torch_private import as_plain
 from shardbook.foundations.versions import Versions, writes_to
 from shardbook.parameters.flat_checks import WritesInUse, refuse_gradient
 from shardbook.parameters.freezing import trainable
+from shardbook.parameters.whole_form import OWNER, Whole, match
 
 __all__ = [
     "Flat",
@@ -125,9 +126,9 @@ class Flat:
         self.place_of_shard, self.shard = place, self.full[place]
         if apart:
             self.shard = self.shard.clone()
+        for parameter in self.parameters:
+            setattr(parameter, OWNER, weakref.ref(self))
         self.whole = self.parameters_in(self.full, trainable=self.layout.trainable)
-        for whole in self.whole:
-            setattr(whole, _WHOLE_IN, weakref.ref(self))
 
     def parameters_in(
         self, full: Tensor, *, trainable: bool
@@ -136,10 +137,13 @@ class Flat:
         # PyTorch counts the writes to a tensor together with those to its views. Each
         # gather writes into `full`, and autograd would take that for a forbidden change
         # of the parameters. `.data` gives each view a count of its own.
-        return tuple(
+        whole = tuple(
             nn.Parameter(view.data, requires_grad=trainable)
             for view in views(self.layout, full)
         )
+        for one, parameter in zip(whole, self.parameters, strict=True):
+            match(one, parameter)
+        return whole
 
     def point_at(self, places: Iterable[tuple[int, int, Sequence[int]]]) -> None:
         """Make the model's own parameters views into `shard`.
@@ -154,7 +158,6 @@ class Flat:
         self.places = tuple(places)
         for parameter, kept in zip(self.parameters, self.cut(self.shard), strict=True):
             parameter.data = kept
-            setattr(parameter, _OWNER, weakref.ref(self))
         self.refuse_gradients()
 
     def cut(self, kept: Tensor) -> list[Tensor]:
@@ -207,13 +210,6 @@ class Flat:
                     parameter.register_hook(refuse)
 
 
-# A parameter refers to its vector through this attribute. The reference is weak. A
-# circle of strong references would keep an unused model in memory until the garbage
-# collector runs.
-_OWNER = "_shardbook_flat"
-_WHOLE_IN = "_shardbook_whole_in"
-
-
 def resize(tensor: Tensor, numel: int) -> None:
     """Give the storage under `tensor` the size of `numel` elements.
 
@@ -229,24 +225,26 @@ def resize(tensor: Tensor, numel: int) -> None:
 
 def is_sharded(parameter: Tensor) -> bool:
     """Whether a parameter already belongs to a unit."""
-    return hasattr(parameter, _OWNER)
-
-
-def owner_of(parameter: Tensor) -> Flat | None:
-    """The vector to which a parameter belongs, or `None`."""
-    owner: Flat | None = getattr(parameter, _OWNER, lambda: None)()
-    return owner
+    return hasattr(parameter, OWNER)
 
 
 def flat_of(parameter: Tensor) -> Flat | None:
     """The vector of one of the model's own parameters, or of a whole parameter."""
-    whole_in: Flat | None = getattr(parameter, _WHOLE_IN, lambda: None)()
-    return whole_in or owner_of(parameter)
+    owner: Flat | None = getattr(parameter, OWNER, lambda: None)()
+    return owner
+
+
+def owner_of(parameter: Tensor) -> Flat | None:
+    """The vector to which one of the model's own parameters belongs, or `None`."""
+    return None if is_whole_form(parameter) else flat_of(parameter)
 
 
 def is_whole_form(parameter: Tensor) -> bool:
     """Whether this is a whole parameter of a unit, and not one of the model's own."""
-    return hasattr(parameter, _WHOLE_IN)
+    if isinstance(parameter, Whole) or type(parameter) is nn.Parameter:
+        return isinstance(parameter, Whole)
+    flat = flat_of(parameter)
+    return flat is not None and any(parameter is whole for whole in flat.whole)
 
 
 def version_of(value: Tensor) -> int:
@@ -255,5 +253,5 @@ def version_of(value: Tensor) -> int:
     A whole parameter changes whenever the model's own parameter does, and PyTorch
     counts no write to it then.
     """
-    flat: Flat | None = getattr(value, _WHOLE_IN, lambda: None)()
+    flat = flat_of(value) if is_whole_form(value) else None
     return writes_to(value) + (flat.version if flat is not None else 0)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from shardbook.foundations.layout import shares_storage
 from shardbook.foundations.torch_private import as_plain, gradient_hooks
-from shardbook.foundations.versions import Versions
+from shardbook.foundations.versions import Versions, writes_to
 
 if TYPE_CHECKING:
     from shardbook.parameters.flat import Flat
@@ -75,19 +75,33 @@ def refuse_replaced(flat: Flat, unit: str) -> None:
 
 
 class WritesInUse:
-    """A record of whether the whole parameters were written to while modules computed with them."""
+    """A record of whether the whole parameters were written to while modules computed with them.
+
+    `parameter.data` is an alias with a count of its own. So each such alias that a
+    program takes is recorded, too.
+    """
 
     def __init__(self) -> None:
         self.before = Versions()
-        self.found = False
+        self.lent: list[Tensor] = []
+        self.found = self.in_use = False
+
+    def lend(self, alias: Tensor) -> None:
+        """Record an alias of a whole parameter, if modules compute with the parameter now."""
+        if self.in_use:
+            self.lent.append(alias)
 
     def note(self, parameters: Sequence[Tensor], *, begins: bool) -> None:
         """Record the versions when modules begin to compute, and compare them when they end."""
+        self.in_use = begins
         if begins:
             self.before = Versions(*parameters)
             self.found = False
         else:
-            self.found = bool(self.before.changed(*parameters))
+            self.found = bool(self.before.changed(*parameters)) or any(
+                map(writes_to, self.lent)
+            )
+            self.lent.clear()
 
 
 def refuse_writes(flat: Flat, unit: str) -> None:

@@ -58,6 +58,7 @@ from shardbook.foundations.torch_private import (
     top_saving,
 )
 from shardbook.foundations.versions import writes_to
+from shardbook.parameters.whole_form import YOUNGEST
 
 __all__ = [
     "YOUNGEST",
@@ -67,9 +68,6 @@ __all__ = [
     "take_away",
     "take_interrupted_away",
 ]
-
-# A number above that of every node, for a moment that belongs to no node.
-YOUNGEST = 2**64
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 

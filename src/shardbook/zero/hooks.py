@@ -118,6 +118,8 @@ class Hooks:
         # The use whose backward pass has begun and not yet ended, and whether the
         # unit's gradients are still to be reduced.
         self.in_backward: Use | None = None
+        # The use whose forward pass has ended last.
+        self.last: Use | None = None
         self.owes = False
         # The uses whose forward pass has begun and not yet ended. There is more than
         # one while a part is called inside the module, or while the module calls
@@ -215,6 +217,7 @@ class Hooks:
         # ends its backward pass before this unit begins its own.
         results = {t.grad_fn for t in tensors_in(output) if t.grad_fn} - inputs
         use.computed = Computed.of(self.unit)
+        self.last = use
         for node in results:
             number = number_of(node)
             node.register_prehook(partial(self.before_backward, use, number))
