@@ -61,6 +61,7 @@ from __future__ import annotations
 import sys
 import weakref
 from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -85,6 +86,7 @@ __all__ = [
     "Record",
     "Saved",
     "compare",
+    "is_filled_later",
     "refuse_level",
 ]
 
@@ -130,8 +132,10 @@ class Record:
             return
         # The frames, from here outwards: this method, the hook, and the line whose
         # operation autograd is recording.
-        place = place_of(sys._getframe(2))
-        read = digest(tensor) if self.level == "debug" else None
+        frame = sys._getframe(2)
+        place = place_of(frame)
+        reads = self.level == "debug" and not is_filled_later(frame)
+        read = digest(tensor) if reads else None
         # Empty unless operations are recorded.
         operation = self.log.current
         self.saved.append(
@@ -194,6 +198,20 @@ class Saved(NamedTuple):
             text += f", digest {self.digest & 0xFFFFFFFF:08x}"
         by = f" by {self.operation}" if self.operation else ""
         return f"{text}, saved{by} at {shown(self.place)}"
+
+
+def is_filled_later(caller: FrameType) -> bool:
+    """Whether an operation may write into a tensor after autograd has saved it.
+
+    `rrelu` saves the memory for its random slopes first, and then draws them. PyTorch
+    counts no write there. It has no other such operation.
+
+    :param caller: the function that calls the operation
+    """
+    return not _FILL_LATER.isdisjoint(caller.f_code.co_names)
+
+
+_FILL_LATER = frozenset(("rrelu", "rrelu_", "rrelu_with_noise", "rrelu_with_noise_"))
 
 
 def parameter_of(tensor: Tensor) -> weakref.ref[nn.Parameter] | None:

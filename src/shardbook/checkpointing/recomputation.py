@@ -23,6 +23,7 @@ if the loss does not use it.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +39,11 @@ from shardbook.checkpointing.autocast_state import (
     capture_autocast,
     device_types,
 )
-from shardbook.checkpointing.determinism import CheckpointError, Record
+from shardbook.checkpointing.determinism import (
+    CheckpointError,
+    Record,
+    is_filled_later,
+)
 from shardbook.foundations.rng import RNGState, capture
 from shardbook.foundations.versions import writes_to
 
@@ -131,7 +136,8 @@ class Collector:
         self.record.note(None if placeholder is None else tensor)
         if placeholder is not None:
             placeholder.fill(tensor)
-        if self.early_stop and number + 1 >= self.needed:
+        enough = self.early_stop and number + 1 >= self.needed
+        if enough and not is_filled_later(sys._getframe(1)):
             self.stopped = True
             raise Enough
         return tensor.detach() if tensor.requires_grad else tensor

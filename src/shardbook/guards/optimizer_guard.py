@@ -124,7 +124,10 @@ def refuse_unfit(
         refuse_lost_split(optimizer, slots)
         kinds = {
             id(parameter): Kind(
-                len(slots[id(parameter)].shape), parameter.dtype, parameter.device
+                len(slots[id(parameter)].shape),
+                parameter.dtype,
+                parameter.device,
+                slots[id(parameter)].numel,
             )
             for group in optimizer.param_groups
             for parameter in group["params"]

@@ -18,7 +18,7 @@ optimizer is not enough to detect this, because programs may define optimizers o
 own.
 
 Therefore the update rule is tried. One copy of the optimizer takes a few steps with
-small tensors that have as many dimensions as the real parameters. Two more copies take
+tensors that have as many dimensions as the real parameters. Two more copies take
 the same steps as two ranks would: each has its slices of the same tensors, and some of
 the slices are empty. If the results are equal bit for bit, the optimizer may train
 slices. The two copies share nothing, so the trial detects a norm over all parameters as
@@ -27,15 +27,17 @@ well as the norm of one.
 All ranks use the same numbers, and the real slices of a rank have no part in the trial.
 So all ranks come to the same result without an exchange. The trial runs before an
 optimizer's first step, and again after its groups or their options have changed. For
-AdamW it takes about 20 ms and a few MB.
+AdamW and small parameters it takes about 20 ms and a few MB, and for parameters of
+hundreds of thousands of elements about 10 times that.
 
-The trial does not detect a rule that takes effect only after more steps than the trial
-has, or a method with another name than `step`.
+The trial does not detect a rule that takes effect only after more steps or above a
+larger size than the trial has, or a method with another name than `step`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -53,14 +55,17 @@ class Kind(NamedTuple):
     """The properties of a parameter that the trial uses.
 
     :param dimensions: the number of dimensions of the whole parameter
+    :param numel: the number of its elements
     """
 
     dimensions: int
     dtype: torch.dtype
     device: torch.device
+    numel: int = 0
 
 
-# The groups to try, each with the kinds of its parameters.
+# The groups to try, each with the kinds of its parameters: of each kind the smallest
+# and the largest.
 Groups = Sequence[tuple[dict[str, Any], list[Kind]]]
 
 
@@ -99,15 +104,28 @@ def refuse_unless_elementwise(
 def groups_to_try(optimizer: Optimizer, kinds: Mapping[int, Kind]) -> Groups:
     """The groups that hold slices, each with the kinds of its parameters.
 
-    Of groups with the same options and kinds, the first is enough.
+    Of groups with the same options and kinds, the first is enough. Of each kind the
+    smallest parameter and the largest are enough, because rules that depend on the size
+    treat those above a limit otherwise than those below it.
     """
-    found: dict[Any, tuple[dict[str, Any], list[Kind]]] = {}
+    found: dict[Any, tuple[dict[str, Any], dict[Kind, list[int]]]] = {}
     for group in optimizer.param_groups:
         here = [kinds[id(p)] for p in group["params"] if id(p) in kinds]
         if here:
-            distinct = list(dict.fromkeys(here))
-            found.setdefault((options_of(group), frozenset(here)), (group, distinct))
-    return list(found.values())
+            alike = [each._replace(numel=0) for each in here]
+            key = options_of(group), frozenset(alike)
+            _, sizes = found.setdefault(key, (group, {}))
+            for kind, each in zip(alike, here, strict=True):
+                sizes.setdefault(kind, []).append(each.numel)
+    return [
+        (group, [kind._replace(numel=n) for kind in sizes for n in ends(sizes[kind])])
+        for group, sizes in found.values()
+    ]
+
+
+def ends(sizes: list[int]) -> list[int]:
+    """The smallest and the largest of some numbers, each once."""
+    return sorted({min(sizes), max(sizes)})
 
 
 class Trial:
@@ -129,7 +147,8 @@ class Trial:
         self.error: Exception | None = None
         self.random = torch.Generator("cpu").manual_seed(0)
         shapes = [
-            [(shape, kind) for kind in kinds for shape in shapes_of(kind.dimensions)]
+            # The smallest and the largest of a kind have most of their shapes in common.
+            dict.fromkeys((s, k._replace(numel=0)) for k in kinds for s in shapes_of(k))
             for _, kinds in groups
         ]
         values = [[self.draw(*each, gaps=True) for each in group] for group in shapes]
@@ -218,21 +237,37 @@ Rank = int | None
 RANKS: tuple[Rank, ...] = (None, 0, 1)
 
 
-def shapes_of(dimensions: int) -> list[tuple[int, ...]]:
-    """A large and a small shape with a number of dimensions.
+def shapes_of(kind: Kind) -> list[tuple[int, ...]]:
+    """A large and a small shape with the dimensions of a kind, and one of its own size.
 
     Some rules treat small parameters differently: those with fewer than 4096 elements,
-    or with fewer than 128 rows or columns.
+    or with fewer than 128 rows or columns. Others treat large ones differently. A
+    parameter with more than $2^{18}$ elements is tried with so many.
 
-    >>> shapes_of(2), shapes_of(4)
-    ([(128, 144), (3, 5)], [(16, 18, 1, 16), (3, 3, 3, 5)])
+    >>> device = torch.device("cpu")
+    >>> shapes_of(Kind(2, torch.float32, device, 100))
+    [(128, 144), (3, 5)]
+    >>> shapes_of(Kind(4, torch.float32, device, 10**7))
+    [(16, 18, 1, 16), (3, 3, 3, 5), (1024, 1, 1, 256)]
+    >>> shapes_of(Kind(1, torch.float32, device, 1))
+    [(4608,), (5,), (1,)]
     """
+    dimensions, size = kind.dimensions, min(kind.numel, MOST)
     large = {0: (), 1: (4608,), 2: (128, 144)}
     more = (16, 18, *[1] * (dimensions - 3), 16)
-    return [
+    found = [
         large.get(dimensions, more),
         (3,) * (dimensions - 1) + (5,) * (dimensions > 0),
     ]
+    if dimensions and size > prod(found[0]):
+        row = 256 if dimensions > 1 else 1
+        found.append((size // row, *[1] * (dimensions - 2), *[row] * (dimensions > 1)))
+    elif dimensions and 0 < size < prod(found[1]):
+        found.append((*[1] * (dimensions - 1), size))
+    return found
+
+
+MOST = 2**18
 
 
 def piece(tensor: Tensor, rank: Rank) -> Tensor:

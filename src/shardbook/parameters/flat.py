@@ -52,6 +52,7 @@ from shardbook.parameters.whole_form import OWNER, Whole, match
 __all__ = [
     "Flat",
     "flat_of",
+    "is_resizable",
     "is_sharded",
     "is_whole_form",
     "owner_of",
@@ -214,10 +215,17 @@ def resize(tensor: Tensor, numel: int) -> None:
     """Give the storage under `tensor` the size of `numel` elements.
 
     Every view of the storage stays a view of it, so no reference to the vector has to
-    change.
+    change. Memory that [was lent to another library](views.py#refuse_arrays) keeps its
+    size.
     """
-    tensor.untyped_storage().resize_(numel * tensor.element_size())
-    ask_for_large_pages(tensor)
+    if is_resizable(tensor):
+        tensor.untyped_storage().resize_(numel * tensor.element_size())
+        ask_for_large_pages(tensor)
+
+
+def is_resizable(tensor: Tensor) -> bool:
+    """Whether PyTorch may give the memory of a tensor back."""
+    return tensor.untyped_storage().resizable()
 
 
 # sidelit: depth Guards that have only a parameter, and need its vector, its kind or its version.

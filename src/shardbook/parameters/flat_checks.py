@@ -21,8 +21,9 @@ wait for a device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from shardbook.foundations.layout import shares_storage
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "WritesInUse",
     "has_gradient_hook",
+    "has_live_node",
     "refuse_gradient",
     "refuse_replaced",
     "refuse_writes",
@@ -129,6 +131,29 @@ def has_gradient_hook(parameter: Tensor) -> bool:
     """
     hooks = gradient_hooks(parameter)
     return any(getattr(hook, "func", None) is not refuse_gradient for hook in hooks)
+
+
+def has_live_node(parameter: Tensor) -> bool:
+    """Whether the node that accumulates this parameter's gradient exists already.
+
+    PyTorch makes the node when it is needed, and drops it when neither a graph nor the
+    program refers to it. A hook on the node would never be called, because gradients
+    arrive at another tensor. Whether a node has hooks, PyTorch does not tell.
+    """
+    if not parameter.requires_grad or not parameter.is_leaf:
+        return False
+    accumulator(parameter).metadata[_SEEN] = True
+    return accumulator(parameter).metadata.pop(_SEEN, False)
+
+
+_SEEN = "shardbook"
+
+
+def accumulator(parameter: Tensor) -> Any:
+    """The node that accumulates a parameter's gradient."""
+    with torch.enable_grad():
+        node: Any = parameter.view_as(parameter).grad_fn
+    return node.next_functions[0][0]
 
 
 def refuse_gradient(name: str, gradient: Tensor) -> None:

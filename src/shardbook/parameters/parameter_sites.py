@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from shardbook.foundations.torch_private import own_parameters
-from shardbook.parameters.flat_checks import has_gradient_hook
+from shardbook.parameters.flat_checks import has_gradient_hook, has_live_node
 
 __all__ = [
     "STREAMED",
@@ -161,6 +161,12 @@ def unfit(
             return f"{name} has no shape yet; run a forward pass before sharding"
         if has_gradient_hook(parameter):
             return f"the gradient hook on {name} would never be called; remove it"
+        if has_live_node(parameter):
+            return (
+                f"the node that accumulates the gradient of {name} is in use, and hooks "
+                "on it would never be called; drop it, or the result that was computed "
+                "before sharding, and step inside the backward pass by step_in_backward()"
+            )
         if parameter.grad is not None:
             return f"{name} has a gradient already; call zero_grad() before sharding"
         if parameter.requires_grad and parameter.is_complex():

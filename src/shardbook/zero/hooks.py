@@ -209,7 +209,8 @@ class Hooks:
             return output
         output = map_tensors(partial(self.result, inputs), output)
         self.unit.free()
-        refuse_views(self.unit, self.module, self.conductor.modules, (args, output))
+        given = args, output
+        kept = refuse_views(self.unit, self.module, self.conductor.modules, given)
         for flat in self.unit.flats:
             refuse_writes(flat, self.unit.name)
         # The hook is set on the output's node, where it runs after the hooks of the
@@ -221,6 +222,7 @@ class Hooks:
         for node in results:
             number = number_of(node)
             node.register_prehook(partial(self.before_backward, use, number))
+        self.announce(use, kept, results)
         # A forward pass inside a backward pass is a recomputation. Usually the
         # forward pass that it repeats has been counted. Under reentrant checkpointing
         # it has not, because that pass ran without gradients, so the recomputation is
@@ -232,6 +234,24 @@ class Hooks:
             if not recomputed:
                 self.conductor.forward_ended(self.unit)
         return output
+
+    def announce(self, use: Use, kept: Iterable[Tensor], results: set[Any]) -> None:
+        """Gather the unit before the backward pass of a tensor that its modules keep.
+
+        A module may keep the result of an `autograd.Function`, which has taken a view
+        of a weight [past the hooks of saved tensors](demand.py).
+
+        :param kept: the tensors in the attributes of the modules
+        :param results: the nodes of the module's results, which have their hooks
+        """
+        # A strong reference would close a circle from the module's attribute over the
+        # graph to the module, which Python's garbage collector cannot see.
+        reach = partial(Hooks.before_backward, weakref.proxy(self), use)
+        nodes = {tensor.grad_fn for tensor in kept} - results - {None}
+        for node in nodes:
+            number = number_of(node)
+            if number >= use.start:
+                node.register_prehook(partial(reach, number))
 
     def before_backward(self, use: Use, number: int, gradients: Any) -> None:
         """Gather the unit again before its backward pass.

@@ -5,7 +5,8 @@ r"""# Views that outlive a unit
 `self.weight.t()` has no memory of its own. It is a *view*: another shape over the
 memory of the weight. In [stage 3](zero3.py) that memory is freed when the forward pass
 of the unit ends. Tensors that autograd has saved are safe, because [every read of them
-gathers the unit](demand.py). A computation that begins later is not safe:
+gathers the unit](demand.py), and so is [the weight itself](whole_form.py). A
+computation that begins later with a view is not safe:
 
 ```python
 class Output(nn.Module):
@@ -29,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from shardbook.foundations.hook_context import is_freed, tensors_in
 from shardbook.foundations.torch_private import (
@@ -37,6 +38,7 @@ from shardbook.foundations.torch_private import (
     own_children,
     own_parameters,
 )
+from shardbook.parameters.flat import is_resizable
 from shardbook.zero.unit import Unit
 
 __all__ = ["refuse_views"]
@@ -44,7 +46,7 @@ __all__ = ["refuse_views"]
 
 def refuse_views(
     unit: Unit, module: nn.Module, units: Set[nn.Module], exchanged: Any
-) -> None:
+) -> list[Tensor]:
     """Refuse views of a unit's weights in its modules, its arguments and its result.
 
     The values of all attributes are searched in one go, so that an object is searched
@@ -55,10 +57,13 @@ def refuse_views(
     :param units: the modules of all units; their attributes are searched with their own
         unit
     :param exchanged: the arguments and the result
+    :returns: the tensors that the modules keep in their attributes, and those among the
+        arguments and the result; none if the unit keeps its memory
     :raises RuntimeError: naming the unit and the attribute
     """
+    refuse_arrays(unit)
     if not any(is_freed(flat.full) for flat in unit.flats):
-        return
+        return []
     whole = {id(parameter) for flat in unit.flats for parameter in flat.whole}
     values: list[Any] = [exchanged]
     registered: list[Any] = []
@@ -67,11 +72,27 @@ def refuse_views(
         values += [own[name] for name in own.keys() - _USUAL]
         values += own_buffers(part).values()
         registered += own_parameters(part).values()
-    kept = any(is_freed(tensor) for tensor in tensors_in(values))
-    if kept or not whole.isdisjoint(map(id, registered)):
+    kept = list(tensors_in(values))
+    if any(map(is_freed, kept)) or not whole.isdisjoint(map(id, registered)):
         raise RuntimeError(
             f"{unit.name} keeps a view of its weights {place(module, units, whole)}, but "
             "their memory is given back after its forward pass; keep a clone of it"
+        )
+    return kept
+
+
+def refuse_arrays(unit: Unit) -> None:
+    """Refuse an array of another library over the memory of a unit.
+
+    PyTorch does not give memory back that it has lent, as `weight.numpy()` does.
+
+    :raises RuntimeError: naming the unit and what to do
+    """
+    if unit.stage == 3 and not all(is_resizable(flat.full) for flat in unit.flats):
+        raise RuntimeError(
+            f"{unit.name} has lent the memory of its weights to another library, as "
+            "weight.numpy() does, but that memory is given back after the forward pass; "
+            "convert a clone of the weight"
         )
 
 
