@@ -21,13 +21,13 @@ it.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import cache
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -161,7 +161,9 @@ _PLAIN = {
 # sidelit: core
 
 
-def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+def map_tensors(
+    change: Callable[[Tensor], Tensor], value: Any, *, opens: bool = False
+) -> Any:
     """Change the tensors in lists, dictionaries, dataclasses and other containers.
 
     A container in which nothing changes remains the same object. A decoder writes into
@@ -172,6 +174,10 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     >>> found = map_tensors(torch.neg, given)
     >>> found[1], found[0] is given[0]
     ([tensor([-1.])], True)
+
+    :param opens: whether the attributes of the value itself are changed, too, if it is
+        an object of any other class, as a model may return it. An object inside of
+        another one stays: it may be such a cache.
     """
     # A compiler cannot compare the identity of two containers.
     if isinstance(value, Tensor) or torch.compiler.is_compiling():
@@ -183,9 +189,9 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     children, structure = tree_flatten(value, is_leaf=lambda _: next(once, True))
     names = []
     if structure.is_leaf():
-        if not is_dataclass(value) or isinstance(value, type | nn.Module):
+        names = attributes_of(value, opens)
+        if not names:
             return value
-        names = [f.name for f in fields(value) if hasattr(value, f.name)]
         children = [getattr(value, name) for name in names]
     found = [map_tensors(change, child) for child in children]
     if all(new is old for new, old in zip(found, children, strict=True)):
@@ -197,6 +203,19 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
         # A frozen dataclass can be changed in this way, too.
         object.__setattr__(value, name, new)
     return value
+
+
+def attributes_of(value: Any, opens: bool) -> list[str]:
+    """The attributes that hold the contents of an object; none if it stays as it is."""
+    if isinstance(value, (nn.Module, type, ModuleType, FunctionType)):
+        return []
+    if isinstance(value, UserDict):
+        return ["data"]
+    if is_dataclass(value):
+        return [f.name for f in fields(value) if hasattr(value, f.name)]
+    if opens or isinstance(value, SimpleNamespace):
+        return list(getattr(value, "__dict__", ()))
+    return []
 
 
 # sidelit: depth Programs that are compiled, and tensors whose memory was given back.

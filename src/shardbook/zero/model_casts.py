@@ -105,7 +105,7 @@ def cast_outputs(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the outputs of the model."""
 
     def after(_: nn.Module, args: Any, result: Any) -> Any:
-        return map_tensors(partial(cast, dtype), result)
+        return map_tensors(partial(cast, dtype), result, opens=True)
 
     model.register_forward_hook(not_compiled(after))
 
