@@ -206,9 +206,12 @@ def is_filled_later(caller: FrameType) -> bool:
     `rrelu` saves the memory for its random slopes first, and then draws them. PyTorch
     counts no write there. It has no other such operation.
 
-    :param caller: the function that calls the operation
+    :param caller: the function that calls the operation, or a mode that a program has
+        set around it
     """
-    return not _FILL_LATER.isdisjoint(caller.f_code.co_names)
+    around = caller.f_back or caller
+    names = {*caller.f_code.co_names, *around.f_code.co_names}
+    return not _FILL_LATER.isdisjoint(names)
 
 
 _FILL_LATER = frozenset(("rrelu", "rrelu_", "rrelu_with_noise", "rrelu_with_noise_"))

@@ -42,6 +42,7 @@ partner, and the rank that deviates has started none.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
@@ -96,7 +97,9 @@ class Order:
         self.passes = 0
         self.table: dict[tuple[Any, ...], Step] = {}
         self.progress = Progress()
-        # Whether this rank has [loaded values](state_dict.py) without the others.
+        # How often this rank has [loaded values](state_dict.py) into a unit of stage 0,
+        # and whether it did so without the others.
+        self.loads: Counter[str] = Counter()
         self.loaded_alone = False
         if self.meeting is not None:
             self.monitor = start_monitor(self)

@@ -47,8 +47,8 @@ class Span(NamedTuple):
     def of(cls, name: str, tensor: Tensor) -> Span:
         """The span of a tensor with elements."""
         pairs = zip(tensor.shape, tensor.stride(), strict=True)
-        last = sum((size - 1) * stride for size, stride in pairs)
-        first = tensor.storage_offset()
+        last = sum((int(size) - 1) * stride for size, stride in pairs)
+        first = int(tensor.storage_offset())
         size = tensor.element_size()
         return cls(first * size, (first + last + 1) * size, name, tensor)
 

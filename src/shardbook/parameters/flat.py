@@ -128,8 +128,9 @@ class Flat:
         if apart:
             self.shard = self.shard.clone()
         for parameter in self.parameters:
-            setattr(parameter, OWNER, weakref.ref(self))
+            setattr(parameter, _OWNER, weakref.ref(self))
         self.whole = self.parameters_in(self.full, trainable=self.layout.trainable)
+        match(self.whole, self.parameters)
 
     def parameters_in(
         self, full: Tensor, *, trainable: bool
@@ -138,13 +139,10 @@ class Flat:
         # PyTorch counts the writes to a tensor together with those to its views. Each
         # gather writes into `full`, and autograd would take that for a forbidden change
         # of the parameters. `.data` gives each view a count of its own.
-        whole = tuple(
+        return tuple(
             nn.Parameter(view.data, requires_grad=trainable)
             for view in views(self.layout, full)
         )
-        for one, parameter in zip(whole, self.parameters, strict=True):
-            match(one, parameter)
-        return whole
 
     def point_at(self, places: Iterable[tuple[int, int, Sequence[int]]]) -> None:
         """Make the model's own parameters views into `shard`.
@@ -211,6 +209,12 @@ class Flat:
                     parameter.register_hook(refuse)
 
 
+# A parameter refers to its vector through this attribute. The reference is weak. A
+# circle of strong references would keep an unused model in memory until the garbage
+# collector runs.
+_OWNER = OWNER
+
+
 def resize(tensor: Tensor, numel: int) -> None:
     """Give the storage under `tensor` the size of `numel` elements.
 
@@ -233,12 +237,12 @@ def is_resizable(tensor: Tensor) -> bool:
 
 def is_sharded(parameter: Tensor) -> bool:
     """Whether a parameter already belongs to a unit."""
-    return hasattr(parameter, OWNER)
+    return hasattr(parameter, _OWNER)
 
 
 def flat_of(parameter: Tensor) -> Flat | None:
     """The vector of one of the model's own parameters, or of a whole parameter."""
-    owner: Flat | None = getattr(parameter, OWNER, lambda: None)()
+    owner: Flat | None = getattr(parameter, _OWNER, lambda: None)()
     return owner
 
 

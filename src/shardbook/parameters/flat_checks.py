@@ -143,7 +143,7 @@ def has_live_node(parameter: Tensor) -> bool:
     if not parameter.requires_grad or not parameter.is_leaf:
         return False
     accumulator(parameter).metadata[_SEEN] = True
-    return accumulator(parameter).metadata.pop(_SEEN, False)
+    return bool(accumulator(parameter).metadata.pop(_SEEN, False))
 
 
 _SEEN = "shardbook"

@@ -61,6 +61,7 @@ from shardbook.parameters.flat import Flat
 from shardbook.parameters.offload import move_in, move_out, put_away
 from shardbook.parameters.parameter_sites import Site
 from shardbook.parameters.policy import Policy
+from shardbook.parameters.whole_form import match
 
 __all__ = ["FlatWithMasters", "dtypes_of"]
 
@@ -161,6 +162,7 @@ class FlatWithMasters(Flat):
             self.full = self.shard
         # No gradient is computed with these parameters, so they need no hooks.
         self.whole = self.parameters_in(self.full, trainable=False)
+        match(self.whole, self.parameters)
         return True
 
 

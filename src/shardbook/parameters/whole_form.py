@@ -1,6 +1,6 @@
 r"""# The class of a whole parameter
 
-> A whole parameter has the attributes and the class of the model's own, and reading it while it is freed gathers its unit.
+> A whole parameter looks like the model's own, and gathers its unit if it is read while it is freed.
 
 While a unit computes, its modules hold [whole parameters](flat.py) in place of the
 model's own. A program must not notice the difference:
@@ -26,7 +26,7 @@ A program can keep the object itself: on the context of an `autograd.Function`, 
 closure, or in a list. In [stage 3](zero3.py) its memory is given back after the forward
 pass. PyTorch would read memory that belongs to other tensors by then. `Freed` is told
 of each operation on the parameter before it runs. In a backward pass it [gathers the
-unit](hooks.py#Hooks.reach), and the operation reads the same values as in a plain
+unit](hooks.py#Hooks.reach_again), and the operation reads the same values as in a plain
 program. At another moment no rank could rely on the others to gather, so the operation
 is refused.
 
@@ -36,28 +36,16 @@ operation passes through Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from shardbook.foundations.hook_context import in_backward
-from shardbook.foundations.torch_private import (
-    as_plain,
-    current_node,
-    number_of,
-    tree_leaves,
-)
+from shardbook.foundations.torch_private import as_plain, tree_leaves
 
-__all__ = ["OWNER", "YOUNGEST", "Freed", "Whole", "match", "set_freed"]
+__all__ = ["OWNER", "Freed", "Whole", "match", "set_freed"]
 
-# A parameter refers to its vector through this attribute. The reference is weak. A
-# circle of strong references would keep an unused model in memory until the garbage
-# collector runs.
 OWNER = "_shardbook_flat"
-
-# A number above that of every node, for a moment that belongs to no node.
-YOUNGEST = 2**64
 
 
 class Whole(nn.Parameter):
@@ -127,18 +115,21 @@ class Freed(Whole):
         with as_plain():
             _DATA.__set__(self, values)
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         """The parameter without its values, which are not there."""
         return f"Parameter of shape {tuple(self.shape)}, freed"
 
 
 # Operations that do not read the values.
 _LOOKS = frozenset(
-    "__get__ __set__ __delete__ __hash__ __len__ size dim ndimension numel nelement "
-    "stride storage_offset element_size is_floating_point is_complex is_contiguous "
-    "get_device requires_grad_ register_hook register_post_accumulate_grad_hook "
-    "untyped_storage zeros_like ones_like empty_like full_like new_empty new_zeros "
-    "new_ones new_full new_tensor".split()
+    (
+        *("__get__", "__set__", "__delete__", "__hash__", "__len__", "size", "dim"),
+        *("ndimension", "numel", "nelement", "stride", "storage_offset"),
+        *("element_size", "is_floating_point", "is_complex", "is_contiguous"),
+        *("get_device", "untyped_storage", "requires_grad_", "register_hook"),
+        *("register_post_accumulate_grad_hook", "zeros_like", "ones_like"),
+        *("empty_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full"),
+    )
 )
 
 
@@ -151,9 +142,7 @@ def demand(parameter: Freed, operation: str) -> None:
     driver = None if flat is None else flat.driver()
     if driver is None:
         raise RuntimeError("a parameter was read after its model was dropped")
-    if in_backward() and driver.last is not None:
-        node = current_node()
-        driver.reach(driver.last, YOUNGEST if node is None else number_of(node))
+    if driver.reach_again():
         return
     index = next(i for i, one in enumerate(flat.whole) if one is parameter)
     raise RuntimeError(
@@ -163,14 +152,16 @@ def demand(parameter: Freed, operation: str) -> None:
     )
 
 
-def match(whole: nn.Parameter, parameter: nn.Parameter) -> None:
-    """Give a whole parameter the attributes and the class of the model's own."""
-    # Fake tensors, which have no values, are of another class, and keep what they are.
-    if type(whole) is nn.Parameter:
-        whole.__dict__ = parameter.__dict__
-        # A slice of a plain parameter has [a class of its own](access.py#Slice).
-        kind = getattr(type(parameter), "of_class", type(parameter))
-        whole.__class__ = Whole if kind is nn.Parameter else kind
+def match(whole: Sequence[nn.Parameter], parameters: Sequence[nn.Parameter]) -> None:
+    """Give whole parameters the attributes and the classes of the model's own."""
+    for one, parameter in zip(whole, parameters, strict=True):
+        # Fake tensors, which have no values, are of another class, and keep what they
+        # are.
+        if type(one) is nn.Parameter:
+            one.__dict__ = parameter.__dict__
+            # A slice of a plain parameter has [a class of its own](access.py#Slice).
+            kind = getattr(type(parameter), "of_class", type(parameter))
+            one.__class__ = Whole if kind is nn.Parameter else kind
 
 
 def set_freed(parameters: Iterable[nn.Parameter], freed: bool) -> None:

@@ -95,18 +95,17 @@ def refuse_unshared(
     :param file: the name of a file in it; `None` makes a file for this moment
     :raises OSError: on every rank, naming the ranks that do not see the folder
     """
-    made = None
 
     def name() -> str:
-        nonlocal made
+        mark = f".{uuid4().hex}.rank0"
         if file is None:
-            made = folder / f".{uuid4().hex}.rank0"
-            made.touch()
-        return file or made.name
+            (folder / mark).touch()
+        return file or mark
 
-    seen = gathered(content(folder / on_first(name, group)), group)
-    if made is not None:
-        made.unlink(missing_ok=True)
+    known = folder / on_first(name, group)
+    seen = gathered(content(known), group)
+    if file is None and world(None)[0] == 0:
+        known.unlink(missing_ok=True)
     blind = [str(rank) for rank, sees in enumerate(seen) if sees != seen[0]]
     if blind:
         raise OSError(

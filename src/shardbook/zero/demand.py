@@ -58,16 +58,19 @@ from shardbook.foundations.torch_private import (
     top_saving,
 )
 from shardbook.foundations.versions import writes_to
-from shardbook.parameters.whole_form import YOUNGEST
 
 __all__ = [
     "YOUNGEST",
     "Opens",
     "Pair",
+    "number_now",
     "set_pair",
     "take_away",
     "take_interrupted_away",
 ]
+
+# A number above that of every node, for a moment that belongs to no node.
+YOUNGEST = 2**64
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
@@ -142,9 +145,7 @@ class Pair:
         if driver.uses.under_way():
             return
         if in_backward():
-            node = current_node()
-            number = YOUNGEST if node is None else number_of(node)
-            driver.reach(self.use, number)
+            driver.reach(self.use, number_now())
 
     # sidelit: depth A view of freed weights, read outside of a backward pass.
 
@@ -164,6 +165,12 @@ class Pair:
                 "when they are freed; keep a clone of it"
             )
         return value
+
+
+def number_now() -> int:
+    """The number of the node that a backward pass is running."""
+    node = current_node()
+    return YOUNGEST if node is None else number_of(node)
 
 
 class Here(threading.local):

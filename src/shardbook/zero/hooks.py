@@ -63,7 +63,13 @@ from shardbook.guards.stale_backward import Computed
 from shardbook.guards.unsupported import refuse_threads, refuse_transforms
 from shardbook.parameters.flat_checks import refuse_writes
 from shardbook.zero.conductor import Conductor
-from shardbook.zero.demand import YOUNGEST, Pair, set_pair, take_away
+from shardbook.zero.demand import (
+    YOUNGEST,
+    Pair,
+    number_now,
+    set_pair,
+    take_away,
+)
 from shardbook.zero.fresh_start import clear_away
 from shardbook.zero.unit import Unit
 from shardbook.zero.views import refuse_views
@@ -247,8 +253,7 @@ class Hooks:
         # A strong reference would close a circle from the module's attribute over the
         # graph to the module, which Python's garbage collector cannot see.
         reach = partial(Hooks.before_backward, weakref.proxy(self), use)
-        nodes = {tensor.grad_fn for tensor in kept} - results - {None}
-        for node in nodes:
+        for node in {t.grad_fn for t in kept if t.grad_fn} - results:
             number = number_of(node)
             if number >= use.start:
                 node.register_prehook(partial(reach, number))
@@ -284,6 +289,16 @@ class Hooks:
         # checkpointed part inside the module is recomputed from the modules'
         # attributes, so these must name the whole parameters, too.
         self.unit.show()
+
+    def reach_again(self) -> bool:
+        """Make the unit whole for a read of [a freed parameter](whole_form.py#Freed).
+
+        :returns: whether this is a backward pass, in which the unit may be gathered
+        """
+        if not in_backward() or self.last is None:
+            return False
+        self.reach(self.last, number_now())
+        return True
 
     @machinery()
     def arrive(self, *_: Tensor) -> None:

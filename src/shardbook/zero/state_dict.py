@@ -233,7 +233,8 @@ def refuse_other_values(unit: Unit) -> None:
     Each rank keeps its part of the values that it was given. If the ranks were given
     different dictionaries, or one of them an empty one, the model would be a mixture.
 
-    :raises Disagreement: on every rank, naming the parameter and what to do
+    :raises Disagreement: on every rank, naming the parameter and what to do. By then
+        other units may have their new values, and in stage 0 this one, too.
     """
     names = [slot.names[0] for flat in unit.flats for slot in flat.layout.slots]
     mine = [digest(each) for flat in unit.flats for each in flat.whole]
@@ -263,8 +264,8 @@ def found_in_store(unit: Unit, mine: list[int]) -> list[list[int]]:
     meeting = unit.order.meeting
     if meeting is None or unit.order.loaded_alone:
         return []
-    loads = unit.flats[0].changes
-    key = f"loaded/{unit.name}/{loads}"
+    unit.order.loads[unit.name] += 1
+    key = f"loaded/{unit.name}/{unit.order.loads[unit.name]}"
     keys = [f"{key}/{rank}" for rank in meeting.ranks]
     meeting.store.set(f"{key}/{meeting.rank}", json.dumps(mine))
     try:

@@ -125,7 +125,9 @@ class Usage:
             steps = steps_taken(self.starts)
             numbers = [steps, -steps]
         else:
-            self.order.before("compare", f"the used parameters of {self.named()}", first)
+            self.order.before(
+                "compare", f"the used parameters of {self.named()}", first
+            )
             numbers = []
         for flat in self.starts:
             flat.note_use()

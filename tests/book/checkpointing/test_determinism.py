@@ -412,6 +412,21 @@ def test_running_statistics_do_differ_without_harm() -> None:
         checkpoint_saved(net, x, determinism_check="debug").sum().backward()
 
 
+def test_the_slopes_of_rrelu_are_drawn_before_the_second_run_ends() -> None:
+    """Autograd saves their memory before they are drawn, and it is the last tensor that a gradient needs."""
+    plain, x = nn.Sequential(nn.Linear(3, 4), nn.RReLU()), torch.randn(5, 3, requires_grad=True)
+    kinds: list[Callable[[Tensor], Tensor]] = [plain, lambda x: torch.rrelu(plain[0](x), training=True)]
+    for function in kinds:
+        for level in ("none", "default", "debug"):
+            found = []
+            again = partial(checkpoint_saved, function, determinism_check=level)
+            for run in (function, again):
+                torch.manual_seed(0)
+                (gradient,) = torch.autograd.grad(run(x).square().sum(), x)
+                found.append(gradient)
+            assert torch.equal(*found), level
+
+
 def test_an_lstm_saves_scratch_memory() -> None:
     kinds = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kinds.append(t.dtype) or t.detach(), lambda t: t):

@@ -276,6 +276,16 @@ class WhenItGrows(Rule):
         return g / norm if grown else g
 
 
+class QuantizesLarge(Rule):
+    """Rounds the gradient of a large parameter, as optimizers of 8 bits do."""
+
+    def change(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        if p.numel() <= 65_536:
+            return g
+        most = g.abs().amax()
+        return (g / most * 127).round() * most / 127
+
+
 SHAPES = {"matrix": (4, 5), "vector": (7,), "number": (), "kernel": (2, 3, 1, 2)}
 
 
@@ -286,7 +296,9 @@ def parameters_of(*names: str, dtype: torch.dtype = torch.float32) -> list[nn.Pa
 def said_of(optimizer: Optimizer, *, closure: bool = False) -> str:
     """What the trial says; nothing if it lets the optimizer pass."""
     kinds = {
-        id(p): Kind(p.dim(), p.dtype, p.device) for group in optimizer.param_groups for p in group["params"]
+        id(p): Kind(p.dim(), p.dtype, p.device, p.numel())
+        for group in optimizer.param_groups
+        for p in group["params"]
     }
     try:
         refuse_unless_elementwise(optimizer, kinds, closure=closure)
@@ -319,6 +331,16 @@ ELEMENTWISE = [
     T.RMSprop,
     T.Rprop,
 ]
+
+
+def test_a_rule_is_tried_at_the_sizes_that_occur() -> None:
+    matrices = [nn.Parameter(torch.ones(shape)) for shape in ((2, 3), (300, 300), (4, 4))]
+    assert "would train the slices" in said_of(QuantizesLarge(matrices))
+    assert not said_of(QuantizesLarge([matrices[0], matrices[2]]))
+    # One large parameter in the second of two groups that are alike.
+    groups = [{"params": matrices[:1]}, {"params": matrices[1:]}]
+    assert "would train the slices" in said_of(QuantizesLarge(groups))
+    assert not said_of(T.AdamW(matrices))
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)

@@ -98,7 +98,9 @@ def before_shard() -> dict[str, str]:
     said["fully_shard"] = saying(lambda: shard(whole))
     said["inside of fully_shard"] = saying(lambda: shard(whole[1]))
     # A model that was sharded inside of a wrapper cannot be called by the wrapper, but without it.
-    outer = DistributedDataParallel(Outer(chain()))
+    held = DistributedDataParallel(Outer(chain()))
+    said["inside of ddp"] = saying(lambda: shard(held.module.inner))
+    outer = DataParallel(Outer(chain()))
     inner = shard(outer.module.inner, units=nn.Sequential)
     said["called"] = saying(lambda: outer(batch(0, 0)[0]))
     error(inner, batch(dist.get_rank(), 0)).backward()
@@ -116,5 +118,8 @@ def test_what_another_wrapper_holds_is_not_sharded() -> None:
             "fully_shard": "rank 0: " + plain.format("the model", "FSDPModule"),
             "inside of fully_shard": "rank 0: 0.weight is a DTensor, so something else has distributed it "
             "already; shard the plain model instead, without fully_shard or a parallel plan",
-            "called": AFTER.format("0.weight", "DistributedDataParallel"),
+            "inside of ddp": "rank 0: the node that accumulates the gradient of 0.weight is in use, and "
+            "hooks on it would never be called; drop it, or the result that was computed before sharding, "
+            "and step inside the backward pass by step_in_backward()",
+            "called": AFTER.format("0.weight", "DataParallel"),
         }

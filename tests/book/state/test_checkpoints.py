@@ -191,13 +191,13 @@ def on_a_disk_of_each_rank(folder: Path) -> list[Any]:
     checkpoints.save(1, model, optimizer)
     own = Checkpoints(folder / str(dist.get_rank()))
     said = []
-    with pytest.raises(OSError) as refused:
+    with pytest.raises(OSError, match="is another folder") as refused:
         own.save(2, model, optimizer)
     said.append(str(refused.value))
     if dist.get_rank() == 0:
         shutil.copytree(folder / "shared", own.folder, dirs_exist_ok=True)
     dist.barrier()
-    with pytest.raises(OSError) as refused:
+    with pytest.raises(OSError, match="is another folder") as refused:
         own.load(model, optimizer)
     said.append(str(refused.value))
     assert checkpoints.load(model, optimizer) == 1

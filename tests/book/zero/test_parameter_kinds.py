@@ -205,7 +205,11 @@ def test_an_exchange_between_copies_has_the_time_of_a_unit_and_keeps_the_common_
     }
     assert all(other == first for other in others), (first, others)
     assert sorted(first) == sorted(
-        ["end ", "compare the used parameters", *(step for three in steps.values() for step in three)]
+        [
+            "end ",
+            "compare the used parameters of 4, 3, 2, 1, 0",
+            *(step for three in steps.values() for step in three),
+        ]
     ), first
     for unit in units[:-2]:
         reduced, averaged, gathered = [first.index(step) for step in steps[unit]]

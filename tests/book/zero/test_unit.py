@@ -106,7 +106,8 @@ WAYS = [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2)]
 
 def test_every_exchange_is_agreed_under_the_name_of_its_units_first_parameter() -> None:
     # The unit whose backward pass runs first comes first.
-    together = {("compare", "the used parameters", FIRST["second"])}
+    units = "second, first, the root"
+    together = {("compare", f"the used parameters of {units}", FIRST["second"])}
     clipping = {("gather", "the norm of the gradients", FIRST["the root"])}
     each = {kind: {(kind, *unit) for unit in FIRST.items()} for kind in ("gather", "reduce")}
     sharded = together | clipping | each["gather"] | each["reduce"]
