@@ -26,19 +26,19 @@ numbers](rng.py), [Rules in PyTorch's reentrant checkpoint](reentrant_rules.py).
 examples](corpus.py).
 
 **Parameters**: [The flat vector](flat.py), [What a flat vector
-refuses](flat_checks.py), [Access to a slice](access.py), [The gradients of a flat
-vector](gradients.py), [Gradients that wait for their exchange](waiting.py), [Freezing
-and unfreezing](freezing.py), [Parameter sites](parameter_sites.py), [Counting a
-constructor's writes](written.py), [Copies between device and host](host.py), [The
-policy](policy.py), [Master weights](masters.py), [Offload](offload.py), [Norms and
-losses](norms.py).
+refuses](flat_checks.py), [The class of a whole parameter](whole_form.py), [Access to a
+slice](access.py), [The gradients of a flat vector](gradients.py), [Gradients that wait
+for their exchange](waiting.py), [Freezing and unfreezing](freezing.py), [Parameter
+sites](parameter_sites.py), [Counting a constructor's writes](written.py), [Copies
+between device and host](host.py), [The policy](policy.py), [Master
+weights](masters.py), [Offload](offload.py), [Norms and losses](norms.py).
 
 **Guards**: [Interrupted forward and backward passes](interrupted.py), [Weights that
 change before the backward pass](stale_backward.py), [No second wrapper](wrappers.py),
-[Transforms and methods that a sharded model refuses](unsupported.py), [Checks before an
-optimizer's step](optimizer_guard.py), [Parameters that belong to no unit](unowned.py),
-[Copying an optimizer](optimizer_copy.py), [The trial of an
-optimizer](optimizer_trial.py).
+[Transforms and methods that a sharded model refuses](unsupported.py), [Tensors in one
+memory](shared_memory.py), [Checks before an optimizer's step](optimizer_guard.py),
+[Parameters that belong to no unit](unowned.py), [Copying an
+optimizer](optimizer_copy.py), [The trial of an optimizer](optimizer_trial.py).
 
 **ZeRO**: [A unit](unit.py), [Stage 0: every rank keeps everything](replicate.py),
 [Stage 1: the optimizer's state is split](zero1.py), [Stage 2: the gradients are

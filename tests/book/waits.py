@@ -31,9 +31,17 @@ def waits_in_the_book() -> dict[str, set[str]]:
             # The first makes the host wait, for backends that have no streams. The second keeps gradients
             # from piling up on a device, and test_streaming.py counts them. The third keeps NCCL's kernels
             # from blocking each other, and test_collectives.py looks for it. test_handover.py looks for the
-            # fourth, which needs a recomputation on several streams. The last two wait for other processes
-            # and for the end of a thread.
-            unseen = ("arrived", "let_leave", "take_turn", "hand_over", "wait_for", "monitor")
+            # fourth, which needs a recomputation on several streams. The last three wait for other
+            # processes and for the end of a thread.
+            unseen = (
+                "arrived",
+                "let_leave",
+                "take_turn",
+                "hand_over",
+                "wait_for",
+                "found_in_store",
+                "monitor",
+            )
             if not isinstance(function, ast.FunctionDef) or function.name in unseen:
                 continue
             for node in ast.walk(function):

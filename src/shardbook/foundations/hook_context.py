@@ -177,7 +177,7 @@ def map_tensors(
 
     :param opens: whether the attributes of the value itself are changed, too, if it is
         an object of any other class, as a model may return it. An object inside of
-        another one stays: it may be such a cache.
+        another one stays, because it may be a cache.
     """
     # A compiler cannot compare the identity of two containers.
     if isinstance(value, Tensor) or torch.compiler.is_compiling():

@@ -71,6 +71,7 @@ __all__ = [
     "graph_task",
     "group_in_force",
     "in_transform",
+    "is_compiled",
     "is_expired",
     "is_initialised",
     "keystr",
@@ -84,6 +85,7 @@ __all__ = [
     "own_children",
     "own_parameters",
     "pop_saving",
+    "pre_hooks_of",
     "profiler_runs",
     "push_saving",
     "reaches_all",
@@ -326,6 +328,16 @@ INDEX_NAMES = {
 def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
     """[The same dictionary](#own_parameters) for modules. `children` leaves out a second name."""
     return module._modules
+
+
+def pre_hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
+    """The hooks that run before a module's forward pass. No public function lists them."""
+    return list(module._forward_pre_hooks.values())
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `module.compile()` was called. No public function tells."""
+    return module._compiled_call_impl is not None
 
 
 def is_initialised(module: nn.Module) -> bool:

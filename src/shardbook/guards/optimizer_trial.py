@@ -1,6 +1,6 @@
 r"""# The trial of an optimizer
 
-> Before its first step, copies of the optimizer train small tensors, once whole and once in slices.
+> Before its first step, copies of the optimizer train other tensors, once whole and once in slices.
 
 In stages 1 to 3 an optimizer trains slices, as if they were whole parameters. AdamW
 computes each element from that element alone, so the elements of a slice get the same
@@ -238,7 +238,8 @@ RANKS: tuple[Rank, ...] = (None, 0, 1)
 
 
 def shapes_of(kind: Kind) -> list[tuple[int, ...]]:
-    """A large and a small shape with the dimensions of a kind, and one of its own size.
+    """A large and a small shape with the dimensions of a kind, and one of its own size if
+    it is larger or smaller than both.
 
     Some rules treat small parameters differently: those with fewer than 4096 elements,
     or with fewer than 128 rows or columns. Others treat large ones differently. A

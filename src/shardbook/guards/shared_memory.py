@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.foundations.hook_context import tensors_in
-from shardbook.foundations.torch_private import own_buffers, storage_id
+from shardbook.foundations.torch_private import own_buffers, pre_hooks_of, storage_id
 
 __all__ = ["shared_memory"]
 
@@ -115,8 +115,7 @@ _USUAL = frozenset(vars(nn.Module()))
 
 def is_made_anew(module: nn.Module, name: str) -> bool:
     """Whether a hook sets this attribute before each forward pass, as `spectral_norm` does."""
-    hooks = module._forward_pre_hooks.values()
-    return any(getattr(hook, "name", None) == name for hook in hooks)
+    return any(getattr(hook, "name", None) == name for hook in pre_hooks_of(module))
 
 
 def refusal(name: str, parameter: str, *, both: bool) -> str:

@@ -253,8 +253,8 @@ def owner_of(parameter: Tensor) -> Flat | None:
 
 def is_whole_form(parameter: Tensor) -> bool:
     """Whether this is a whole parameter of a unit, and not one of the model's own."""
-    if isinstance(parameter, Whole) or type(parameter) is nn.Parameter:
-        return isinstance(parameter, Whole)
+    if isinstance(parameter, Whole):
+        return True
     flat = flat_of(parameter)
     return flat is not None and any(parameter is whole for whole in flat.whole)
 

@@ -1,6 +1,6 @@
 r"""# The class of a whole parameter
 
-> A whole parameter looks like the model's own, and gathers its unit if it is read while it is freed.
+> A whole parameter has the attributes and the class of the model's own, and is not read while it is freed.
 
 While a unit computes, its modules hold [whole parameters](flat.py) in place of the
 model's own. A program must not notice the difference:
@@ -15,7 +15,7 @@ def forward(self, x):                 # of the layer
 
 So both objects have one dictionary of attributes. If the model's own parameter has a
 class of its own, such as that of 8-bit weights, the whole one has it, too. Otherwise it
-has one of the two classes of this chapter:
+has one of the two classes of this chapter, or in a compiled unit the plain class:
 
 | the memory of the unit is | class | what it adds |
 |---|---|---|
@@ -43,7 +43,7 @@ from torch import Tensor, nn
 
 from shardbook.foundations.torch_private import as_plain, tree_leaves
 
-__all__ = ["OWNER", "Freed", "Whole", "match", "set_freed"]
+__all__ = ["OWNER", "Freed", "Whole", "match", "set_class"]
 
 OWNER = "_shardbook_flat"
 
@@ -51,8 +51,7 @@ OWNER = "_shardbook_flat"
 class Whole(nn.Parameter):
     """A whole parameter whose memory is there."""
 
-    # Tells [code without this class](hook_context.py#is_freed) that its memory may be
-    # freed.
+    # By this name [`is_freed`](hook_context.py#is_freed) knows the class.
     may_be_freed = True
 
     @property
@@ -164,9 +163,16 @@ def match(whole: Sequence[nn.Parameter], parameters: Sequence[nn.Parameter]) -> 
             one.__class__ = Whole if kind is nn.Parameter else kind
 
 
-def set_freed(parameters: Iterable[nn.Parameter], freed: bool) -> None:
-    """Change the class of whole parameters when their memory is given back, or is there again."""
-    kind = Freed if freed else Whole
+def set_class(
+    parameters: Iterable[nn.Parameter], kind: type[nn.Parameter] = Whole
+) -> None:
+    """Change the class of whole parameters when their memory is given back, or is there again.
+
+    A parameter with a class of the program keeps it.
+
+    :param kind: `Freed`, `Whole`, or `nn.Parameter` where the unit is compiled, because
+        the compiler reads no property of a derived class
+    """
     for parameter in parameters:
-        if isinstance(parameter, Whole):
+        if type(parameter) in (Freed, Whole, nn.Parameter):
             parameter.__class__ = kind

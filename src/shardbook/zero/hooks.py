@@ -57,7 +57,7 @@ from shardbook.foundations.hook_context import (
     tensors_in,
 )
 from shardbook.foundations.nesting import Nesting
-from shardbook.foundations.torch_private import next_number, number_of
+from shardbook.foundations.torch_private import is_compiled, next_number, number_of
 from shardbook.guards.optimizer_guard import refuse_copies_of
 from shardbook.guards.stale_backward import Computed
 from shardbook.guards.unsupported import refuse_threads, refuse_transforms
@@ -131,6 +131,7 @@ class Hooks:
         # one while a part is called inside the module, or while the module calls
         # itself.
         self.parts = (module, *parts)
+        self.inside = list(module.modules())
         self.uses: Nesting[Use] = Nesting(*self.parts)
         # A compiler must trace neither an exchange nor the swap of the parameters.
         # `not_compiled` makes it run the hooks as plain Python and compile only the
@@ -179,6 +180,7 @@ class Hooks:
             # The call is inside another one of the module, which has gathered already.
             return
         self.conductor.forward_begins(self.unit)
+        self.unit.compiled = any(map(is_compiled, self.inside))
         self.unit.wait()
         self.unit.show()
         self.conductor.forward_began(self.unit)

@@ -165,8 +165,8 @@ def load_from_rank0(
         plain model gave; on the other ranks it is not read
     :param strict: whether the names must be those of the model, as in
         `load_state_dict`
-    :raises RuntimeError: on every rank, if the dictionary does not fit; units of the
-        model may have new values by then
+    :raises RuntimeError: on every rank, if the dictionary does not fit; some units may
+        have new values by then
     """
     conductor = conductor_of(model)
     group = conductor.order.group
@@ -256,10 +256,11 @@ def refuse_other_values(unit: Unit) -> None:
 
 
 def found_in_store(unit: Unit, mine: list[int]) -> list[list[int]]:
-    """The numbers of all ranks, if all load within some seconds; else none.
+    """The digests of all ranks, if all of them load within 5 seconds; else none.
 
-    In stage 0 loading is no exchange. A rank that loads alone is refused by [the next
-    comparison](unused.py#refuse_other_steps), so none waits for it here.
+    In stage 0 loading is no exchange, so a rank does not wait long for the others. A
+    rank that loads alone is refused by [the next
+    comparison](unused.py#refuse_other_steps).
     """
     meeting = unit.order.meeting
     if meeting is None or unit.order.loaded_alone:

@@ -84,6 +84,7 @@ from shardbook.parameters.gradients import FlatWithGradients
 from shardbook.parameters.masters import dtypes_of
 from shardbook.parameters.parameter_sites import Site
 from shardbook.parameters.policy import Policy
+from shardbook.parameters.whole_form import Whole, set_class
 
 __all__ = ["State", "Unit"]
 
@@ -139,6 +140,8 @@ class Unit(ABC):
         self.shown = False
         # Whether the unit computes with [the masters themselves](masters.py).
         self.precise = False
+        # Whether a compiler runs a module of the unit.
+        self.compiled = False
         # The number of blocks that [keep the unit whole](whole.py) now.
         self.held = 0
         self.rank, world_size = world(groups.shards)
@@ -269,6 +272,8 @@ class Unit(ABC):
             raise RuntimeError(f"{self.name} is not whole; wait for it first")
         self.shown = whole
         for flat in self.flats:
+            if whole:
+                set_class(flat.whole, nn.Parameter if self.compiled else Whole)
             flat.use(whole)
         counterpart = self.counterpart if whole else {}
         # Tied sites name one parameter. They get the same counterpart, so they stay

@@ -160,8 +160,9 @@ class Usage:
     def named(self) -> str:
         """The units that compare, as words of a message.
 
-        A rank may have left out a unit that another has used. Their numbers would have
-        different lengths, so the ranks agree on the units first.
+        A rank may have left out a unit that another has used. Their vectors would have
+        different lengths, so the ranks agree on the units first. Of many units the text
+        has two names, and a checksum of all.
         """
         names = [unit.name for unit in self.units if unit.due]
         if len(names) < 6:

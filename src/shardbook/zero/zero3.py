@@ -34,7 +34,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from shardbook.parameters.flat import Flat, resize
-from shardbook.parameters.whole_form import set_freed
+from shardbook.parameters.whole_form import Freed, set_class
 from shardbook.zero.zero2 import Zero2
 
 __all__ = ["Zero3"]
@@ -55,7 +55,7 @@ class Zero3(Zero2):
         """
         flat.keep_part(self.rank, apart=True)
         resize(flat.full, 0)
-        set_freed(flat.whole, True)
+        set_class(flat.whole, Freed)
 
     def fetch(self) -> None:
         """Allocate the unit's memory, then gather.
@@ -70,12 +70,6 @@ class Zero3(Zero2):
             resize(flat.full, flat.layout.padded)
         super().fetch()
 
-    def arrive(self) -> None:
-        """Wait for the gather, and let the whole parameters be read."""
-        super().arrive()
-        for flat in self.flats:
-            set_freed(flat.whole, False)
-
     def empty(self) -> None:
         """Free the unit's memory, and keep its tensors.
 
@@ -88,6 +82,6 @@ class Zero3(Zero2):
         the memory only if the graph has no view of it, such as a transposed weight.
         """
         for flat in self.flats:
-            set_freed(flat.whole, True)
+            set_class(flat.whole, Freed)
             resize(flat.full, 0)
         self.expire()

@@ -601,6 +601,23 @@ def test_StorageInfo(tmp_path: Path) -> None:
     assert torch.load(tmp_path / place.relative_path).equal(torch.ones(2, 3))
 
 
+def test_pre_hooks_of() -> None:
+    module, seen = nn.Linear(2, 2), list[Any]()
+    module.register_forward_pre_hook(lambda *given: seen.append(given))
+    (hook,) = private.pre_hooks_of(module)
+    hook(module, ())
+    assert seen == [(module, ())]
+    normed = torch.nn.utils.spectral_norm(nn.Linear(2, 2))
+    assert [getattr(hook, "name", None) for hook in private.pre_hooks_of(normed)] == ["weight"]
+
+
+def test_is_compiled() -> None:
+    module = nn.Linear(2, 2)
+    assert not private.is_compiled(module)
+    module.compile(backend="eager")
+    assert private.is_compiled(module)
+
+
 def test_own_children() -> None:
     net = nn.Sequential(nn.Linear(1, 1))
     net.again, net.none = net[0], None  # type: ignore[assignment]
