@@ -33,12 +33,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardbook.checkpointing.operations import digest
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import world
 from shardbook.foundations.groups import Groups
@@ -237,7 +237,7 @@ def refuse_other_values(unit: Unit) -> None:
         other units may have their new values, and in stage 0 this one, too.
     """
     names = [slot.names[0] for flat in unit.flats for slot in flat.layout.slots]
-    mine = [digest(each) for flat in unit.flats for each in flat.whole]
+    mine = [checksum(each) for flat in unit.flats for each in flat.whole]
     if unit.stage:
         unit.order.before("compare", f"what was loaded into {unit.name}", names[0])
         found: list[Any] = [None] * world(unit.groups.everyone)[1]
@@ -255,8 +255,17 @@ def refuse_other_values(unit: Unit) -> None:
                 )
 
 
+def checksum(value: Tensor) -> int:
+    """A checksum of a tensor's bits."""
+    octets = value.detach().reshape(-1).view(torch.uint8)
+    room = bytearray(octets.numel())
+    if room:
+        torch.frombuffer(room, dtype=torch.uint8).copy_(octets)
+    return crc32(room)
+
+
 def found_in_store(unit: Unit, mine: list[int]) -> list[list[int]]:
-    """The digests of all ranks, if all of them load within 5 seconds; else none.
+    """The checksums of all ranks, if all of them load within 5 seconds; else none.
 
     In stage 0 loading is no exchange, so a rank does not wait long for the others. A
     rank that loads alone is refused by [the next
