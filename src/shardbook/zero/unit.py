@@ -84,7 +84,7 @@ from shardbook.parameters.gradients import FlatWithGradients
 from shardbook.parameters.masters import dtypes_of
 from shardbook.parameters.parameter_sites import Site
 from shardbook.parameters.policy import Policy
-from shardbook.parameters.whole_form import Whole, set_class
+from shardbook.parameters.whole_form import set_class
 
 __all__ = ["State", "Unit"]
 
@@ -272,8 +272,8 @@ class Unit(ABC):
             raise RuntimeError(f"{self.name} is not whole; wait for it first")
         self.shown = whole
         for flat in self.flats:
-            if whole:
-                set_class(flat.whole, nn.Parameter if self.compiled else Whole)
+            if self.compiled:
+                set_class(flat.whole, nn.Parameter)
             flat.use(whole)
         counterpart = self.counterpart if whole else {}
         # Tied sites name one parameter. They get the same counterpart, so they stay

@@ -70,6 +70,12 @@ class Zero3(Zero2):
             resize(flat.full, flat.layout.padded)
         super().fetch()
 
+    def arrive(self) -> None:
+        """Wait for the gather, and let the whole parameters be read."""
+        super().arrive()
+        for flat in self.flats:
+            set_class(flat.whole)
+
     def empty(self) -> None:
         """Free the unit's memory, and keep its tensors.
 
