@@ -60,7 +60,8 @@ class Span(NamedTuple):
             return True
         # Two columns of a matrix have overlapping spans, and no byte in common.
         start = min(self.start, other.start)
-        taken = torch.zeros(max(self.stop, other.stop) - start, dtype=torch.bool)
+        size = max(self.stop, other.stop) - start
+        taken = torch.zeros(size, dtype=torch.bool, device="cpu")
         self.bytes_in(taken, start).fill_(True)
         return bool(other.bytes_in(taken, start).any())
 

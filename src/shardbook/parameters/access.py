@@ -57,6 +57,7 @@ from shardbook.foundations.torch_private import (
     tree_map_only,
 )
 from shardbook.parameters.flat import Flat, is_whole_form, owner_of
+from shardbook.parameters.whole_form import VIEWS
 
 __all__ = ["Slice", "guard_again", "guard_slices"]
 
@@ -295,7 +296,7 @@ _LOOKS = names(
     "rand_like randn_like randint_like"
 )
 # Properties that are operations.
-_VIEWS = names("T mT H mH real imag")
+_VIEWS = VIEWS
 # Operations whose result has the shape of the slice or no dimensions, but whose
 # elements are computed from other elements, or from the first one alone.
 _MIXES = names(

@@ -37,15 +37,20 @@ operation passes through Python.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from shardbook.foundations.torch_private import as_plain, tree_leaves
 
-__all__ = ["OWNER", "Freed", "Whole", "match", "set_class"]
+if TYPE_CHECKING:
+    from shardbook.parameters.flat import Flat
+
+__all__ = ["OWNER", "VIEWS", "Freed", "Whole", "match", "set_class"]
 
 OWNER = "_shardbook_flat"
+
+VIEWS = frozenset(("T", "mT", "H", "mH", "real", "imag"))
 
 
 class Whole(nn.Parameter):
@@ -96,7 +101,12 @@ class Freed(Whole):
         :raises RuntimeError: outside of a backward pass
         """
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if name not in _LOOKS:
+        if name == "__get__":
+            name = func.__self__.__name__  # type: ignore[attr-defined]
+            reads = name in VIEWS
+        else:
+            reads = name not in _LOOKS
+        if reads:
             for value in tree_leaves((args, kwargs)):
                 if type(value) is Freed:
                     demand(value, name)
@@ -122,7 +132,7 @@ class Freed(Whole):
 # Operations that do not read the values.
 _LOOKS = frozenset(
     (
-        *("__get__", "__set__", "__delete__", "__hash__", "__len__", "size", "dim"),
+        *("__set__", "__delete__", "__hash__", "__len__", "size", "dim"),
         *("ndimension", "numel", "nelement", "stride", "storage_offset"),
         *("element_size", "is_floating_point", "is_complex", "is_contiguous"),
         *("get_device", "untyped_storage", "requires_grad_", "register_hook"),
@@ -137,9 +147,9 @@ def demand(parameter: Freed, operation: str) -> None:
 
     :raises RuntimeError: naming the parameter, if this is no backward pass
     """
-    flat: Any = getattr(parameter, OWNER)()
+    flat: Flat | None = getattr(parameter, OWNER)()
     driver = None if flat is None else flat.driver()
-    if driver is None:
+    if flat is None or driver is None:
         raise RuntimeError("a parameter was read after its model was dropped")
     if driver.reach_again():
         return
