@@ -22,9 +22,17 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.optim import Optimizer
 
+from shardbook.state.plain_data import restored
 from shardbook.state.stored import OPTIMIZER, Stretch, entry, places_in
 
-__all__ = ["groups_from", "groups_of", "numbered", "settings_of", "wanted_state"]
+__all__ = [
+    "groups_from",
+    "groups_of",
+    "numbered",
+    "settings_of",
+    "wanted_state",
+    "with_rest",
+]
 
 
 def wanted_state(
@@ -39,6 +47,10 @@ def wanted_state(
     for name, there in index.state_dict_metadata.items():
         if isinstance(there, TensorStorageMetadata):
             parameter, _, key = name.rpartition(".")
+            while key.partition(".")[0].isdigit():
+                # A part of an entry: `optim.state.weight.old_dirs.0`.
+                parameter, _, before = parameter.rpartition(".")
+                key = f"{before}.{key}"
             found.setdefault(parameter, {})[key] = there
     places = list(places_in(model, optimizer))
     keys = [found.get(f"{OPTIMIZER}.{place.slot.names[0]}", {}) for place in places]
@@ -51,11 +63,34 @@ def wanted_state(
     }
     for number, (place, entries) in enumerate(zip(places, keys, strict=True)):
         for key, there in entries.items():
-            alone = key in numbers
-            shape = there.size if alone else place.parameter.shape
+            alone = key in numbers or "." in key
+            whole = alone or not place.flat.sliced
+            shape = there.size if whole else place.parameter.shape
             device = "cpu" if alone else place.parameter.device
             room = torch.empty(shape, dtype=there.properties.dtype, device=device)
             yield number, key, room, entry(place, key, room, alone=alone)
+
+
+def with_rest(
+    entries: dict[int, dict[str, Tensor]],
+    rest: Mapping[str, Mapping[str, Any]],
+    model: nn.Module,
+    optimizer: Optimizer,
+) -> dict[int, dict[str, Any]]:
+    """An optimizer's state, of the tensors of a checkpoint and what is no tensor.
+
+    :param entries: the tensors, by the parameter's number and the entry's key
+    :param rest: what `stretches_of_state` gave, by the parameter's name
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for number, place in enumerate(places_in(model, optimizer)):
+        here = entries.get(number, {})
+        state: dict[str, Any] = {k: each for k, each in here.items() if "." not in k}
+        for key, value in rest.get(place.slot.names[0], {}).items():
+            state[key] = restored(value, here)
+        if state:
+            found[number] = state
+    return found
 
 
 def groups_of(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -85,6 +120,9 @@ def groups_from(
                 f"group {place} of the optimizer, with {group['params'][0]}, holds other "
                 "parameters than each group of the checkpoint; make the groups as before"
             )
+        for key, value in settings.items():
+            if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
+                settings[key] = value.to(group[key].device)
         found.append({**settings, "params": numbers["params"]})
     return found
 

@@ -50,6 +50,7 @@ from shardbook.state.optimizer_entries import (
     groups_of,
     settings_of,
     wanted_state,
+    with_rest,
 )
 from shardbook.state.plain_data import plain, restored
 from shardbook.state.sharded import read, write
@@ -121,8 +122,10 @@ def state_of(
     text: dict[str, Any] = {"ranks": world(None)[1], "optimizer": None, "others": {}}
     settings: dict[str, Any] = {}
     if optimizer is not None:
-        stored += [each for _, _, each in stretches_of_state(model, optimizer)]
+        tensors, rest = stretches_of_state(model, optimizer)
+        stored += tensors
         text["optimizer"] = plain(groups_of(model, optimizer), "the optimizer")
+        text["entries"] = rest
         settings = settings_of(model, optimizer)
     for name, other in others.items():
         text["others"][name] = plain(other.state_dict(), name)
@@ -192,7 +195,8 @@ def load_run(
         for number, key, value, _ in state:
             entries.setdefault(number, {})[key] = value
         groups = groups_from(restored(text["optimizer"]), model, optimizer)
-        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        whole = with_rest(entries, text.get("entries", {}), model, optimizer)
+        optimizer.load_state_dict({"state": whole, "param_groups": groups})
     for name, other in others.items():
         other.load_state_dict(restored(text["others"][name]))
     rank_state.go_on(model, {each.name: each.whole for each in states})

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -37,7 +38,8 @@ from shardbook.foundations.collectives import world
 from shardbook.foundations.groups import Groups
 from shardbook.foundations.torch_private import as_plain
 from shardbook.state.boxes import Box, boxes
-from shardbook.training.optimizer_state import Slice, keys_of_numbers
+from shardbook.state.plain_data import plain
+from shardbook.training.optimizer_state import Slice, keys_of_numbers, refuse_in_parts
 from shardbook.zero.conductor import conductor_of
 
 __all__ = [
@@ -116,17 +118,28 @@ def stretches(model: nn.Module, *, frozen: bool = True) -> Iterator[Stretch]:
 
 def stretches_of_state(
     model: nn.Module, optimizer: Optimizer
-) -> Iterator[tuple[int, str, Stretch]]:
-    """The stretches of an optimizer's state.
+) -> tuple[list[Stretch], dict[str, dict[str, Any]]]:
+    """The stretches of an optimizer's state, and what is no tensor by the names of the
+    parameter and the entry.
 
-    :returns: the parameter's number in the optimizer, the entry's key, the stretch
+    :raises ValueError: naming an entry that a checkpoint has no place for
     """
     state = optimizer.state_dict()["state"]
     alone = keys_of_numbers(state)
+    found: list[Stretch] = []
+    rest: dict[str, dict[str, Any]] = {}
     for number, place in enumerate(places_in(model, optimizer)):
+        name = place.slot.names[0]
         for key, value in state.get(number, {}).items():
+            if place.flat.sliced:
+                refuse_in_parts(place, key, value)
             if isinstance(value, Tensor):
-                yield number, key, entry(place, key, value, alone=key in alone)
+                found.append(entry(place, key, value, alone=key in alone))
+                continue
+            kept: dict[str, Tensor] = {}
+            rest.setdefault(name, {})[key] = plain(value, key, kept)
+            found += [entry(place, k, each, alone=True) for k, each in kept.items()]
+    return found, rest
 
 
 def entry(place: Slice, key: str, value: Tensor, *, alone: bool) -> Stretch:
@@ -134,15 +147,17 @@ def entry(place: Slice, key: str, value: Tensor, *, alone: bool) -> Stretch:
 
     Most entries have an element for each element of the parameter, such as `exp_avg`.
     Others are one number for the whole parameter, such as the count of steps, and are
-    the same on all ranks.
+    the same on all ranks. If a rank has the whole parameter, it may also have state of
+    another shape, such as Adafactor's rows and columns.
 
-    :param alone: whether the entry is one number
+    :param alone: whether the entry is not cut like the parameter
     """
     names = (f"{OPTIMIZER}.{place.slot.names[0]}.{key}",)
-    if not alone:
+    other = not place.flat.sliced and value.shape != place.slot.shape
+    if not alone and not other:
         return stretch(place, names, value)
     share = share_of(place.unit.groups, sliced=False)
-    return Stretch(names, tuple(value.shape), 0, value.view(-1), share)
+    return Stretch(names, tuple(value.shape), 0, value.reshape(-1), share)
 
 
 def stretch(place: Slice, names: tuple[str, ...], values: Tensor) -> Stretch:

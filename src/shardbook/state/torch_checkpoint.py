@@ -137,7 +137,8 @@ def from_folder(
     read(reader, index, [*held, *(each for *_, each in state)], cast=cast)
     if optimizer is not None:
         entries: dict[int, dict[str, Tensor]] = {}
-        for number, key, value, _ in state:
+        for number, key, value, stretch in state:
+            refuse_part_of_entry(reader.folder, key, stretch)
             entries.setdefault(number, {})[key] = value
         groups = groups_from(settings, model, optimizer)
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
@@ -237,6 +238,18 @@ def state_dict_in(
         name: value if isinstance(value, Tensor) else Named(name, torch.uint8, ())
         for name, value in found.items()
     }
+
+
+def refuse_part_of_entry(folder: Path, key: str, found: Stretch) -> None:
+    """Refuse a tensor that belongs to a list in an optimizer's state.
+
+    :raises ValueError: naming it
+    """
+    if "." in key:
+        raise ValueError(
+            f"{found.name} in {folder} is a part of a list, and the folder does not say "
+            "of which; load the model alone"
+        )
 
 
 def refuse_no_optimizer(path: Path) -> NoReturn:

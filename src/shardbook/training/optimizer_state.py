@@ -40,12 +40,13 @@ from torch.optim import Optimizer
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import all_gather, world
 from shardbook.foundations.layout import Slot, views
+from shardbook.foundations.torch_private import tree_leaves
 from shardbook.parameters.flat import owner_of
 from shardbook.parameters.gradients import FlatWithGradients
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.unit import Unit
 
-__all__ = ["load_optimizer_state_dict", "optimizer_state_dict"]
+__all__ = ["load_optimizer_state_dict", "optimizer_state_dict", "refuse_in_parts"]
 
 # sidelit: hide
 StateDict = dict[str, Any]
@@ -62,8 +63,8 @@ def optimizer_state_dict(model: nn.Module, optimizer: Optimizer) -> StateDict:
     :param optimizer: an optimizer of some or all parameters of the model
     :returns: a new dictionary in the form of `optimizer.state_dict()`; a parameter that
         the optimizer has never stepped has no entry
-    :raises ValueError: if the model is not sharded, or a parameter belongs to another
-        sharded model
+    :raises ValueError: if the model is not sharded, a parameter belongs to another
+        sharded model, or the state of a slice holds tensors of another shape
     :raises Disagreement: on every rank, if the ranks hold different state
     """
     found = optimizer.state_dict()
@@ -188,8 +189,9 @@ def entries_of_slices(
     it is not gathered.
     """
     for number, place in slices.items():
-        shape = place.flat.parameters[place.index].shape
+        shape = place.parameter.shape
         for key, value in state.get(number, {}).items():
+            refuse_in_parts(place, key, value)
             if isinstance(value, Tensor) and value.shape == shape:
                 yield Entry(number, place, key, value)
 
@@ -263,6 +265,25 @@ def refuse_different(model: nn.Module, entries: list[Entry]) -> None:
         raise Disagreement(
             "ranks hold different optimizer state; step the optimizer equally often on "
             "every rank, and load the same state"
+        )
+
+
+def refuse_in_parts(place: Slice, key: str, value: Any) -> None:
+    """Refuse state of a slice that cannot be put together to state of the parameter.
+
+    :raises ValueError: naming the entry
+    """
+    if isinstance(value, Tensor):
+        wrong = value.dim() > 0 and value.shape != place.parameter.shape
+        what = f"a tensor of shape {tuple(value.shape)}"
+    else:
+        wrong = any(isinstance(each, Tensor) for each in tree_leaves(value))
+        what = f"tensors in a {type(value).__name__}"
+    if wrong:
+        raise ValueError(
+            f"the optimizer's {key} of {place.slot.names[0]} is {what}, and of a slice "
+            "only tensors with its shape and single numbers can be saved; train with "
+            "stage=0, or save without the optimizer"
         )
 
 
