@@ -28,11 +28,11 @@ if rank == 0:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from zlib import crc32
 
 import torch
@@ -42,7 +42,8 @@ from torch import Tensor, nn
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import world
 from shardbook.foundations.groups import Groups
-from shardbook.foundations.torch_private import storage_id
+from shardbook.foundations.torch_private import as_plain, storage_id, tree_leaves
+from shardbook.parameters.flat import flat_of
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.unit import State, Unit
 
@@ -110,7 +111,7 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
         unit.free()
 
     for part in {site.module for site in unit.sites} - {module}:
-        part.register_state_dict_pre_hook(partial(refuse_part, unit))
+        part.register_state_dict_post_hook(partial(names_alone, unit))
     module.register_state_dict_pre_hook(gather)
     module.register_state_dict_post_hook(copy_and_free)
     module.register_load_state_dict_pre_hook(gather)
@@ -216,15 +217,60 @@ def refuse_in_block(unit: Unit) -> None:
         )
 
 
-# A part of a unit has no shard of its own, so it cannot gather. If its `state_dict`
-# were called directly, it would save slices.
-def refuse_part(unit: Unit, part: nn.Module, *_: Any) -> None:
+# A part of a unit has no shard of its own, so it cannot gather. Some programs call its
+# `state_dict` for the names alone: `peft` picks those of a trained copy from the
+# `state_dict` of the model.
+def names_alone(
+    unit: Unit, part: nn.Module, found: dict[str, Any], prefix: str, *_: Any
+) -> None:
+    """Replace the slices in the `state_dict` of a part by tensors without values."""
     refuse_in_block(unit)
-    if unit.state is not State.WHOLE:
-        raise RuntimeError(
-            f"a {type(part).__name__} inside {unit.name} has no state_dict of its "
-            "own; call state_dict() on the unit or on the model"
-        )
+    if unit.state is State.WHOLE:
+        return
+    for site in unit.sites:
+        key = prefix + site.attribute
+        flat = flat_of(site.parameter)
+        if site.module is part and key in found and flat is not None and flat.sliced:
+            whole = unit.counterpart[id(site.parameter)]
+            nothing = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
+            found[key] = nothing.as_subclass(Named)
+            found[key].said = (
+                f"the state_dict() of a {type(part).__name__} inside {unit.name} has the "
+                "names and shapes of its parameters, and not their values; call "
+                "state_dict() on the unit or on the model"
+            )
+
+
+class Named(Tensor):
+    """A tensor of which only the shape and the dtype are known here."""
+
+    said: str
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Answer what needs no values, and refuse all else.
+
+        :raises RuntimeError: if an operation reads the values
+        """
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__hash__", "size", "dim", "numel"):
+            with as_plain():
+                return func(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs))
+        raise RuntimeError(next(each.said for each in leaves if type(each) is cls))
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be saved or copied.
+
+        :raises RuntimeError: always
+        """
+        raise RuntimeError(self.said)
 
 
 def refuse_other_values(unit: Unit) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -353,9 +355,18 @@ def refused_uses() -> list[str]:
             with pytest.raises(TypeError) as refused:
                 use(module)
         said.append(str(refused.value))
-    with pytest.raises(RuntimeError) as caught:
-        model[0][1].state_dict()
-    said.append(str(caught.value))
+    # The names and shapes of a part are there on one rank alone, and the values are not.
+    part, plain = model[0][1].state_dict(), chain()[1].state_dict()
+    assert [(key, value.shape) for key, value in part.items()] == [
+        (key, value.shape) for key, value in plain.items()
+    ]
+    uses = [torch.clone, copy.deepcopy, partial(torch.save, f=io.BytesIO()), torch.ones(1).copy_]
+    for use in uses:
+        with pytest.raises(RuntimeError) as caught:
+            use(next(iter(part.values())))
+        said.append(str(caught.value))
+    assert len(set(said[-len(uses) :])) == 1
+    said[-len(uses) :] = said[-1:]
     assert model[0].state_dict().keys() == chain().state_dict().keys()
     next(model.parameters()).register_post_accumulate_grad_hook(lambda parameter: None)
     with pytest.raises(RuntimeError) as caught:
@@ -372,7 +383,8 @@ def test_what_would_silently_train_or_save_something_else_is_refused() -> None:
             == ("a sharded model cannot be copied or pickled; load its state_dict() into a plain model")
         )
         assert part.endswith(
-            "inside 0 has no state_dict of its own; call state_dict() on the unit or on the model"
+            "inside 0 has the names and shapes of its parameters, and not their values; call state_dict() on "
+            "the unit or on the model"
         )
         assert hook == "the gradient hook on 0.0.weight in unit 0 would never be called; remove it"
 
