@@ -223,6 +223,6 @@ def refuse_copy(protocol: Any) -> NoReturn:
     :raises TypeError: always
     """
     raise TypeError(
-        "a sharded model cannot be copied or pickled; "
-        "load its state_dict() into a plain model"
+        "a sharded model cannot be copied or pickled; make copies before sharding, and "
+        "shard each, or load its state_dict() into a plain model"
     )

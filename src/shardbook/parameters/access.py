@@ -31,7 +31,21 @@ product with the similarities would fail on rank 1 alone. A full reduction, such
 norm, has a result without dimensions. That result is a plain number, computed from this
 rank's slice.
 
-If you mean the slice itself, write `parameter.detach()`, which gives a plain tensor.
+If you mean the slice itself, write `parameter.detach()`, which computes like a plain
+tensor.
+
+A moving average of weights, such as a teacher's, needs no whole parameter. Each rank
+can average its slices if both models are cut alike: they have the same stage and units,
+and are frozen only after sharding.
+
+```python
+model = shard(model, units=(Encoder, Block))   # model.teacher and model.student: Encoders
+model.teacher.requires_grad_(False)
+...
+with torch.no_grad():                          # between steps, or in model.forward
+    for average, new in zip(model.teacher.parameters(), model.student.parameters()):
+        average.lerp_(new, 0.1)
+```
 """
 
 from __future__ import annotations
@@ -56,7 +70,7 @@ from shardbook.foundations.torch_private import (
     tree_leaves,
     tree_map_only,
 )
-from shardbook.parameters.flat import Flat, is_whole_form, owner_of
+from shardbook.parameters.flat import Flat, flat_of, is_whole_form, owner_of
 from shardbook.parameters.whole_form import VIEWS
 
 __all__ = ["Slice", "guard_again", "guard_slices"]
@@ -86,6 +100,15 @@ class Place(NamedTuple):
             'itself, or read it inside of "with whole(model):"'
         )
 
+    def mixture(self, operation: str) -> RuntimeError:
+        """An error for an operation that mixes a slice with a tensor that is cut otherwise."""
+        return RuntimeError(
+            f"{self.name} of unit {self.unit} is only a slice here, and {operation} would "
+            "mix it with a tensor that is not cut alike; to average weights, shard both "
+            "models with the same stage and units, and freeze the average after that; "
+            'whole parameters are read inside of "with whole(model):"'
+        )
+
     def cut_alike(self, other: Place) -> bool:
         """Whether two parameters have the same shape and are cut at the same places.
 
@@ -108,15 +131,16 @@ class Guarded:
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Apply the three rules to an operation. PyTorch calls this in place of the operation."""
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if name == "__get__":
+        name, kwargs = operation(func), kwargs or {}
+        looks = name in _LOOKS or name.startswith("new_")
+        if func.__name__ == "__get__":
             # Most properties only inspect the slice. But `parameter.T` is an operation.
-            name = func.__self__.__name__  # type: ignore[attr-defined]
             looks = name not in _VIEWS
-        else:
-            looks = name in _LOOKS or name.startswith("new_")
         with as_plain():
-            return func(*args, **kwargs) if looks else compute(func, name, args, kwargs)
+            if not looks:
+                return compute(func, name, args, kwargs)
+            found = func(*args, **kwargs)
+            return elements(args[0], found) if name in _ELEMENTS else found
 
     # sidelit: depth A slice that `torch.save` would store under the name of the whole parameter.
 
@@ -159,6 +183,53 @@ class Part(Guarded, Tensor):
     """A tensor that was computed from a slice, element by element."""
 
 
+class Elements(Tensor):
+    """The elements of a slice, as `detach` and `.data` give them: a plain tensor.
+
+    Only an error gets other words. A wrapper that averages weights, and was made before
+    the model was sharded, would otherwise fail with two sizes that no user knows.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operation on plain tensors."""
+        with as_plain():
+            name = operation(func)
+            given = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+            first = next(value for value in given if isinstance(value, Elements))
+            try:
+                result = func(*args, **(kwargs or {}))
+            except (RuntimeError, IndexError) as error:
+                if all(value.shape == first.shape for value in given):
+                    raise
+                raise place_of(first).mixture(name) from error
+            return elements(first, result) if name in _ELEMENTS else result
+
+    # sidelit: depth Copies and pickles, which are plain.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """A plain tensor."""
+        return memo.setdefault(id(self), self.clone())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled as a plain tensor."""
+        with as_plain():
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+def elements(piece: Any, values: Tensor) -> Tensor:
+    """Note of which slice these are the elements, or were computed from."""
+    noted = values.as_subclass(Elements)
+    setattr(noted, _PLACE, place_of(piece))
+    return noted
+
+
 def guard_slices(flat: Flat, unit: str) -> None:
     """Give the model's own parameters in a flat vector the class that applies the
     rules.
@@ -191,6 +262,14 @@ def place_of(value: Any) -> Place:
     return place
 
 
+def operation(func: Callable[..., Any]) -> str:
+    """The name of an operation, or of the property that is read."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = func.__self__.__name__  # type: ignore[attr-defined]
+    return name
+
+
 def compute(
     func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -219,15 +298,18 @@ def compute(
             f"{name} would give a slice of {place.name} of unit {place.unit} other "
             "values than the whole parameter; fill it before sharding, or through init="
         )
+    if pairs and not all(map(are_cut_alike, zip(*lists_in(args, kwargs)))):
+        raise place.mixture(name)
     if not pairs and not is_elementwise(name, args, given, first):
-        raise place.refusal(name)
+        writes = name.endswith("_") and not name.endswith("__") and len(given) > 1
+        raise place.mixture(name) if writes else place.refusal(name)
     try:
         result = func(*args, **kwargs)
     except (RuntimeError, ValueError, IndexError) as error:
         # PyTorch itself refuses to change a parameter in place while autograd records.
         if first is given[0] and name.endswith("_") and torch.is_grad_enabled():
             raise
-        raise place.refusal(name) from error
+        raise place.mixture(name) if pairs else place.refusal(name) from error
     for value in tree_leaves(result):
         if isinstance(value, Tensor) and not isinstance(value, Guarded):
             recorded = torch.is_grad_enabled() and value.requires_grad
@@ -254,7 +336,30 @@ def fits(value: Tensor, piece: Tensor) -> bool:
     """Whether an operand has a value for each element of a slice."""
     if isinstance(value, Guarded) and not place_of(value).cut_alike(place_of(piece)):
         return False
-    return value.ndim == 0 or value.shape == piece.shape
+    return value.ndim == 0 or (value.shape == piece.shape and is_cut(value))
+
+
+def lists_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Sequence[Any]]:
+    """The lists whose elements an operation pairs."""
+    given = (*args, *kwargs.values())
+    return [each for each in given if isinstance(each, list | tuple)]
+
+
+def are_cut_alike(values: Iterable[Any]) -> bool:
+    """Whether an operation may pair these: slices, or whole tensors, but not both."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    sliced = any(isinstance(value, Guarded) for value in tensors)
+    return not sliced or all(is_cut(value) or not value.ndim for value in tensors)
+
+
+def is_cut(value: Tensor) -> bool:
+    """Whether a tensor may be a slice, and is not a parameter that each rank has whole.
+
+    A frozen parameter is such a one in stages 1 and 2. On some ranks a slice has its
+    shape by chance.
+    """
+    flat = flat_of(value)
+    return flat is None or flat.sliced
 
 
 def takes_all(index: Any) -> bool:
@@ -294,6 +399,11 @@ _LOOKS = names(
     "is_inference get_device requires_grad_ register_hook retain_grad "
     "register_post_accumulate_grad_hook zeros_like ones_like empty_like full_like "
     "rand_like randn_like randint_like"
+)
+# Of these the results are the elements, or the terms of an average.
+_ELEMENTS = names(
+    "data detach mul __mul__ __rmul__ add __add__ __radd__ sub __sub__ __rsub__ div "
+    "__truediv__"
 )
 # Properties that are operations.
 _VIEWS = VIEWS

@@ -61,8 +61,8 @@ def refuse_replaced(flat: Flat, unit: str) -> None:
             kept = shares_storage(parameter, flat.shard)
             if not kept or not shares_storage(whole, flat.full):
                 raise RuntimeError(
-                    f"{slot.names[0]} in unit {unit} has left its shard; "
-                    "convert or move the model before sharding"
+                    f"{slot.names[0]} in unit {unit} has left its shard; write its "
+                    "values in place, and convert or move the model before sharding"
                 )
             if parameter.requires_grad and not flat.learns:
                 raise RuntimeError(

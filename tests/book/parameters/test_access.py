@@ -145,7 +145,10 @@ def uses_of_slices() -> None:
         plain = {name: p.detach().clone() for name, p in model.named_parameters()}
         for name, parameter in model.named_parameters():
             assert isinstance(parameter, nn.Parameter), name
-            assert type(parameter.detach()) is type(parameter.data) is Tensor, name
+            assert (
+                type(parameter.detach().clone()) is type(pickle.loads(pickle.dumps(parameter.data))) is Tensor
+            )
+            assert type(copy.deepcopy(parameter.data)) is Tensor, name
             assert parameter.shape == parameter.size() == plain[name].shape, name
             assert "Parameter containing" in repr(parameter), name
             assert parameter.to(parameter.device) is parameter, name

@@ -380,7 +380,10 @@ def test_what_would_silently_train_or_save_something_else_is_refused() -> None:
         assert (
             copied
             == pickled
-            == ("a sharded model cannot be copied or pickled; load its state_dict() into a plain model")
+            == (
+                "a sharded model cannot be copied or pickled; make copies before sharding, and shard each, "
+                "or load its state_dict() into a plain model"
+            )
         )
         assert part.endswith(
             "inside 0 has the names and shapes of its parameters, and not their values; call state_dict() on "

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 import ranks
 from book.toys import assert_equal
@@ -59,9 +60,9 @@ def alike(act: Callable[[Any, Tensor], Any], loss_of: Any = squared, stages: Any
 
 
 @contextmanager
-def refused(words: str, kind: type[Exception] = RuntimeError) -> Iterator[None]:
-    with pytest.raises(kind, match=words):
-        yield
+def refused(words: str, kind: type[Exception] = RuntimeError) -> Iterator[Any]:
+    with pytest.raises(kind, match=words) as caught:
+        yield caught
 
 
 # --- Memory of a unit ---
@@ -401,3 +402,123 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_no_program_differs_without_a_word(case: Callable[[], None]) -> None:
     ranks.run(2, case)
+
+
+# --- Averages of weights ---
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block = nn.Linear(4, 4), Block(lambda block, x: torch.tanh(block.linear(x)))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.block(self.first(x))
+
+
+def by_lerp(teacher: nn.Module, student: nn.Module) -> None:
+    for average, new in zip(teacher.parameters(), student.parameters(), strict=True):
+        average.lerp_(new, 0.1)
+
+
+def by_data(teacher: nn.Module, student: nn.Module) -> None:
+    for average, new in zip(teacher.parameters(), student.parameters(), strict=True):
+        average.data.mul_(0.9).add_(new.data * 0.1)
+
+
+def by_lists(teacher: nn.Module, student: nn.Module) -> None:
+    torch._foreach_lerp_(list(teacher.parameters()), list(student.parameters()), 0.1)
+
+
+class Pair(nn.Module):
+    """A student, and a teacher that is its moving average, updated in the forward pass or between steps."""
+
+    def __init__(self, update: Callable[[nn.Module, nn.Module], None], inside: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.student, self.teacher = Tower(), Tower()
+        self.teacher.load_state_dict(self.student.state_dict())
+        self.update, self.inside = torch.no_grad()(update), inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.inside:
+            self.update(self.teacher, self.student)
+        with torch.no_grad():
+            aim = self.teacher(x + 0.1)
+        return (self.student(x) - aim - 1).square().mean()
+
+
+def distilled(model: Pair) -> dict[str, Any]:
+    model.teacher.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.student.parameters(), lr=0.1)
+    for _ in range(3):
+        model(INPUT).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not model.inside:
+            model.update(model.teacher, model.student)
+    return dict(model.state_dict())
+
+
+def one_recipe_holds_at_every_stage() -> None:
+    for update in (by_lerp, by_data, by_lists):
+        for inside in (False, True):
+            expected = distilled(Pair(update, inside))
+            for stage in STAGES:
+                model = shard(Pair(update, inside), stage=stage, units=(Tower, Block))
+                assert_equal(distilled(model), expected)
+
+
+def averaged(model: nn.Module, average: Any, x: Tensor = INPUT) -> dict[str, Any]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(3):
+        squared(model, model(x)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+    return {**model.state_dict(), **{f"average.{k}": v for k, v in average.module.state_dict().items()}}
+
+
+def the_average_of_pytorch_is_sharded_like_the_model() -> list[str]:
+    multi = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    said = []
+    for how in ({}, {"multi_avg_fn": multi}):
+        torch.manual_seed(0)
+        plain = Tower()
+        begin = plain.state_dict(keep_vars=False)
+        begin = {key: value.clone() for key, value in begin.items()}
+        expected = averaged(plain, AveragedModel(plain, **how))
+        for stage in STAGES:
+            model = Tower()
+            model.load_state_dict(begin)
+            average = AveragedModel(model, **how)
+            shard(average.module, stage=stage, units=Block)
+            shard(model, stage=stage, units=Block)
+            assert_equal(averaged(model, average), expected)
+    for stage in STAGES[1:]:
+        torch.manual_seed(0)
+        model = Tower()
+        before = AveragedModel(model)
+        shard(model, stage=stage, units=Block)
+        with refused("is only a slice here, and copy_ would mix it") as caught:
+            averaged(model, before)
+        said.append(str(caught.value))
+        model = Pair(by_lerp, inside=False)
+        model.teacher.requires_grad_(False)
+        frozen_first = shard(model, stage=stage, units=(Tower, Block))
+        if stage < 3:
+            with refused("is only a slice here, and lerp_ would mix it") as caught:
+                distilled(frozen_first)
+            said.append(str(caught.value))
+    with refused("make copies before sharding", TypeError):
+        AveragedModel(model)
+    return said
+
+
+@pytest.mark.parametrize(
+    "check",
+    [one_recipe_holds_at_every_stage, the_average_of_pytorch_is_sharded_like_the_model],
+)
+def test_averages_of_weights(check: Any) -> None:
+    one, other = ranks.run(2, check)
+    assert one == other
