@@ -215,7 +215,8 @@ class Elements(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """A plain tensor."""
-        return memo.setdefault(id(self), self.clone())
+        copied: Tensor = memo.setdefault(id(self), self.clone())
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as a plain tensor."""
@@ -298,7 +299,9 @@ def compute(
             f"{name} would give a slice of {place.name} of unit {place.unit} other "
             "values than the whole parameter; fill it before sharding, or through init="
         )
-    if pairs and not all(map(are_cut_alike, zip(*lists_in(args, kwargs)))):
+    if pairs and not all(
+        map(are_cut_alike, zip(*lists_in(args, kwargs), strict=False))
+    ):
         raise place.mixture(name)
     if not pairs and not is_elementwise(name, args, given, first):
         writes = name.endswith("_") and not name.endswith("__") and len(given) > 1
