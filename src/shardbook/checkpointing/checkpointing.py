@@ -218,7 +218,7 @@ def checkpoint_module(model: M, units: Select | None = None, **options: Any) -> 
 
     :param model: any module
     :param units: which modules, [chosen as for](model.py#select) `shard`; `None` means
-        the children of an `nn.Sequential`, and any other model as a whole
+        the same as there, and a model without such units as a whole
     :param options: those of [`checkpoint`](#checkpoint)
     :returns: the same object
     :raises TypeError: if `units` is of a kind that chooses no modules, or an option is

@@ -103,7 +103,9 @@ def tensors_of(model: nn.Module, parameters: set[int]) -> Iterator[tuple[str, Te
     seen = set(parameters)
     for path, module in model.named_modules():
         own = vars(module)
-        others = {name: own[name] for name in own.keys() - _USUAL} | own_buffers(module)
+        # The buffers of a compiled module are in a container of its own.
+        others = {name: own[name] for name in own.keys() - _USUAL}
+        others.update(own_buffers(module).items())
         for name, value in sorted(others.items()):
             for tensor in tensors_in(value):
                 if id(tensor) not in seen and not is_made_anew(module, name):

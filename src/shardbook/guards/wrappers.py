@@ -27,6 +27,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
@@ -100,6 +101,12 @@ def wrapped(model: nn.Module) -> str | None:
             return (
                 f"{name or 'the model'} is a {kind_of(module)}; "
                 "shard the plain model instead, with no other wrapper around it"
+            )
+        if isinstance(module, torch.jit.ScriptModule) and [*module.parameters()]:
+            return (
+                f"{name or 'the model'} was compiled by torch.jit, and its code cannot be "
+                "given other parameters; shard the plain module, and compile a plain one "
+                "with the trained state_dict()"
             )
     for name, parameter in model.named_parameters():
         if is_distributed(parameter):

@@ -105,8 +105,8 @@ class Place(NamedTuple):
         return RuntimeError(
             f"{self.name} of unit {self.unit} is only a slice here, and {operation} would "
             "mix it with a tensor that is not cut alike; to average weights, shard both "
-            "models with the same stage and units, and freeze the average after that; "
-            'whole parameters are read inside of "with whole(model):"'
+            "models with the same stage and units, and freeze the average after that; make "
+            "what copies weights, such as a look-ahead optimizer, after shard()"
         )
 
     def cut_alike(self, other: Place) -> bool:

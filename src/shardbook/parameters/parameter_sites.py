@@ -12,7 +12,7 @@ sharded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from weakref import WeakSet
 
 import torch
@@ -24,8 +24,10 @@ from shardbook.parameters.flat_checks import has_gradient_hook, has_live_node
 __all__ = [
     "STREAMED",
     "Site",
+    "elements",
     "is_streamed",
     "parts_of",
+    "repeated_blocks",
     "sites_by_unit",
     "sites_of",
     "unfit",
@@ -128,6 +130,48 @@ def is_inside(name: str, unit: str) -> bool:
     (True, False)
     """
     return not unit or name.startswith(f"{unit}.")
+
+
+def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """The blocks that a model repeats, by name: its units, if the program names none.
+
+    They are the modules of one class in `ModuleList`s and `Sequential`s. Of several
+    classes it is the one with the most parameters. Another one counts, too, if it holds
+    a quarter of the model, as the decoder's blocks beside those of the encoder. A model
+    of `transformers` names the classes itself.
+
+    >>> with torch.device("meta"):
+    ...     model = nn.Transformer(8, 2, 2, 1, batch_first=True)
+    >>> [*repeated_blocks(model)]
+    ['encoder.layers.0', 'encoder.layers.1']
+    """
+    found: dict[type[nn.Module], dict[str, nn.Module]] = {}
+    for path, container in model.named_modules():
+        if isinstance(container, nn.ModuleList | nn.Sequential):
+            for name, block in container.named_children():
+                blocks = found.setdefault(type(block), {})
+                blocks[f"{path}.{name}".removeprefix(".")] = block
+    sizes = {k: elements(found[k].values()) for k in found if len(found[k]) > 1}
+    named = getattr(model, "_no_split_modules", None) or ()
+    kinds = [kind for kind in sizes if kind.__name__ in named]
+    least = max(sizes.values(), default=0), elements([model]) / 4
+    kinds = kinds or [kind for kind, size in sizes.items() if size >= min(least)]
+    chosen = {name: block for kind in kinds for name, block in found[kind].items()}
+    return {
+        name: block
+        for name, block in chosen.items()
+        if elements([block])
+        and not any(is_inside(name, other) for other in chosen if other != name)
+    }
+
+
+def elements(modules: Iterable[nn.Module]) -> int:
+    """How many elements the parameters of some modules have, a shared one counted once."""
+    parameters = {p for module in modules for p in module.parameters()}
+    return sum(
+        0 if nn.parameter.is_lazy(parameter) else parameter.numel()
+        for parameter in parameters
+    )
 
 
 # sidelit: depth Models that cannot be sharded, parts that are called directly, and streamed chains.

@@ -52,6 +52,9 @@ are gathered in 16 bits, and no such copies are made.
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -59,6 +62,7 @@ import torch
 from torch import nn
 
 from shardbook.foundations.agreement import agree
+from shardbook.foundations.collectives import world
 from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.groups import Groups, groups_of
 from shardbook.foundations.observers import observed
@@ -67,12 +71,18 @@ from shardbook.guards.shared_memory import shared_memory
 from shardbook.guards.unsupported import refuse_methods
 from shardbook.guards.wrappers import refuse_wrappers, wrapped
 from shardbook.parameters.flat import is_sharded
-from shardbook.parameters.parameter_sites import Site, parts_of, sites_by_unit, unfit
+from shardbook.parameters.parameter_sites import (
+    Site,
+    parts_of,
+    repeated_blocks,
+    sites_by_unit,
+    unfit,
+)
 from shardbook.parameters.policy import Policy
 from shardbook.zero.construct import Construction, Init
 from shardbook.zero.hooks import Hooks
 from shardbook.zero.model_casts import enforce
-from shardbook.zero.prefetch import Prefetch, PrefetchingConductor
+from shardbook.zero.prefetch import Prefetch, PrefetchingConductor, calls_from_outside
 from shardbook.zero.replicate import Replicated
 from shardbook.zero.state_dict import copy_buffer, keep_state_dict_whole
 from shardbook.zero.unit import Unit
@@ -123,7 +133,8 @@ def shard(
         form one more unit, the root. A tied parameter belongs to the innermost unit
         that contains all modules which share it; if no unit does, to the root. A module
         without parameters, such as a dropout, is no unit. `None` makes each child of an
-        `nn.Sequential` a unit, and any other model a single unit.
+        `nn.Sequential` a unit, and of any other model [the blocks that it
+        repeats](parameter_sites.py#repeated_blocks); rank 0 then says which these are.
     :param mesh: a process group; a `DeviceMesh` of one dimension, or of two, of which
         the first repeats the model and the second shards it; `None` means all ranks
     :param policy: the dtypes in which the model computes and its gradients are
@@ -175,6 +186,8 @@ def shard(
     # One unit after the other gets memory, is copied into its flat vector, cut, and
     # freed. So at its peak the construction takes the memory of the model as it was
     # before, of all parts that are kept, and of one unit.
+    if units is None and stage:
+        tell_units(model, sites, groups)
     chain = PrefetchingConductor(
         Order(groups.everyone, device=construction.device), prefetch
     )
@@ -259,10 +272,9 @@ def select(model: nn.Module, units: Select | None) -> dict[str, nn.Module]:
     :raises TypeError: if `units` chooses no modules
     """
     if units is None:
-        children = (
-            dict(model.named_children()) if isinstance(model, nn.Sequential) else {}
-        )
-        return {"": model, **children}
+        sequential = isinstance(model, nn.Sequential)
+        blocks = model.named_children() if sequential else repeated_blocks(model)
+        return {"": model, **dict(blocks)}
     if isinstance(units, type | tuple | list):
         chosen = is_instance_of(units)
     elif callable(units):
@@ -306,7 +318,40 @@ def copy_buffers(model: nn.Module, groups: Groups) -> None:
         copy_buffer(buffer, groups)
 
 
-# sidelit: depth Arguments that are no choice, and models that cannot be sharded.
+# sidelit: depth Units that nobody chose, arguments that are no choice, and models that cannot be sharded.
+
+
+def tell_units(model: nn.Module, sites: dict[str, list[Site]], groups: Groups) -> None:
+    """Say on rank 0 which units were found, and if one of them is most of the model.
+
+    Then stage 3 saves little memory, because a unit in use is whole. Of a small model
+    nothing is said.
+    """
+    sizes = {
+        name: sum({site.parameter: site.parameter.numel() for site in unit}.values())
+        for name, unit in sites.items()
+    }
+    total = sum(sizes.values())
+    if total < LARGE or world(groups.everyone)[0]:
+        return
+    largest = max(sizes, key=sizes.__getitem__)
+    kinds = Counter(type(model.get_submodule(name)).__name__ for name in sizes if name)
+    if kinds and not isinstance(model, nn.Sequential):
+        found = " and ".join(f"{count} {kind}" for kind, count in kinds.items())
+        logging.getLogger("shardbook").warning(
+            f"the units of this {type(model).__name__} are {found}, and the root holds "
+            f"{sizes[''] / total:.0%} of the parameters; name others by shard(units=...)"
+        )
+    if 2 * sizes[largest] > total:
+        warnings.warn(
+            f"{called(largest)} holds {sizes[largest] / total:.0%} of the parameters of "
+            f"this {type(model).__name__} and is whole while it computes, so sharding "
+            "saves little memory; name smaller units by shard(units=...)",
+            stacklevel=calls_from_outside(),
+        )
+
+
+LARGE = 2**20
 
 
 def refuse_arguments(model: Any, stage: Any, policy: Any, unused: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,10 @@ from shardbook import shard
 AFTER = (
     "{} is sharded, so {} cannot exchange it once more; use the model that shard returned without a wrapper, "
     "with stage=0 for what DistributedDataParallel does"
+)
+JIT = (
+    "rank 0: {} was compiled by torch.jit, and its code cannot be given other parameters; shard the plain "
+    "module, and compile a plain one with the trained state_dict()"
 )
 COMPOSABLE = "fully_shard, replicate or FullyShardedDataParallel"
 
@@ -91,6 +96,14 @@ def before_shard() -> dict[str, str]:
     said["ddp"] = saying(lambda: shard(DistributedDataParallel(chain())))
     said["ddp inside"] = saying(lambda: shard(Outer(DistributedDataParallel(chain()))))
     said["dp"] = saying(lambda: shard(DataParallel(chain())))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted, traced = torch.jit.script(chain()), torch.jit.trace(chain(), batch(0, 0)[0])
+        harmless = torch.jit.script(nn.Tanh())
+    said["scripted"] = saying(lambda: shard(scripted))
+    said["traced inside"] = saying(lambda: shard(Outer(traced)))
+    trained = shard(nn.Sequential(chain(), harmless), units=nn.Linear)
+    error(trained, batch(dist.get_rank(), 0)).backward()
     cut = chain()
     fully_shard(cut[1])
     said["fully_shard inside"] = saying(lambda: shard(cut))
@@ -122,4 +135,6 @@ def test_what_another_wrapper_holds_is_not_sharded() -> None:
             "hooks on it would never be called; drop it, or the result that was computed before sharding, "
             "and step inside the backward pass by step_in_backward()",
             "called": AFTER.format("0.weight", "DataParallel"),
+            "scripted": JIT.format("the model"),
+            "traced inside": JIT.format("inner"),
         }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import pickle
+import warnings
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,7 @@ import ranks
 from book.live import LiveStorages
 from book.toys import batch, chain, error, features, linears
 from shardbook.guards.optimizer_guard import depends_on_shapes
+from shardbook.zero.model import select
 
 LAYERS, WIDTH = 4, 64
 EVENTS: list[tuple[str, int]] = []
@@ -390,6 +393,75 @@ def test_what_would_silently_train_or_save_something_else_is_refused() -> None:
             "the unit or on the model"
         )
         assert hook == "the gradient hook on 0.0.weight in unit 0 would never be called; remove it"
+
+
+class Encoder(nn.Module):
+    """A model that is no `Sequential`, as on the home page."""
+
+    def __init__(self, width: int = 128, blocks: int = 6) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 2, 4 * width, batch_first=True)
+        self.embed = nn.Embedding(50, width)
+        self.encoder = nn.TransformerEncoder(layer, blocks)
+        self.heads = nn.ModuleList([nn.Linear(width, 5), nn.Linear(width, 9)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.heads[1](self.encoder(self.embed(x)))
+        return y
+
+
+class Single(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+
+
+def units_that_nobody_chose(capture: io.StringIO) -> tuple[str, list[str]]:
+    from shardbook import shard
+
+    logging.getLogger("shardbook").addHandler(logging.StreamHandler(capture))
+    shard(Encoder())
+    shard(Encoder(width=8))
+    said = []
+    for large in (Single(), nn.Sequential(Single(), nn.Linear(2, 2))):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            shard(large)
+        said += [str(each.message) for each in caught]
+        assert all(each.filename == __file__ for each in caught)
+    return capture.getvalue(), said
+
+
+def test_a_model_without_units_has_those_that_it_repeats() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    t5 = T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=16, num_layers=2, num_heads=2)
+    with torch.device("meta"):
+        models: list[tuple[nn.Module, list[str]]] = [
+            (Encoder(), [f"encoder.layers.{n}" for n in range(6)]),
+            (Single(), []),
+            (
+                T5ForConditionalGeneration(t5),
+                [f"{side}.block.{n}" for side in ("encoder", "decoder") for n in range(2)],
+            ),
+            (
+                nn.Transformer(8, 2, 2, 2, batch_first=True),
+                [f"{s}coder.layers.{n}" for s in ("en", "de") for n in range(2)],
+            ),
+            (nn.ModuleDict({"a": nn.Sequential(chain(), chain())}), ["a.0", "a.1"]),
+        ]
+    for model, names in models:
+        assert [*select(model, None)] == ["", *names]
+    (chosen, said), (_, silent) = ranks.run(2, units_that_nobody_chose, io.StringIO())
+    assert chosen == (
+        "the units of this Encoder are 6 TransformerEncoderLayer, and the root holds 1% of the parameters; "
+        "name others by shard(units=...)\n"
+    )
+    assert [each.partition(" and ")[0] for each in said] == [
+        "the root holds 100% of the parameters of this Single",
+        "0 holds 100% of the parameters of this Sequential",
+    ]
+    assert not silent
 
 
 class Derived(torch.optim.Adafactor):
