@@ -48,7 +48,9 @@ class Computed:
 
         If the parameters or their dtype have changed since the forward pass, the
         gradient would belong to other weights. Under `create_graph=True` a second
-        derivative would read parameters that were freed after the first.
+        derivative would read parameters that were freed after the first. Inside the
+        forward pass of a unit they are not freed, so a critic with a gradient penalty
+        can be one unit.
 
         :param unit: the unit that the backward pass has reached
         :raises RuntimeError: naming the unit and what to do
@@ -56,7 +58,8 @@ class Computed:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 f"{unit.name}: backward(create_graph=True) cannot pass a sharded "
-                "unit; compute second derivatives before sharding"
+                "unit; compute the first derivative inside the forward pass of one unit "
+                "around it, by torch.autograd.grad, or on the plain model"
             )
         if self.dtypes != unit.computes_in:
             side = "outside" if unit.precise else "inside"
