@@ -202,7 +202,7 @@ def waited_for(
             f"port {os.environ['MASTER_PORT']} (MASTER_PORT) of this machine is in use; "
             "choose another one for all ranks"
         ) from error
-    if isinstance(error, dist.DistError):  # type: ignore[attr-defined]
+    if isinstance(error, dist.DistError):
         reason = str(error).partition("\n")[0]
         raise OwnMistake(f"the ranks cannot meet {where}: {reason}") from error
     if error is not None:

@@ -13,13 +13,13 @@ A resumed run is compared with its checkpoint, too. Some options may change ther
 
 | option | on another rank | in a resumed run |
 |---|---|---|
-| `--optimizer`, `--heads`, `--seed` and others that decide what the checkpoint means | must be the same | must be the same |
-| `--lr`, `--batch`, `--precision` and others that decide the next steps | must be the same | may change, and the change is printed |
-| `--save-every`, `--sample` and others that change no step | must be the same | may change |
-| `--json`, `--cache` and other places where a rank alone reads or writes | may differ | may change |
+| `--optimizer`, `--heads`, … give the checkpoint its meaning | the same | the same |
+| `--lr`, `--batch`, `--precision`, … decide the next steps | the same | may change, which is printed |
+| `--save-every`, `--sample`, … change no step | the same | may change |
+| `--json`, `--cache`, … are places of one rank alone | may differ | may change |
 
 The paths of the text and of a pretrained model are like `--save-every`: a run may move
-to another disk. Their contents are compared instead, by [a short
+to another disk. The contents are compared as well, by [a short
 hash](mapped_text.py#fingerprint), and must be the same in both columns. `--device auto`
 and `--backend auto` are compared by what they have chosen.
 """

@@ -7,13 +7,11 @@ import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 import ranks
-import warm
 from shardbook.command import Mistake, OwnMistake
 from shardbook.finetune_neox import finetune_options
 from shardbook.train import options as train_options
