@@ -88,7 +88,9 @@ class Saves:
         """
         run = self.run
         try:
-            step = checkpoints.load(run.model, run.optimizer, **self.others())
+            step = checkpoints.load(
+                run.model, run.optimizer, options=self.options, **others(run)
+            )
         except (ValueError, OSError) as error:
             raise Mistake(f"--checkpoints {checkpoints.folder}: {error}") from error
         if step is not None:
@@ -125,7 +127,11 @@ class Saves:
         if leaving or run.number % self.every == 0 or run.number == self.last:
             try:
                 self.checkpoints.save(
-                    run.number, run.model, run.optimizer, **self.others()
+                    run.number,
+                    run.model,
+                    run.optimizer,
+                    options=self.options,
+                    **others(run),
                 )
                 if leaving or run.number == self.last:
                     self.checkpoints.wait()
@@ -135,15 +141,15 @@ class Saves:
                 ) from error
         return leaving and run.number < self.last
 
-    def others(self) -> dict[str, Any]:
-        """The objects with a state other than the model and the optimizer."""
-        return {
-            "options": self.options,
-            "scaler": LossScale(self.run.scaler),
-            "batches": self.run.batches,
-            "not_finite": self.run.not_finite,
-            **self.run.others,
-        }
+
+def others(run: Run) -> dict[str, Any]:
+    """The objects with a state other than the model and the optimizer."""
+    return {
+        "scaler": LossScale(run.scaler),
+        "batches": run.batches,
+        "not_finite": run.not_finite,
+        **run.others,
+    }
 
 
 class LossScale:
