@@ -106,7 +106,8 @@ parallelism](three_dimensions.py), [The programs of this part](programs.py).
 
 **The training program**: [Parsing and checking the options](options.py), [The option
 groups of the training program](option_groups.py), [Options in a configuration
-file](option_file.py), [Starting the ranks](ranks.py), [The training text](text.py),
+file](option_file.py), [Starting the ranks](ranks.py), [The same options on all ranks
+and in a resumed run](same_options.py), [The training text](text.py),
 [Memory-mapped text](mapped_text.py), [Encoding text with a tokenizer](tokens.py), [The
 position of a run in its text](position.py), [The learning-rate schedule](schedule.py),
 [Losses and gradients that are not finite](not_finite.py), [Planning the memory of a

@@ -86,6 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return show_plan(options, beginning)
         refuse_missing_tracker(options)
         prepare(options)
+        # Each rank reads its part of the weights, maybe from a disk of its machine.
+        options.content["the hash of the files of --model"] = beginning.state_dict()[
+            "model"
+        ]
         with start(options) as device:
             return finetune(options, beginning, adapters, device)
     except Mistake as mistake:

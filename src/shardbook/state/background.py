@@ -27,7 +27,9 @@ the last checkpoint may still be without its name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from threading import Thread
+from typing import Any
 
 import torch.distributed as dist
 
@@ -38,11 +40,18 @@ class Background:
     """Runs one piece of work at a time in a thread, and keeps its error for the caller."""
 
     def __init__(self) -> None:
-        # `new_group` needs all ranks. All of them come here, when they make their
-        # `Checkpoints`.
-        self.group = dist.new_group(backend="gloo")
         self.thread: Thread | None = None
         self.error: BaseException | None = None
+
+    @cached_property
+    def group(self) -> Any:
+        """The process group of the writing threads.
+
+        `new_group` needs all ranks, and would wait for one that saves without a thread.
+        So the group is made in the first save, after the ranks have agreed that all of
+        them save in this way.
+        """
+        return dist.new_group(backend="gloo")
 
     def start(self, work: Callable[[], None]) -> None:
         """Start a thread for this work. The thread of the work before must have ended."""

@@ -125,7 +125,8 @@ class Checkpoints:
             If a thread writes, the next call raises the error.
         """
         self.wait()
-        stored, settings = state_of(model, optimizer, self.frozen, **others)
+        what = f"step {step}{' in the background' * (self.background is not None)}"
+        stored, settings = state_of(model, optimizer, self.frozen, what, **others)
         if self.background is None:
             with without_collector():
                 self.write(step, stored, settings)

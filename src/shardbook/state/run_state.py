@@ -60,6 +60,7 @@ from shardbook.zero.conductor import conductor_of
 from shardbook.zero.state_dict import refuse_in_block
 
 __all__ = [
+    "Compared",
     "Stateful",
     "come_together",
     "copied",
@@ -67,6 +68,29 @@ __all__ = [
     "save_run",
     "state_of",
 ]
+
+
+class Compared:
+    """State that a run does not change, but that has to fit its checkpoint.
+
+    An object of this class is passed like the other objects with a state. `compare` is
+    called before any value is loaded.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is saved."""
+        raise NotImplementedError
+
+    def compare(self, saved: Any) -> None:
+        """Compare what was saved with what is now.
+
+        :param saved: `None` for a checkpoint that an older version has saved
+        :raises ValueError: on every rank, if this run cannot go on from there
+        """
+        raise NotImplementedError
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Nothing, because it was compared already."""
 
 
 class Stateful(Protocol):
@@ -104,16 +128,18 @@ def state_of(
     model: nn.Module,
     optimizer: Optimizer | None = None,
     frozen: bool = True,
+    what: str = "the run",
     /,
     **others: Stateful,
 ) -> tuple[list[Stretch], dict[str, Any]]:
     """Collect everything that the next step depends on, without a copy. Collective.
 
     :param frozen: whether to include frozen parameters
+    :param what: describes what is saved and how, the same on every rank
     :returns: the stretches of this rank, and settings that are not tensors
     :raises ValueError: as `save_run` does
     """
-    come_together(model, "save")
+    come_together(model, "save", contents(what, optimizer, frozen, others))
     refuse_waiting(model)
     instead = "pass an object with that state by a name of its own"
     refuse_extra_state(model, "a checkpoint", instead)
@@ -126,6 +152,7 @@ def state_of(
         stored += tensors
         text["optimizer"] = plain(groups_of(model, optimizer), "the optimizer")
         text["entries"] = rest
+        text["rule"] = type(optimizer).__name__
         settings = settings_of(model, optimizer)
     for name, other in others.items():
         text["others"][name] = plain(other.state_dict(), name)
@@ -144,12 +171,34 @@ def copied(stored: list[Stretch]) -> list[Stretch]:
     ]
 
 
-def come_together(model: nn.Module, action: str) -> None:
-    """Check with [the order of exchanges](exchange_order.py) that all ranks save, or all load."""
+def come_together(model: nn.Module, action: str, what: str = "the run") -> None:
+    """Check with [the order of exchanges](exchange_order.py) that all ranks save, or all load.
+
+    :param what: describes what they save or load, the same on every rank
+    """
     conductor = conductor_of(model)
     conductor.order.begin(action)
     first = next(iter(conductor.drivers)).sites[0].name
-    conductor.order.before(action, "the run", first)
+    conductor.order.before(action, what, first)
+
+
+def contents(
+    what: str,
+    optimizer: Optimizer | None,
+    frozen: bool,
+    others: dict[str, Stateful],
+) -> str:
+    """Describe what a rank saves or loads, for the ranks to compare.
+
+    >>> contents("step 3", None, False, {"schedule": None, "scaler": None})
+    'step 3 without frozen parameters, with schedule, scaler'
+    """
+    names = [type(optimizer).__name__] if optimizer is not None else []
+    listed = ", ".join([*names, *others])
+    return (
+        f"{what}{'' if frozen else ' without frozen parameters,'}"
+        f"{f' with {listed}' if listed else ''}"
+    )
 
 
 @torch.no_grad()
@@ -170,12 +219,16 @@ def load_run(
         state for one of the `others`
     :raises Disagreement: if another rank does something else
     """
-    come_together(model, "load")
+    come_together(model, "load", contents("the run", optimizer, frozen, others))
     refuse_waiting(model)
     reader = Reader(folder)
     index = reader.read_metadata()
     text = text_in(reader, index)
+    for name, other in others.items():
+        if isinstance(other, Compared):
+            other.compare(restored(text["others"].setdefault(name, None)))
     refuse_missing(folder, text, optimizer, others)
+    refuse_other_rule(folder, text, optimizer)
     refuse_more(folder, index, model)
     if not frozen:
         refuse_trained_before(folder, index, model)
@@ -278,6 +331,30 @@ def refuse_missing(
         missing.append("optimizer")
     if missing:
         raise ValueError(f"{folder} holds no state of {', '.join(missing)}")
+
+
+def refuse_other_rule(
+    folder: Path, text: dict[str, Any], optimizer: Optimizer | None
+) -> None:
+    """Refuse the state of an optimizer that has other settings, such as AdamW's for SGD.
+
+    A later version of an optimizer may have more settings than an earlier one, and a
+    scheduler adds some. So only a group that both lacks a setting and has another one
+    instead is that of another optimizer.
+
+    :raises ValueError: naming both
+    """
+    if optimizer is None or text.get("rule") == type(optimizer).__name__:
+        return
+    for group in restored(text["optimizer"]):
+        lacks = [key for key in optimizer.defaults if key not in group]
+        instead = [key for key in group if key not in optimizer.param_groups[0]]
+        if lacks and instead:
+            raise ValueError(
+                f"{folder} holds the state of {text.get('rule', 'another optimizer')} "
+                f"with {instead[0]}, but this {type(optimizer).__name__} has "
+                f"{lacks[0]}; go on with the optimizer that was saved"
+            )
 
 
 def refuse_more(folder: Path, index: Metadata, model: nn.Module) -> None:

@@ -134,7 +134,7 @@ def take_steps(
         saves,
     ):
         if run.number:
-            progress.say(f"going on after step {run.number}")
+            progress.say(f"going on after step {run.number}{saves.options.changes}")
         for number in steps:
             taken, figures = watched_step(options, run, steps, counted)
             if taken.fault is not None:

@@ -6,16 +6,18 @@ r"""# Starting the ranks
 `torchrun` starts one process for each rank, and sets environment variables: `RANK=1`
 and `WORLD_SIZE=4` make a process rank 1 of 4. `MASTER_ADDR` and `MASTER_PORT` say where
 the ranks meet. This chapter reads these variables, joins the process group, and leaves
-it at the end.
+it at the end. When the ranks meet, [they compare their options](same_options.py) first.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ import torch.distributed as dist
 
 from shardbook.command import Mistake, OwnMistake
 from shardbook.train.machines import part_of_store
+from shardbook.train.same_options import given, refuse_different
 
 __all__ = ["LAUNCH", "machine", "start"]
 
@@ -34,20 +37,23 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
     """Join the process group, and leave it at the end.
 
     :returns: the device of this rank
-    :raises Mistake: if the environment's variables contradict each other, or the device
-        does not exist
+    :raises Mistake: if the environment's variables contradict each other, the device
+        does not exist, the ranks do not meet, or their options differ
     """
     launched = "RANK" in os.environ or "WORLD_SIZE" in os.environ
     rank, world_size = environment() if launched else (0, 1)
     device, backend = choose_device(options)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # If one rank fails, the others should wait for it at most five minutes. The default
+    # of the backend is longer.
     limit = timedelta(minutes=5)
     # A process that was started without `torchrun` is the only rank, so its store is in
     # its own memory.
-    store = dist.HashStore() if not launched else meeting_place(rank, world_size, limit)  # type: ignore[attr-defined]
-    # If one rank fails, the others should wait for it at most five minutes. The default
-    # of the backend is longer.
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    if launched:
+        mine = given(options) | {"--device": device.type, "--backend": backend}
+        store = meeting_place(rank, world_size, limit, mine)
     dist.init_process_group(
         backend,
         rank=rank,
@@ -61,15 +67,34 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
-def meeting_place(rank: int, world_size: int, limit: timedelta) -> Any:
+def meeting_place(
+    rank: int, world_size: int, limit: timedelta, mine: dict[str, str]
+) -> Any:
     """The store through which the ranks exchange their addresses.
 
     `torchrun` may [start the ranks again](saving.py). The store survives the restart,
     with the addresses of ranks that no longer exist. So the new ranks [agree on a new
     part of the store](machines.py#part_of_store).
+
+    :param mine: the options of this rank
+    :raises Mistake: if the ranks do not meet in time, or their options differ
     """
-    store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=limit))  # type: ignore[attr-defined]
-    return part_of_store(store, rank, world_size, limit)
+
+    def meet() -> Any:
+        # Connecting ends by itself a little later than the limit. Then PyTorch prints
+        # the stack of its own functions.
+        longer = limit + timedelta(minutes=1)
+        store, _, _ = next(
+            dist.rendezvous("env://", rank, world_size, timeout=longer)  # type: ignore[attr-defined]
+        )
+        store.set_timeout(limit)
+        part = part_of_store(store, rank, world_size, limit)
+        refuse_different(
+            part, rank, world_size, {**mine, "WORLD_SIZE": str(world_size)}
+        )
+        return part
+
+    return waited_for(meet, rank, world_size, limit)
 
 
 def environment() -> tuple[int, int]:
@@ -134,6 +159,60 @@ def machine(add: Callable[..., Any]) -> None:
 # sidelit: depth Surroundings in which no rank can start.
 
 
+def waited_for(
+    meet: Callable[[], Any], rank: int, world_size: int, limit: timedelta
+) -> Any:
+    """Let the ranks meet, and say after some seconds which address this rank waits for.
+
+    A wrong address may belong to another program, which never answers. PyTorch's time
+    limit does not end such a wait. So another thread waits, which the end of the
+    program does not wait for.
+
+    :param meet: returns when all ranks are there
+    :returns: what `meet` returns
+    :raises OwnMistake: if they are not there in time, or the port is in use
+    """
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    where = f"at {place} (MASTER_ADDR:MASTER_PORT)"
+    ended: list[tuple[Any, BaseException | None]] = []
+
+    def wait() -> None:
+        try:
+            ended.append((meet(), None))
+        except BaseException as error:
+            ended.append((None, error))
+
+    thread = Thread(target=wait, name="meeting", daemon=True)
+    thread.start()
+    thread.join(PATIENCE.total_seconds())
+    if not ended:
+        print(
+            f"rank {rank}: still waiting for all {world_size} ranks {where}",
+            file=sys.stderr,
+        )
+        thread.join((limit - PATIENCE).total_seconds())
+    result, error = ended[0] if ended else (None, TimeoutError())
+    if isinstance(error, TimeoutError):
+        raise OwnMistake(
+            f"not all of {world_size} ranks have met {where} within {limit}; start all "
+            "of them, with the address of rank 0's machine"
+        ) from error
+    if "EADDRINUSE" in str(error):
+        raise OwnMistake(
+            f"port {os.environ['MASTER_PORT']} (MASTER_PORT) of this machine is in use; "
+            "choose another one for all ranks"
+        ) from error
+    if isinstance(error, dist.DistError):
+        reason = str(error).partition("\n")[0]
+        raise OwnMistake(f"the ranks cannot meet {where}: {reason}") from error
+    if error is not None:
+        raise error
+    return result
+
+
+PATIENCE = timedelta(seconds=10)
+
+
 def number(name: str, *, least: int, default: str | None = None) -> int:
     """Read a whole number from the environment."""
     value = os.environ.get(name, default)
@@ -157,10 +236,14 @@ def refuse_impossible(rank: int, world_size: int) -> None:
             f"RANK is {rank}, but WORLD_SIZE is {world_size}, so the last rank is {world_size - 1}"
         )
     for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if name not in os.environ:
+        if not os.environ.get(name):
             raise OwnMistake(
                 f"{name} is not set, so the ranks cannot meet; start them with {LAUNCH}"
             )
+    if number("MASTER_PORT", least=1) >= 2**16:
+        raise OwnMistake(
+            f"MASTER_PORT is {os.environ['MASTER_PORT']}, but the last port is 65535"
+        )
 
 
 def refuse_missing(kind: str, backend: str, gpus: int, here: int) -> None:

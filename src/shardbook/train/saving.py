@@ -12,7 +12,8 @@ With `--checkpoints` a run saves [its state](run_state.py) into a folder, here e
 steps, and after its last step. At its start the program searches the folder and resumes
 from the newest checkpoint. So the same line starts a new run and resumes an old one. If
 a process dies, `torchrun` ends the others and starts all of them again. Each step since
-the last checkpoint is repeated, with the same result bit for bit:
+the last checkpoint is repeated, with the same result bit for bit. [Other
+options](same_options.py) than before are refused or printed:
 
 | event | steps in the model's state | next step |
 |---|---|---|
@@ -46,8 +47,10 @@ import torch.distributed as dist
 
 from shardbook.command import Mistake
 from shardbook.foundations.torch_private import default_store
+from shardbook.precision.sharded_scaler import ShardedGradScaler
 from shardbook.state.checkpoints import Checkpoints
 from shardbook.train.assemble import Run
+from shardbook.train.same_options import RunOptions
 
 __all__ = ["LEFT", "Saves", "saving"]
 
@@ -67,6 +70,7 @@ class Saves:
     ) -> None:
         self.run, self.every, self.last = run, options.save_every, options.steps
         self.signals = Signal()
+        self.options = RunOptions(options)
         self.checkpoints: Checkpoints | None = None
         if options.checkpoints is not None:
             self.checkpoints = Checkpoints(
@@ -84,7 +88,9 @@ class Saves:
         """
         run = self.run
         try:
-            step = checkpoints.load(run.model, run.optimizer, **others(run))
+            step = checkpoints.load(
+                run.model, run.optimizer, options=self.options, **others(run)
+            )
         except (ValueError, OSError) as error:
             raise Mistake(f"--checkpoints {checkpoints.folder}: {error}") from error
         if step is not None:
@@ -121,7 +127,11 @@ class Saves:
         if leaving or run.number % self.every == 0 or run.number == self.last:
             try:
                 self.checkpoints.save(
-                    run.number, run.model, run.optimizer, **others(run)
+                    run.number,
+                    run.model,
+                    run.optimizer,
+                    options=self.options,
+                    **others(run),
                 )
                 if leaving or run.number == self.last:
                     self.checkpoints.wait()
@@ -135,11 +145,31 @@ class Saves:
 def others(run: Run) -> dict[str, Any]:
     """The objects with a state other than the model and the optimizer."""
     return {
-        "scaler": run.scaler,
+        "scaler": LossScale(run.scaler),
         "batches": run.batches,
         "not_finite": run.not_finite,
         **run.others,
     }
+
+
+class LossScale:
+    """The state of a scaler, which a run may turn on when it goes on.
+
+    A run in FP32 or BF16 saves an empty state. A scaler refuses to load it, and here
+    keeps the scale that it begins with.
+    """
+
+    def __init__(self, scaler: ShardedGradScaler) -> None:
+        self.scaler = scaler
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale, or an empty dictionary."""
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the loss scale, if there is one."""
+        if state:
+            self.scaler.load_state_dict(state)
 
 
 class Signal:

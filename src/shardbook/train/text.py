@@ -20,9 +20,10 @@ from importlib.resources import as_file, files
 import torch
 import torch.distributed as dist
 
+from shardbook.command import Mistake
 from shardbook.models import corpus
 from shardbook.models.corpus import Text
-from shardbook.train.mapped_text import MappedText, files_of
+from shardbook.train.mapped_text import MappedText, files_of, fingerprint
 from shardbook.train.tokens import encoded, load, token_dtype
 
 __all__ = ["prepare", "readers", "stored"]
@@ -32,9 +33,10 @@ def prepare(options: argparse.Namespace) -> None:
     """Find the files of the text, and encode them if there is a tokenizer.
 
     This happens before the ranks meet, because encoding can take longer than ranks wait
-    for each other.
+    for each other. When they meet, [they compare](same_options.py) hashes of their
+    texts, because the files of each machine may lie on a disk of its own.
 
-    :raises Mistake: if there are no files, or they cannot be encoded
+    :raises Mistake: if there are no files, or they cannot be read or encoded
     """
     options.files = files_of(options.data) if options.data is not None else []
     options.token_dtype = torch.uint8
@@ -44,6 +46,20 @@ def prepare(options: argparse.Namespace) -> None:
         with as_file(files("shardbook") / "data" / "alice.txt") as book:
             texts = options.files or [book]
             options.files = [encoded(options.tokenizer, texts, options.cache)]
+    try:
+        text = whole_text(options)
+        options.content = {
+            "the hash of the text (--data, --tokenizer)": fingerprint(text)
+        }
+    except OSError as error:
+        raise Mistake(f"--data {options.data}: {error}") from error
+
+
+def whole_text(options: argparse.Namespace) -> Text:
+    """The training text and the unseen text in one."""
+    if not options.files:
+        return corpus.read()
+    return MappedText(options.files, options.token_dtype)
 
 
 def readers(
@@ -73,10 +89,11 @@ def readers(
 
 def halves(options: argparse.Namespace, device: torch.device) -> tuple[Text, Text]:
     """Split the text into the training text and the unseen text."""
-    if not options.files:
-        training, unseen = corpus.split(corpus.read(), options.held_out)
+    text = whole_text(options)
+    if isinstance(text, torch.Tensor):
+        training, unseen = corpus.split(text, options.held_out)
         return training.to(device), unseen.to(device)
-    text = MappedText(options.files, options.token_dtype)
+    assert isinstance(text, MappedText)
     cut = len(text) - int(len(text) * options.held_out)
     return text.part(0, cut), text.part(cut, len(text))
 

@@ -16,6 +16,11 @@ afterwards like bytes. The file of tokens is in a cache (`--cache`). Its name is
 from the tokenizer and from the names, sizes and times of the text's files. If one of
 them changes, the text is encoded again.
 
+A disk may lose the end of such a file, and a copy may end halfway. A shorter text would
+be trained without a word. So a second file has the length and a digest of the tokens.
+Each run compares them before it maps the tokens, at about 1 GB a second. If they
+differ, or if there is no such file, the text is encoded again.
+
 A token takes 2 bytes if the vocabulary has at most 65,536 tokens, and otherwise 4. The
 text is encoded in pieces of 1 MB that consist of whole lines, so no word is cut.
 """
@@ -27,6 +32,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,15 +54,54 @@ def encoded(tokenizer_file: Path, files: Sequence[Path], cache: Path) -> Path:
     :param cache: the folder for the result
     """
     result = cache / f"tokens-{name_for(tokenizer_file, files)}.bin"
-    # All processes of a machine reach this line. The first gets the lock and writes the
-    # file. The others wait for the lock, and find the file complete.
-    with lock_file(result) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not result.exists():
-            draft = result.with_suffix(".part")
-            write_tokens(load(tokenizer_file), files, draft)
-            draft.replace(result)
+    # All processes of a machine reach this line. They check the file at the same time.
+    # If it is missing or damaged, the first that gets the lock for itself writes it.
+    # The others wait for the lock, and find the file complete.
+    with lock_file(result) as lock, told_of(cache):
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if not is_whole(result):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not is_whole(result):
+                write_whole(load(tokenizer_file), files, result)
     return result
+
+
+def is_whole(tokens: Path) -> bool:
+    """Whether a file has the length and the digest that were written beside it."""
+    try:
+        length, digest = tokens.with_suffix(SUM).read_text("ascii").split()
+        # The length is compared first, because it needs no reading.
+        return str(tokens.stat().st_size) == length and digest_of(tokens) == digest
+    except (OSError, ValueError):
+        return False
+
+
+def write_whole(tokenizer: Any, files: Sequence[Path], result: Path) -> None:
+    """Encode all files, and write the tokens, then their length and digest.
+
+    If the process is killed in between, the digest is missing or that of other tokens.
+    Then the next process begins anew.
+    """
+    draft = result.with_suffix(".part")
+    try:
+        write_tokens(tokenizer, files, draft)
+        told = f"{draft.stat().st_size} {digest_of(draft)}\n"
+        draft.replace(result)
+        result.with_suffix(SUM).write_text(told, "ascii")
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+SUM = ".sum"
+
+
+def digest_of(file: Path) -> str:
+    """The digest of a file, as text."""
+    made = hashlib.blake2b(digest_size=16)
+    with file.open("rb") as opened:
+        while piece := opened.read(PIECE):
+            made.update(piece)
+    return made.hexdigest()
 
 
 def write_tokens(tokenizer: Any, files: Sequence[Path], target: Path) -> None:
@@ -71,15 +116,17 @@ def write_tokens(tokenizer: Any, files: Sequence[Path], target: Path) -> None:
 
 def pieces(file: Path) -> Iterator[str]:
     """Read a file in pieces of about 1 MB, each of whole lines."""
-    with file.open(encoding="utf-8", newline="") as opened:
-        try:
+    try:
+        with file.open(encoding="utf-8", newline="") as opened:
             while lines := opened.readlines(PIECE):
                 yield "".join(lines)
-        except UnicodeDecodeError as error:
-            raise Mistake(
-                f"--data {file} is no UTF-8 text ({error.reason}); convert it, "
-                "or train on bytes without --tokenizer"
-            ) from error
+    except UnicodeDecodeError as error:
+        raise Mistake(
+            f"--data {file} is no UTF-8 text ({error.reason}); convert it, "
+            "or train on bytes without --tokenizer"
+        ) from error
+    except OSError as error:
+        raise Mistake(f"--data {file}: {error.strerror}") from error
 
 
 def token_dtype(tokenizer: Any) -> torch.dtype:
@@ -125,11 +172,17 @@ def lock_file(result: Path) -> IO[str]:
 
     :raises Mistake: if the folder cannot be written
     """
-    try:
+    with told_of(result.parent):
         result.parent.mkdir(parents=True, exist_ok=True)
         return result.with_suffix(".lock").open("w")
+
+
+@contextmanager
+def told_of(cache: Path) -> Iterator[None]:
+    """A block in which an error of the system becomes a message about the cache."""
+    try:
+        yield
     except OSError as error:
         raise Mistake(
-            f"--cache {result.parent} cannot be written: {error.strerror}; "
-            "name another folder"
+            f"--cache {cache} cannot be written: {error.strerror}; name another folder"
         ) from error

@@ -180,6 +180,32 @@ def test_a_save_that_one_rank_makes_alone_is_refused_on_every_rank(tmp_path: Pat
     assert "save" in found[0]
 
 
+def save_in_ways_of_their_own(folder: Path) -> list[str]:
+    """What is said where rank 0 saves with one argument more than the other."""
+    said = []
+    for more in ("background", "frozen", "step", "schedule"):
+        own = more if dist.get_rank() == 0 else ""
+        model, optimizer = job(1)
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        train(model, optimizer, 1)
+        saves = Checkpoints(folder, background=own == "background", frozen=own != "frozen")
+        others = {"schedule": schedule} if own == "schedule" else {}
+        with pytest.raises(Disagreement) as refused:
+            saves.save(2 if own == "step" else 1, model, optimizer, **others)
+        said.append(str(refused.value))
+    return said
+
+
+def test_ranks_that_save_in_different_ways_are_refused_instead_of_waiting(tmp_path: Path) -> None:
+    found = ranks.run(2, save_in_ways_of_their_own, tmp_path / "run")
+    assert found[0] == found[1]
+    ways = (" in the background", " without frozen parameters", "step 2", ", schedule")
+    for way, said in zip(ways, found[0], strict=True):
+        assert said.count("save step") == 2
+        assert said.count(way) == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_where_nothing_was_saved_a_run_begins(tmp_path: Path) -> None:
     assert ranks.run(2, load, tmp_path / "nothing") == [None, None]
 

@@ -62,6 +62,34 @@ def models_that_do_not_fit(folder: Path) -> list[str]:
     return said
 
 
+def other_optimizers(folder: Path) -> dict[str, str]:
+    """What an optimizer of each kind says to the state of AdamW."""
+    model = shard(Noisy(), units=nn.Linear)
+    save_run(folder, model, torch.optim.AdamW(model.parameters()))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    said = {}
+    for kind in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adam):
+        other = shard(Noisy(), units=nn.Linear)
+        other.load_state_dict(before)
+        try:
+            load_run(folder, other, kind(other.parameters()))
+            said[kind.__name__] = ""
+        except ValueError as error:
+            said[kind.__name__] = str(error)
+    return said
+
+
+def test_the_state_of_another_optimizer_is_refused_unless_its_settings_are_the_same(tmp_path: Path) -> None:
+    one, other = ranks.run(2, other_optimizers, tmp_path / "saved")
+    assert one == other
+    assert one.pop("Adam") == ""
+    assert one["SGD"] == (
+        f"{tmp_path}/saved holds the state of AdamW with betas, but this SGD has momentum; "
+        "go on with the optimizer that was saved"
+    )
+    assert all("holds the state of AdamW with betas, but this" in said for said in one.values())
+
+
 def test_what_a_checkpoint_cannot_hold_or_the_model_lacks_is_refused_by_name(tmp_path: Path) -> None:
     for extra, more in ranks.run(2, models_that_do_not_fit, tmp_path / "saved"):
         assert extra.startswith("the model has extra state, which a checkpoint has no place for")

@@ -232,8 +232,8 @@ def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
     assert run.stdout == "all 5 steps were taken before; more --steps would go on\n"
     # Another model, and another text.
     for options, sentence in (
-        (["--width", "32"], r"has shape .* in the checkpoint and"),
-        (["--data", __file__], "the position was saved with text"),
+        (["--width", "32"], "--width was 16 when the checkpoint was saved, and is 32 now"),
+        (["--data", __file__], "the hash of the text .* was .* when the checkpoint was saved, and is "),
     ):
         run = start(*line, "--steps", "9", *options)
         assert run.returncode == 1

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -248,6 +251,37 @@ def test_the_processes_of_a_machine_encode_a_text_once(tmp_path: Path) -> None:
     assert encoded(file, [tmp_path / "text.txt"], cache) != made
 
 
+@pytest.mark.parametrize("spoil", ["cut", "flipped", "longer", "foreign", "older", "no number", "left"])
+def test_a_damaged_or_older_cache_is_made_anew(spoil: str, tmp_path: Path) -> None:
+    file, cache = tokenizer_file(tmp_path, 100), tmp_path / "cache"
+    (tmp_path / "text.txt").write_text("w1 w2 w3\n" * 2000, "utf-8")
+    made = encoded(file, [tmp_path / "text.txt"], cache)
+    whole, told = made.read_bytes(), made.with_suffix(".sum")
+    assert told.read_text().split()[0] == str(len(whole)) == "12000"
+    before = made.stat().st_mtime_ns
+    assert encoded(file, [tmp_path / "text.txt"], cache).stat().st_mtime_ns == before
+    if spoil == "cut":
+        made.write_bytes(whole[:6000])
+    elif spoil == "flipped":
+        made.write_bytes(whole[:7001] + bytes([whole[7001] ^ 1]) + whole[7002:])
+    elif spoil == "longer":
+        made.write_bytes(whole + whole)
+    elif spoil == "foreign":
+        told.write_bytes(b"\xff" * 100)
+    elif spoil == "older":
+        told.unlink()
+        made.write_bytes(whole[:6000])
+    elif spoil == "no number":
+        told.write_text("many words are no sum")
+    else:
+        # A process was killed while it wrote the tokens of a text that is shorter now.
+        made.unlink()
+        made.with_suffix(".part").write_bytes(whole + whole)
+    assert encoded(file, [tmp_path / "text.txt"], cache) == made
+    assert made.read_bytes() == whole
+    assert sorted(path.suffix for path in cache.iterdir()) == [".bin", ".lock", ".sum"]
+
+
 def test_what_cannot_be_encoded_is_told_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +297,14 @@ def test_what_cannot_be_encoded_is_told_in_one_sentence(
     (tmp_path / "cache" / "file").touch()
     with pytest.raises(Mistake, match="cannot be written: File exists; name another folder"):
         encoded(file, [tmp_path / "text.txt"], tmp_path / "cache" / "file")
+    (tmp_path / "text.txt").write_bytes(b"w1")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with (
+        patch("shardbook.train.tokens.write_tokens", Mock(side_effect=full)),
+        pytest.raises(Mistake, match="No space left on device; name another"),
+    ):
+        encoded(file, [tmp_path / "text.txt"], tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.bin"))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(Mistake, match="needs the library tokenizers: pip install tokenizers"):
         load(file)
