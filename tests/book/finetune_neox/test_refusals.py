@@ -77,7 +77,7 @@ def lead_out(folder: Path) -> None:
     """A file of the folder is a link to a secret."""
     secret = folder.with_name("secret")
     secret.write_text("secret", "utf-8")
-    (folder / "tokenizer.json").symlink_to(secret)
+    (folder / "LICENSE").symlink_to(secret)
 
 
 NORM = "model.norm.weight"
@@ -131,7 +131,7 @@ CASES: dict[str, tuple[Change, list[str], str]] = {
         "use --checkpoint non-reentrant",
     ),
     "the same folder": (lambda folder: None, ["--out", "MODEL"], "is the folder of --model"),
-    "a link": (lead_out, ["--train", "norm", "--out", "NEW"], "tokenizer.json is a link out of this folder"),
+    "a link": (lead_out, ["--train", "norm", "--out", "NEW"], "LICENSE is a link out of this folder"),
     "a full folder": (lambda folder: None, ["--out", "FULL"], "is not empty; name another folder, or add"),
 }
 

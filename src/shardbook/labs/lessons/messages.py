@@ -124,8 +124,8 @@ def on_ranks(
             for each in error.outcomes
             if isinstance(each.failure, Stuck)
         }
-        # A rank that has written no stacks may have waited or not.
-        if isinstance(error.outcomes[0].failure, Stuck) and all(standing.values()):
+        known = all(map(is_known, standing.values()))
+        if known and isinstance(error.outcomes[0].failure, Stuck):
             raise stuck(name, standing) from None
         raise
 
@@ -203,11 +203,15 @@ def stuck(name: str, standing: dict[int, list[Frame]]) -> NotYet:
 
 
 def waits(frames: Sequence[Frame]) -> bool:
-    """Whether a rank stood in a communication: in a call of PyTorch, or in `wait` of a handle."""
-    innermost = frames[-1].file
-    return innermost == __file__ or innermost.startswith(
-        f"{Path(dist.__file__).parent}/"
-    )
+    """Whether a rank stood in `wait` of a handle; with NCCL, a copy to the host waits instead."""
+    here = {each.function for each in frames[-2:] if each.file == __file__}
+    return not here.isdisjoint({"wait", "portable"})
+
+
+def is_known(frames: Sequence[Frame]) -> bool:
+    """Whether the frames say if a rank waited: PyTorch may wait in its own functions, too."""
+    library = f"{Path(dist.__file__).parent}/"
+    return bool(frames) and not frames[-1].file.startswith(library)
 
 
 def refuse_other_bytes(rank: int, sent: int, wanted: int) -> None:
