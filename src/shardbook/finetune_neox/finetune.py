@@ -57,7 +57,7 @@ from shardbook.finetune_neox.model_units import blocks_of
 from shardbook.finetune_neox.pretrained import Pretrained, begin_with
 from shardbook.finetune_neox.sharded_loading import shard_and_load
 from shardbook.finetune_neox.trained_parameters import freeze_the_rest, keep_16_bits
-from shardbook.finetune_neox.tuned_folder import write_result
+from shardbook.finetune_neox.tuned_folder import refuse_links, write_result
 from shardbook.planning.measure import Meter
 from shardbook.planning.report import Counted, write
 from shardbook.train.assemble import mistakes, policy_of, run_with
@@ -100,7 +100,8 @@ def begin(options: argparse.Namespace) -> tuple[Pretrained, Any]:
     """Build the model without memory, and choose the trained parameters.
 
     :returns: also `peft`'s configuration of LoRA matrices, or `None`
-    :raises Mistake: if there is no such model, or the pattern chooses no parameter
+    :raises Mistake: if there is no such model, the pattern chooses no parameter, or the
+        folder of the model cannot be copied
     """
     beginning = begin_with(options)
     blocks_of(beginning.model, options.units)
@@ -109,6 +110,8 @@ def begin(options: argparse.Namespace) -> tuple[Pretrained, Any]:
     if options.checkpoint == "reentrant":
         refuse_reentrant(beginning.model)
     keep_16_bits(beginning, policy_of(options))
+    if options.out is not None and adapters is None:
+        refuse_links(beginning)
     return beginning, adapters
 
 

@@ -14,9 +14,12 @@ the files, and overwrite the trained elements [at their places](tensor_file.py):
 | give the folder its name | rank 0 |
 
 Nothing is gathered, and all other bytes stay the same. Weights in a 16-bit format are
-not rounded again. Names, files and tensors that the library no longer uses stay, too.
+not rounded again. Names and tensors that the library no longer uses stay, too.
 Trained numbers are cast to the dtype of the file. `from_pretrained` opens the result in
 the same way as the original.
+
+Only what describes the model is copied besides the weights: its configuration, its
+tokenizer and its licence. Code is not copied, because the run has not used it.
 
 LoRA matrices are not in the original files. So they are written into a separate file, in
 [peft's](adapters.py) format. A run that began with a random model writes [the whole
@@ -28,22 +31,25 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from shardbook.command import Mistake
 from shardbook.finetune_neox.adapters import adapter_name, describe
 from shardbook.finetune_neox.pretrained import Pretrained
 from shardbook.foundations.collectives import world
 from shardbook.state.file_list import flush_folder
+from shardbook.state.folder_names import INDEX
 from shardbook.state.model_folder import save_safetensors
 from shardbook.state.stored import MODEL, Stretch, stretches
 from shardbook.state.tensor_file import Named, Place, laid_out, new_room, pour
 from shardbook.state.together import on_each, on_first
 
-__all__ = ["write_result"]
+__all__ = ["refuse_links", "write_result"]
 
 
 @torch.no_grad()
@@ -86,7 +92,7 @@ def write_copy(start: Pretrained, model: nn.Module, draft: Path) -> None:
     """Copy the folder of the pretrained model, and overwrite the trained elements."""
     assert start.folder is not None
     rank, ranks = world(None)
-    files = files_to_copy(start.folder)
+    files = files_to_copy(start)
     on_each(lambda: copy(files[rank::ranks], draft))
     places = [
         (each, replace(place, file=draft / place.file.name))
@@ -132,20 +138,33 @@ def overwrite(places: list[tuple[Stretch, Place]]) -> None:
             os.fsync(opened.fileno())
 
 
-def files_to_copy(folder: Path) -> list[Path]:
-    """All files of a folder, except hidden files and weights in other formats."""
-    return [
+def files_to_copy(start: Pretrained) -> list[Path]:
+    """The files that hold the weights, and those that describe the model."""
+    assert start.folder is not None
+    weights = {place.file for place in start.places.values()}
+    described = {
         each
-        for each in sorted(folder.iterdir())
-        if each.is_file()
-        and not each.name.startswith(".")
-        and each.suffix not in OTHERS
-    ]
+        for each in start.folder.iterdir()
+        if each.is_file() and any(fnmatchcase(each.name, form) for form in DESCRIBED)
+    }
+    return sorted(weights | described)
 
 
-# Such a file would hold the untrained weights, and a program might open it instead of the
-# safetensors files.
-OTHERS = {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf"}
+DESCRIBED = (
+    *("config.json", "generation_config.json", INDEX),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "tekken.json"),
+    *("vocab*.json", "vocab.txt", "merges.txt", "*.model", "*.spm", "*.tiktoken"),
+    *("chat_template.json", "chat_template.jinja"),
+    *(
+        "LICEN[CS]E",
+        "LICEN[CS]E.txt",
+        "LICEN[CS]E.md",
+        "COPYING",
+        "NOTICE",
+        "NOTICE.txt",
+        "NOTICE.md",
+    ),
+)
 
 
 def copy(files: list[Path], draft: Path) -> None:
@@ -158,7 +177,28 @@ def copy(files: list[Path], draft: Path) -> None:
             os.fsync(opened.fileno())
 
 
-# sidelit: depth A folder that is there already, and what a run that was killed has left.
+# sidelit: depth Links, a folder that is there already, and what a run that was killed has left.
+
+
+def refuse_links(start: Pretrained) -> None:
+    """Refuse a folder of which a file is a link to another place.
+
+    The copy would publish what the link points to. In the cache of the Hugging Face Hub,
+    the files of a model are links into the folder of all its versions.
+
+    :raises Mistake: naming the file
+    """
+    if start.folder is None:
+        return
+    home = start.folder.resolve()
+    if home.parent.name == "snapshots":
+        home = home.parents[1]
+    for file in files_to_copy(start):
+        if not file.resolve().is_relative_to(home):
+            raise Mistake(
+                f"--model {start.folder}: {file.name} is a link out of this folder, and --out "
+                "would copy what it points to; put the file itself there"
+            )
 
 
 def make_room(draft: Path) -> None:

@@ -21,7 +21,9 @@ of the same name. If the answer is right, it prints one line. Otherwise it raise
 
 Three other things may happen, and each has sentences of its own: the blank is still
 empty, the reader's function raises an error, or it returns something that cannot be
-compared. An autograder such as nbgrader sees a cell that failed, in each case.
+compared. An autograder such as nbgrader sees a cell that failed, in each case. Only the
+line of the blank itself counts as an empty blank: PyTorch raises the same class of error,
+such as for an operation that a device does not have.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from types import FunctionType
 from typing import Any
 
 from shardbook.labs.rank_outcomes import Raised, RanksFailed
-from shardbook.labs.reader_lines import frames_of, own
+from shardbook.labs.reader_lines import frames_of, is_blank_line, own
 from shardbook.labs.words import tell
 
 __all__ = ["Check", "NotYet", "check", "expect"]
@@ -100,8 +102,9 @@ class Check:
             praise = self.function(*answers)
         except NotYet:
             raise
-        # The cell shows the sentences alone, and not how they were found.
-        except Exception as error:
+        # The cell shows the sentences alone, and not how they were found. A script that an
+        # answer has left would end as if all answers were right.
+        except (Exception, SystemExit) as error:
             raise self.sentence(error) from None
         print("✓", praise or tell("{name} is right.", name=self.name))
 
@@ -112,15 +115,19 @@ class Check:
                 raise blank(name)
         return [variables[name] for name in self.names]
 
-    def sentence(self, error: Exception) -> NotYet:
+    def sentence(self, error: BaseException) -> NotYet:
         """An error that the answer has caused, in words."""
         name = ", ".join(self.names)
-        if isinstance(error, NotImplementedError):
+        if is_blank_line(error):
             return blank(name)
         if isinstance(error, RanksFailed):
             first = error.outcomes[0].failure
-            if isinstance(first, Raised) and first.kind == NotImplementedError.__name__:
+            if isinstance(first, Raised) and first.blank:
                 return blank(name)
+            # A check that runs on the ranks calls `expect` there.
+            if isinstance(first, Raised) and first.kind == NotYet.__name__:
+                what, _, look = first.text.partition("\n")
+                return NotYet(what, look)
             return NotYet(tell("{name} fails on the ranks:", name=name), str(error))
         said = f"{type(error).__name__}: {error}"
         lines = own(frames_of(error.__traceback__))
@@ -130,12 +137,8 @@ class Check:
                 tell("The error was raised here:") + f"\n{lines[-1]}",
             )
         return NotYet(
-            tell(
-                "The result of {name} cannot be compared: {error}",
-                name=name,
-                error=said,
-            ),
-            tell("What should {name} return, and what does it return?", name=name),
+            tell("{name} cannot be checked: {error}", name=name, error=said),
+            tell("Which arguments should {name} take, and what return?", name=name),
         )
 
 

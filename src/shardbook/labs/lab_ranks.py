@@ -64,11 +64,13 @@ def ranks(
 
     The function and its arguments reach each rank as a copy, and so do the variables
     that the function uses. Every rank begins with the same random seed. What a rank
-    prints appears at once, with its number before each line.
+    prints appears at once, with its number before each line. After a million characters of
+    a rank, its further lines are only counted.
 
     :param count: the number of ranks, at least 1
     :param function: may be defined in a cell
-    :param timeout: seconds after which ranks that still run are ended
+    :param timeout: seconds after which ranks that still run are ended, counted from the
+        moment at which all of them have begun
     :returns: the results, in the order of the ranks
     :raises RanksFailed: if a rank raised an error, died, or did not return in time
     :raises TypeError: if the function or an argument cannot be sent to another process
@@ -201,9 +203,11 @@ class Server:
         try:
             self.pipe.send(task)
             while not isinstance(message := self.message(waiting), list):
-                number, line = message
+                number, lines = message
                 prefix = tell("rank {number}", number=number)
-                say(f"{prefix} | {line}")
+                if isinstance(lines, int):
+                    lines = [tell("… and {count:,} more lines.", count=lines)]
+                say("\n".join(f"{prefix} | {line}" for line in lines))
         except (EOFError, ConnectionError) as error:
             code = self.process.wait()
             raise RuntimeError(

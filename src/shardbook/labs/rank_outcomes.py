@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shardbook.labs.reader_lines import Frame, frames_of, own, show
+from shardbook.labs.reader_lines import Frame, frames_of, is_blank_line, own, show
 from shardbook.labs.words import tell
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "Stuck",
     "raised",
     "standing",
+    "who",
 ]
 
 Result = TypeVar("Result")
@@ -58,12 +59,14 @@ class Raised:
     :param kind: the name of the error's class
     :param text: the error in words
     :param cause: the error that it was raised from
+    :param blank: whether the reader has not written the line yet
     """
 
     kind: str
     text: str
     frames: list[Frame]
     cause: Raised | None = None
+    blank: bool = False
 
     @property
     def lost_connection(self) -> bool:
@@ -228,7 +231,11 @@ def raised(error: BaseException, depth: int = 0) -> Raised:
     # Two errors may name each other as their causes.
     before = raised(cause, depth + 1) if cause is not None and depth < 8 else None
     return Raised(
-        type(error).__name__, str(error), frames_of(error.__traceback__), before
+        type(error).__name__,
+        str(error),
+        frames_of(error.__traceback__),
+        before,
+        is_blank_line(error),
     )
 
 

@@ -8,7 +8,8 @@ could import it. [cloudpickle](https://github.com/cloudpipe/cloudpickle) writes 
 itself into these bytes, with the classes, the modules and the variables that it uses.
 
 A rank's own output goes into a pipe, and the [server](rank_server.py) takes it from
-there line by line. When the function has returned, the rank waits until all others have
+there line by line. The rank says when it begins with the function, because the time
+limit of the function begins then. When the function has returned, the rank waits until all others have
 returned as well. If it left the process group earlier, it would cut off a rank that
 still receives.
 """
@@ -23,7 +24,7 @@ import socket
 import sys
 import threading
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import IO, Any
@@ -49,7 +50,7 @@ class Task:
     :param port: where the store listens through which the ranks find each other
     :param prefix: what the keys of this task begin with
     :param gpus: how many there are; 0: the ranks compute on the CPU
-    :param seconds: the time after which ranks that still run are ended
+    :param seconds: the time that the function may take
     :param environment: the variables of the notebook's process
     :param path: where its imports are looked up
     :param folder: its working folder
@@ -72,7 +73,8 @@ class Task:
 
 
 def run(task: Task, number: int, pipe: Connection, stacks: IO[str]) -> None:
-    """Live as a rank, and send one message about it: a result, or an error.
+    """Live as a rank, and send `None` before the function is called, and afterwards its
+    result or its error.
 
     :param pipe: to the server; at its other end's end this process ends, too
     :param stacks: the file for the stacks of a process that is aborted
@@ -86,7 +88,7 @@ def run(task: Task, number: int, pipe: Connection, stacks: IO[str]) -> None:
     go = threading.Event()
     threading.Thread(target=follow, args=(pipe, go), daemon=True).start()
     try:
-        result = prepare_and_call(task, number)
+        result = prepare_and_call(task, number, pipe)
         sent: tuple[bytes | None, Raised | None] = (result, None)
     # A function may also end with `sys.exit`.
     except BaseException as error:
@@ -111,7 +113,7 @@ def follow(pipe: Connection, go: threading.Event) -> None:
     go.set()
 
 
-def prepare_and_call(task: Task, number: int) -> bytes:
+def prepare_and_call(task: Task, number: int, pipe: Connection) -> bytes:
     """Join the process group, call the function, and pickle its result."""
     os.environ.clear()
     os.environ.update(task.environment)
@@ -129,6 +131,7 @@ def prepare_and_call(task: Task, number: int) -> bytes:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(SEED)
     function, arguments = pickle.loads(task.function)
+    pipe.send(None)
     return bytes(cloudpickle.dumps(call(function, arguments)))
 
 
@@ -143,7 +146,7 @@ def own_part(error: Raised) -> Raised:
     # An error of the process group has no frames of the reader. All of it is shown.
     frames = error.frames[ours[-1] + 1 :] if ours else error.frames
     cause = None if error.cause is None else own_part(error.cause)
-    return Raised(error.kind, error.text, frames, cause)
+    return replace(error, frames=frames, cause=cause)
 
 
 def join(task: Task, number: int) -> None:

@@ -15,8 +15,9 @@ So there is a third process, the server. It starts once, imports everything, run
 and has no threads. Forking it takes milliseconds. Every call forks new ranks, so no call
 sees what another has left behind.
 
-The server also watches its ranks. It passes on what they print, ends them when their time
-is over, and has them end when it ends itself. When the kernel ends or is interrupted, a
+The server also watches its ranks. It passes on what they print, up to a limit, so that a
+rank never waits until somebody has read its lines. It ends ranks when their time is over,
+and has them end when it ends itself. When the kernel ends or is interrupted, a
 pipe closes, and the server ends its ranks and itself. No process is left.
 """
 
@@ -46,9 +47,12 @@ from shardbook.labs.reader_lines import Frame
 
 __all__ = ["serve"]
 
-# The time that the other ranks get to fail as well, after one has failed.
+# A machine that is busy with other programs may take as long to start the ranks.
+START = 120.0
+# The time that the other ranks get to fail as well, after one has failed, and that an
+# aborted rank gets to write its stacks.
 GRACE = 3.0
-# The time that a rank has to end after its last message, or after it was aborted.
+# The time that a rank has to end after its last message.
 END = 10.0
 
 
@@ -84,7 +88,8 @@ class Run:
 
     def __init__(self, task: Task, client: Connection) -> None:
         self.task, self.client = task, client
-        self.deadline = time.monotonic() + task.seconds
+        self.seconds = START
+        self.deadline = time.monotonic() + START
         self.ranks: list[Started] = []
 
     def outcomes(self) -> list[Outcome]:
@@ -96,7 +101,13 @@ class Run:
         try:
             for number in range(self.task.count):
                 self.ranks.append(self.start(number))
-            order = self.listen(self.ranks, self.hear)
+            first = self.listen(self.ranks, self.hear)
+            begun = [each for each in first if each.begun]
+            if len(begun) == self.task.count:
+                self.seconds = self.task.seconds
+                self.deadline = time.monotonic() + self.seconds
+            order = [each for each in first if not each.begun]
+            order += self.listen(begun, self.hear)
             if not self.failed():
                 for each in self.ranks:
                     each.pipe.send("go")
@@ -109,6 +120,8 @@ class Run:
                 each.reap()
         for each in self.ranks:
             self.print_lines(each)
+            if each.left_out:
+                self.client.send((each.outcome.rank, each.left_out))
             each.close()
         late = [each for each in self.ranks if each not in order]
         # Of two failures at the same place in this order, the earlier one comes first.
@@ -142,9 +155,12 @@ class Run:
         return order
 
     def hear(self, rank: Started) -> None:
-        """Take a rank's result or its error."""
+        """Take that a rank has begun, or its result, or its error."""
         try:
-            rank.outcome.result, rank.outcome.failure = rank.pipe.recv()
+            if (message := rank.pipe.recv()) is None:
+                rank.begun = True
+            else:
+                rank.outcome.result, rank.outcome.failure = message
         except (EOFError, OSError):
             # The process ends, and all that it could say is its exit code.
             rank.outcome.failure = Ended(rank.reap(), rank.stands())
@@ -153,13 +169,13 @@ class Run:
 
     def abort(self, ranks: list[Started]) -> None:
         """End ranks that still run, and find out at which lines they stood."""
-        seconds = (
-            None if any(r.outcome.failure for r in self.ranks) else self.task.seconds
-        )
+        seconds = None if any(r.outcome.failure for r in self.ranks) else self.seconds
         for each in ranks:
-            # At this signal the process writes its stacks, and ends.
+            # At this signal the process writes its stacks, and ends. A stopped process
+            # gets it when it goes on.
             os.kill(each.process, signal.SIGABRT)
-        self.deadline = time.monotonic() + END
+            os.kill(each.process, signal.SIGCONT)
+        self.deadline = time.monotonic() + GRACE
         self.listen(ranks, Started.say_goodbye)
         for each in ranks:
             each.outcome.result = None
@@ -171,8 +187,9 @@ class Run:
         :returns: whether more may follow
         """
         lines, more = rank.read_lines()
-        for line in lines:
-            self.client.send((rank.outcome.rank, line))
+        shown = rank.shorten(lines)
+        if shown:
+            self.client.send((rank.outcome.rank, shown))
         return more
 
     def start(self, number: int) -> Started:
@@ -231,6 +248,8 @@ def reopen_output() -> None:
 
 # A longer line is passed on in pieces.
 LONGEST = 2**16
+# So many characters of a rank are passed on, and the lines after them are counted.
+MOST = 2**20
 
 
 @dataclass(slots=True, eq=False)
@@ -240,6 +259,9 @@ class Started:
     :param process: its number at the operating system
     :param output: what it prints can be read here
     :param stacks: its stacks are written here if it is aborted
+    :param begun: whether it has called the reader's function
+    :param room: how many characters of it may still be passed on
+    :param left_out: how many of its lines were not passed on
     """
 
     process: int
@@ -247,6 +269,9 @@ class Started:
     output: int
     stacks: IO[str]
     outcome: Outcome
+    begun: bool = False
+    room: int = MOST
+    left_out: int = 0
     unfinished: bytes = b""
     code: int | None = None
 
@@ -274,6 +299,16 @@ class Started:
             line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
             for line in whole
         ], more
+
+    def shorten(self, lines: list[str]) -> list[str]:
+        """The lines for which there is room. All that follow are counted."""
+        shown = []
+        for line in lines:
+            self.room -= len(line) + 1
+            if self.room >= 0:
+                shown.append(line)
+        self.left_out += len(lines) - len(shown)
+        return shown
 
     def stands(self) -> list[Frame]:
         """The lines at which an aborted process stood."""

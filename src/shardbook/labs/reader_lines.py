@@ -25,7 +25,7 @@ from types import TracebackType
 from shardbook.check.place import is_users
 from shardbook.labs.words import tell
 
-__all__ = ["Frame", "frames_of", "own", "show"]
+__all__ = ["Frame", "frames_of", "is_blank_line", "own", "show"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,18 @@ def frames_of(trace: TracebackType | None) -> list[Frame]:
         traceback.walk_tb(trace), lookup_lines=False
     )
     return [Frame(each.filename, each.lineno or 0, each.name) for each in summary]
+
+
+def is_blank_line(error: BaseException) -> bool:
+    """Whether an error comes from the line that a lab puts in the place of a solution.
+
+    The line is `raise NotImplementedError()`. PyTorch raises errors of the same class,
+    but says in words what is missing.
+    """
+    if type(error) is not NotImplementedError or error.args:
+        return False
+    frames = frames_of(error.__traceback__)
+    return bool(frames) and is_users(frames[-1].file)
 
 
 def own(frames: Iterable[Frame]) -> list[Frame]:

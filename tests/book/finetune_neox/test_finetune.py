@@ -137,6 +137,10 @@ def tune_neox(home: Path, out: Path) -> dict[str, Any]:
 
 def test_the_result_opens_and_differs_in_the_biases_only(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    # What nobody needs is not copied, least of all code. Links within the folder are followed.
+    for name in ("modeling_neox.py", "pytorch_model.bin", "notes.txt", "consolidated.safetensors"):
+        (home / "neox" / name).write_text("nothing", "utf-8")
+    (home / "neox/LICENSE").symlink_to("notes.txt")
     for found in ranks.run(2, tune_neox, home, out):
         assert found["differ"] == found["biases"]
         assert found["other than trained"] == []
@@ -146,6 +150,9 @@ def test_the_result_opens_and_differs_in_the_biases_only(home: Path, tmp_path: P
         assert figures["loading"] == figures["loading_forecast"]
         assert figures["steady"] == figures["steady_forecast"]
     # The files are those of the beginning, under their old names: this one holds `embed_out`.
+    for name in ("modeling_neox.py", "pytorch_model.bin", "notes.txt", "consolidated.safetensors"):
+        (home / "neox" / name).unlink()
+    assert (out / "LICENSE").read_text("utf-8") == "nothing"
     same = sorted(path.name for path in (home / "neox").iterdir())
     assert sorted(path.name for path in out.iterdir()) == same
     assert len([name for name in same if name.endswith(".safetensors")]) > 2

@@ -73,6 +73,13 @@ def pickled(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
+def lead_out(folder: Path) -> None:
+    """A file of the folder is a link to a secret."""
+    secret = folder.with_name("secret")
+    secret.write_text("secret", "utf-8")
+    (folder / "LICENSE").symlink_to(secret)
+
+
 NORM = "model.norm.weight"
 # What is done to the folder, the options, and what the sentence says.
 CASES: dict[str, tuple[Change, list[str], str]] = {
@@ -124,6 +131,7 @@ CASES: dict[str, tuple[Change, list[str], str]] = {
         "use --checkpoint non-reentrant",
     ),
     "the same folder": (lambda folder: None, ["--out", "MODEL"], "is the folder of --model"),
+    "a link": (lead_out, ["--train", "norm", "--out", "NEW"], "LICENSE is a link out of this folder"),
     "a full folder": (lambda folder: None, ["--out", "FULL"], "is not empty; name another folder, or add"),
 }
 
@@ -143,7 +151,10 @@ def refused(place: Path) -> dict[str, str]:
     for name, (change, options, _) in CASES.items():
         folder = shutil.copytree(place / "whole", place / name.replace(" ", "-"))
         change(folder)
-        words = [{"MODEL": str(folder), "FULL": str(place / "whole")}.get(word, word) for word in options]
+        words = [
+            {"MODEL": str(folder), "FULL": str(place / "whole"), "NEW": str(place / "new")}.get(word, word)
+            for word in options
+        ]
         context = [] if "--context" in words else ["--context", "16"]
         with pytest.raises(Mistake) as mistake:
             begin(parse(["--model", str(folder), *context, *words]))

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shardbook.labs.checks import check, expect
-from shardbook.labs.lessons.messages import (
-    RANKS,
-    Sent,
-    on_ranks,
-    place,
-    portable,
-    refuse_collectives,
-    refuse_other_bytes,
-    refuse_what_is_no_tensor,
-)
+from shardbook.labs.lessons.messages import RANKS, on_ranks, refuse_other_bytes
+from shardbook.labs.lessons.returned import expect_dtype, number, tensor
 from shardbook.labs.words import tell
 
 __all__ = ["pass_on", "ring_bytes"]
@@ -29,18 +20,10 @@ __all__ = ["pass_on", "ring_bytes"]
 @check
 def pass_on(given: Callable[[Tensor], Tensor]) -> str:
     """Each rank gets what the rank before has sent."""
-    found = on_ranks("pass_on", around, given)
-    for rank, (arrived, own_tensor, changed, sent) in enumerate(found):
-        refuse_what_is_no_tensor("pass_on", arrived)
+    for rank, (arrived, sent) in enumerate(on_ranks("pass_on", given, tensor_of)):
+        own_tensor = tensor_of(rank)
         before, after = (rank - 1) % RANKS, (rank + 1) % RANKS
-        expect(
-            not changed,
-            tell("On rank {rank} the tensor of the caller has changed.", rank=rank),
-            look=tell(
-                "Receive into a tensor of its own, such as `torch.empty_like(tensor)`. While a "
-                "tensor is being sent, nothing may write into it."
-            ),
-        )
+        expect_dtype("pass_on", tensor("pass_on", arrived), own_tensor.dtype)
         expect(
             not torch.equal(arrived, own_tensor),
             tell("Rank {rank} returned what it had sent itself.", rank=rank),
@@ -49,7 +32,7 @@ def pass_on(given: Callable[[Tensor], Tensor]) -> str:
             ),
         )
         expect(
-            not torch.equal(arrived, found[after][1]),
+            not torch.equal(arrived, tensor_of(after)),
             tell(
                 "Rank {rank} returned what rank {after} has sent, but it should be that of rank "
                 "{before}.",
@@ -62,7 +45,17 @@ def pass_on(given: Callable[[Tensor], Tensor]) -> str:
             ),
         )
         expect(
-            torch.equal(arrived, found[before][1]),
+            arrived.shape == own_tensor.shape,
+            tell(
+                "Rank {rank} returned a tensor of shape {shape}, and not of {wanted}.",
+                rank=rank,
+                shape=tuple(arrived.shape),
+                wanted=tuple(own_tensor.shape),
+            ),
+            look=tell("What arrives has the shape of what was sent."),
+        )
+        expect(
+            torch.equal(arrived, tensor_of(before)),
             tell(
                 "Rank {rank} did not return what rank {before} has sent.",
                 rank=rank,
@@ -77,35 +70,18 @@ def pass_on(given: Callable[[Tensor], Tensor]) -> str:
     return tell("Each of three ranks has what the rank before has sent.")
 
 
-def around(given: Callable[[Tensor], Tensor]) -> tuple[Any, Tensor, bool, int]:
-    """On a rank: call the answer with a tensor that no other rank has."""
-    rank = dist.get_rank()
-    tensor = torch.full((5,), 10.0 + rank, device=place())
-    before = tensor.clone()
-    # Rank 1 returns before rank 0 has sent if it does not wait for the message.
-    if rank == 0:
+def tensor_of(rank: int) -> Tensor:
+    """A tensor that no other rank has."""
+    # On its rank, rank 1 returns before rank 0 has sent if it does not wait for the message.
+    if dist.is_initialized() and rank == 0:
         time.sleep(0.2)
-    with Sent() as sent:
-        arrived = given(tensor)
-        refuse_collectives(sent)
-        # What arrives later does not count.
-        arrived = portable(arrived)
-    return arrived, before.cpu(), not torch.equal(tensor, before), sent.nbytes
+    return torch.full((5,), 10.0 + rank)
 
 
 @check
 def ring_bytes(given: Callable[[int, float], float]) -> str:
     """Twice all hops of one piece."""
-    found = given(4, 32)
-    expect(
-        isinstance(found, int | float),
-        tell(
-            "{name} returned {found!r}, which is no number.",
-            name="ring_bytes",
-            found=found,
-        ),
-        look=tell("Does the function end with `return`?"),
-    )
+    found = number("ring_bytes", given(4, 32))
     reasons: dict[float, str] = {
         24: tell(
             "That is one half, such as the reduce-scatter. The all-gather follows."
@@ -128,13 +104,14 @@ def ring_bytes(given: Callable[[int, float], float]) -> str:
             found, tell("How many hops are there, and how many bytes has a piece?")
         ),
     )
+    found = number("ring_bytes", given(8, 32))
     expect(
-        given(8, 32) == 56,
-        tell("On 8 ranks it is 56 bytes, and not {found:g}.", found=given(8, 32)),
+        found == 56,
+        tell("On 8 ranks it is 56 bytes, and not {found:g}.", found=found),
         look=tell("Does the function use the number of ranks that it is given?"),
     )
     expect(
-        given(4, 64) == 96,
+        number("ring_bytes", given(4, 64)) == 96,
         tell("A vector of twice the size takes twice the bytes."),
         look=tell("Does the function use the size that it is given?"),
     )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shardbook.check.stream_events import Launch, Record, Trace, Wait
 from shardbook.labs.checks import check, expect
+from shardbook.labs.lessons.returned import called, look_at_return, plain
 from shardbook.labs.words import tell
 
 __all__ = ["leaks", "mend", "ordered"]
@@ -21,7 +22,13 @@ def mend(given: Callable[[list[nn.Parameter], int], None]) -> str:
     for ranks in (2, 4):
         used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
         used.grad = torch.tensor([4.0, 8.0])
-        given([unused, used, unused], ranks)
+        parameters = [unused, used, unused]
+        given(parameters, ranks)
+        expect(
+            list(map(id, parameters)) == [id(unused), id(used), id(unused)],
+            tell("{name} has changed an argument of its caller.", name="mend"),
+            look=tell("The gradient of a parameter is `parameter.grad`."),
+        )
         expect(
             used.tolist() == [1, 1] and unused.tolist() == [1, 1],
             tell("The parameters have changed, and not only their gradients."),
@@ -60,11 +67,18 @@ def leaks(given: Callable[[dict[str, Tensor]], list[str]]) -> str:
     vectors["third"].zero_()
     for name in ("first", "fourth"):
         vectors[name].untyped_storage().resize_(0)
+    before = [(name, id(each)) for name, each in vectors.items()]
     found = given(vectors)
+    expect(
+        before == [(name, id(each)) for name, each in vectors.items()]
+        and stored_bytes(vectors) == [0, 32, 32, 0],
+        tell("{name} has changed an argument of its caller.", name="leaks"),
+        look=tell("The vectors are looked at here, and neither filled nor freed."),
+    )
     expect(
         isinstance(found, list),
         tell("leaks must return a list of names."),
-        look=tell("Does the function end with `return`?"),
+        look=look_at_return("leaks", found),
     )
     expect(
         found != [*vectors],
@@ -82,6 +96,10 @@ def leaks(given: Callable[[dict[str, Tensor]], list[str]]) -> str:
         look=tell("All vectors whose storage has more than 0 bytes, in their order."),
     )
     return tell("The leak is where the memory is, and not where the shape is.")
+
+
+def stored_bytes(vectors: dict[str, Tensor]) -> list[int]:
+    return [each.untyped_storage().nbytes() for each in vectors.values()]
 
 
 def kernel(stream: int) -> Launch:
@@ -151,16 +169,16 @@ def ordered(given: Callable[[Trace, int, int], Any]) -> str:
     ]
     for told, trace, right, look in cases:
         kernels = [at for at, event in enumerate(trace) if isinstance(event, Launch)]
-        found = given(trace, kernels[0], kernels[1])
+        found = plain(called("ordered", given, trace, kernels[0], kernels[1]))
         expect(
             isinstance(found, bool),
             tell("ordered returned {found!r}, and not True or False.", found=found),
-            look=tell("Does the function end with `return`?"),
+            look=look_at_return("ordered", found),
         )
         expect(found is right, told, look)
     # A third kernel behind the second must not matter.
     expect(
-        given([A, B, Record(1, 0), Wait(1, 1, ()), B], 0, 1) is False,
+        plain(given([A, B, Record(1, 0), Wait(1, 1, ()), B], 0, 1)) is False,
         tell("The stream waits only after its kernel was launched."),
         look=hint_places,
     )

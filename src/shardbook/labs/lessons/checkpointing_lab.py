@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointError
 from shardbook.checkpointing.costs import SavedBytes
 from shardbook.labs.checks import check, expect
 from shardbook.labs.lessons.checkpointing_plan import plan
+from shardbook.labs.lessons.returned import called, expect_dtype, tensor
 from shardbook.labs.words import tell
 
 __all__ = ["in_segments", "plan", "repeatable"]
@@ -22,12 +23,8 @@ def in_segments(given: Callable[[nn.Sequential, int, Tensor], Tensor]) -> str:
     """The chain computes the same, and holds k inputs and the last segment."""
     layers = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(16)]
     chain, x = nn.Sequential(*layers), torch.randn(4, 8)
-    found = given(chain, 4, x)
-    expect(
-        isinstance(found, Tensor),
-        tell("in_segments returned {found!r}, which is no tensor.", found=found),
-        look=tell("Does the function end with `return`?"),
-    )
+    found = tensor("in_segments", called("in_segments", given, chain, 4, x))
+    expect_dtype("in_segments", found, x.dtype)
     expect(
         torch.equal(found, chain(x)),
         tell("The result differs from that of the chain without checkpoints."),
@@ -146,12 +143,13 @@ def repeatable(given: Callable[[Callable[..., Any]], Callable[..., Any]]) -> str
     torch.manual_seed(1)
     expected = torch.rand(8)
     torch.manual_seed(1)
-    first = function(x)
+    first = called("repeatable", function, x)
     expect(
         isinstance(first, Tensor),
         tell("The first call returned {found!r}.", found=first),
         look=tell("Return what `function` returns."),
     )
+    expect_dtype("repeatable", first, expected.dtype)
     expect(
         torch.equal(first, expected),
         tell("The first call does not draw what `function` itself would draw."),

@@ -10,6 +10,7 @@ from shardbook.checkpointing.costs import Chain
 from shardbook.checkpointing.plans import Plan, evaluate, take
 from shardbook.checkpointing.sequential import Span
 from shardbook.labs.checks import check, expect
+from shardbook.labs.lessons.returned import whole_number
 from shardbook.labs.words import tell
 
 __all__ = ["plan"]
@@ -18,8 +19,8 @@ __all__ = ["plan"]
 @check
 def plan(given: Sequence[tuple[int, int]], costs: Chain, budget: int) -> str:
     """Within the budget, and as cheap as the cheapest plan."""
-    refuse_what_is_no_plan(given, len(costs.layers))
-    found = evaluate(costs, [Span(*each, recompute=True) for each in sorted(given)])
+    pairs = pairs_of(given, len(costs.layers))
+    found = evaluate(costs, [Span(*each, recompute=True) for each in pairs])
     expect(
         found.peak <= budget,
         tell(
@@ -71,21 +72,16 @@ def where_the_peak_is(costs: Chain, found: Plan) -> str:
     )
 
 
-def refuse_what_is_no_plan(given: object, layers: int) -> None:
-    """A list of pairs that do not overlap."""
-    pairs = isinstance(given, list | tuple) and all(
-        isinstance(each, list | tuple)
-        and len(each) == 2
-        and all(isinstance(number, int) for number in each)
-        for each in given
-    )
+def pairs_of(given: object, layers: int) -> list[tuple[int, int]]:
+    """The pairs of a plan in their order, which do not overlap."""
     expect(
-        pairs,
+        isinstance(given, list | tuple) and all(map(is_pair, given)),
         tell("{found!r} is no list of pairs.", found=given),
         look=tell("A plan looks like `[(1, 3), (4, 7)]`, even with a single pair."),
     )
     assert isinstance(given, list | tuple)
-    for start, stop in given:
+    pairs = sorted((int(start), int(stop)) for start, stop in given)
+    for start, stop in pairs:
         expect(
             0 <= start < stop <= layers,
             tell(
@@ -98,7 +94,7 @@ def refuse_what_is_no_plan(given: object, layers: int) -> None:
                 "As in a slice, the first number belongs to the segment and the second does not."
             ),
         )
-    for (start, stop), (later, end) in pairwise(sorted(given)):
+    for (start, stop), (later, end) in pairwise(pairs):
         expect(
             stop <= later,
             tell(
@@ -110,3 +106,13 @@ def refuse_what_is_no_plan(given: object, layers: int) -> None:
             ),
             look=tell("Each layer belongs to one segment at most."),
         )
+    return pairs
+
+
+def is_pair(given: object) -> bool:
+    """Whether this is two whole numbers."""
+    return (
+        isinstance(given, list | tuple)
+        and len(given) == 2
+        and all(whole_number(each) is not None for each in given)
+    )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from shardbook.labs.checks import check, expect
@@ -15,12 +13,9 @@ from shardbook.labs.lessons.messages import (
     RANKS,
     Sent,
     on_ranks,
-    place,
-    portable,
-    refuse_collectives,
     refuse_other_bytes,
-    refuse_what_is_no_tensor,
 )
+from shardbook.labs.lessons.returned import expect_dtype, tensor
 from shardbook.labs.words import tell
 
 __all__ = ["Sent", "all_gather", "pass_on", "reduce_scatter", "ring_bytes"]
@@ -29,13 +24,13 @@ __all__ = ["Sent", "all_gather", "pass_on", "reduce_scatter", "ring_bytes"]
 @check
 def all_gather(given: Callable[[Tensor], Tensor]) -> str:
     """Every rank has all pieces, in the order of the ranks."""
-    for rank, (whole, sent) in enumerate(on_ranks("all_gather", gather, given)):
+    for rank, (whole, sent) in enumerate(on_ranks("all_gather", given, piece_of)):
         expect(
             not isinstance(whole, list | tuple),
             tell("all_gather returned a list of pieces."),
             look=tell("`torch.cat` joins them in one vector."),
         )
-        refuse_what_is_no_tensor("all_gather", whole)
+        expect_dtype("all_gather", tensor("all_gather", whole), torch.float32)
         expect(
             whole.shape == (2 * RANKS,),
             tell(
@@ -62,15 +57,8 @@ def all_gather(given: Callable[[Tensor], Tensor]) -> str:
     return tell("Every rank has all pieces, and has sent as many as it was lacking.")
 
 
-def gather(given: Callable[[Tensor], Tensor]) -> tuple[Any, int]:
-    """On a rank: call the answer with two numbers that say whose they are."""
-    with Sent() as sent:
-        whole = given(piece_of(dist.get_rank()).to(place()))
-    refuse_collectives(sent)
-    return portable(whole), sent.nbytes
-
-
 def piece_of(rank: int) -> Tensor:
+    """Two numbers that say whose they are."""
     return torch.tensor([10.0 * rank + 1, 10.0 * rank + 2])
 
 
@@ -102,8 +90,8 @@ def look_at(owners: Sequence[int | None]) -> str:
 @check
 def reduce_scatter(given: Callable[[Tensor], Tensor]) -> str:
     """Each rank has its piece of the sum."""
-    for rank, (piece, sent) in enumerate(on_ranks("reduce_scatter", reduce, given)):
-        refuse_what_is_no_tensor("reduce_scatter", piece)
+    for rank, (piece, sent) in enumerate(on_ranks("reduce_scatter", given, vector_of)):
+        expect_dtype("reduce_scatter", tensor("reduce_scatter", piece), torch.float32)
         expect(
             piece.shape == (2,),
             tell(
@@ -119,16 +107,9 @@ def reduce_scatter(given: Callable[[Tensor], Tensor]) -> str:
     return tell("Each rank has its piece of the sum, and no message was larger.")
 
 
-def reduce(given: Callable[[Tensor], Tensor]) -> tuple[Any, int]:
-    """On a rank: call the answer with 1 to 6, times 1, 10 or 100.
-
-    So each digit of a sum comes from one rank.
-    """
-    vector = torch.arange(1.0, 2 * RANKS + 1, device=place()) * 10 ** dist.get_rank()
-    with Sent() as sent:
-        piece = given(vector)
-    refuse_collectives(sent)
-    return portable(piece), sent.nbytes
+def vector_of(rank: int) -> Tensor:
+    """The numbers 1 to 6, times 1, 10 or 100, so that each digit of a sum comes from one rank."""
+    return torch.arange(1.0, 2 * RANKS + 1).mul(10**rank)
 
 
 def refuse_wrong_sum(rank: int, first: float, second: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -167,7 +167,7 @@ class Kept(nn.Module):
 # ## What a rank does for each check
 
 
-def one_step(step_of_stage_1: Any) -> list[dict[str, list[float]]]:
+def one_step(step_of_stage_1: Any) -> list[dict[str, Any]]:
     """Two steps with known gradients: value $i$ of the model has the mean gradient $2 i$."""
     layers = [nn.Linear(2, 3).to(device()), nn.Linear(3, 1).to(device())]
     for layer in layers:
@@ -188,9 +188,15 @@ def one_step(step_of_stage_1: Any) -> list[dict[str, list[float]]]:
             {
                 "parts": torch.cat([all_parts(each)[:4] for each in parts]).tolist(),
                 "layers": torch.cat([vector_of(each)[:4] for each in layers]).tolist(),
+                "dtypes": dtypes([*parts, *nn.ModuleList(layers).parameters()]),
             }
         )
     return found
+
+
+def dtypes(tensors: Iterable[Tensor]) -> list[str]:
+    """The dtypes that some tensors of this check should not have."""
+    return sorted({str(each.dtype) for each in tensors} - {"torch.float32"})
 
 
 def after_backward(gather: Any) -> dict[str, Any]:
@@ -235,6 +241,7 @@ def after_a_step(stage_3: Any) -> dict[str, Any]:
             y.sum().backward()
         found["kept after backward"] = meter.settled() - before
     found["gradient"] = layer.part.grad is not None
+    found["changed"] = not torch.equal(x, torch.ones_like(x))
     found["input"] = x.grad is not None and torch.allclose(
         x.grad, weight.sum(0, keepdim=True), atol=1e-5
     )

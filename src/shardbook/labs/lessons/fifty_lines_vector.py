@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shardbook.labs.checks import check, expect
+from shardbook.labs.lessons.returned import called, expect_dtype, tensor
 from shardbook.labs.words import tell
 
 __all__ = ["flatten_and_cut"]
@@ -25,20 +26,22 @@ def flatten_and_cut(
     judge_vector(flatten, five, 4, [1, 2, 3, 4, 5, 0, 0, 0])
     judge_vector(flatten, five, 5, [1, 2, 3, 4, 5])
     half = flatten([each.half() for each in five], 4)
-    expect(
-        half.dtype == torch.float16,
-        tell("The values are in {dtype}, but they were in FP16.", dtype=half.dtype),
+    expect_dtype(
+        "flatten",
+        half,
+        torch.float16,
         look=tell("`torch.cat` with zeros in FP32 turns everything into FP32."),
     )
     vector = torch.arange(6.0)
-    parts = [cut(vector, rank, 3) for rank in range(3)]
-    for rank, part in enumerate(parts):
+    for rank in range(3):
+        part = tensor("cut", called("cut", cut, vector, rank, 3))
         judge_part(rank, part)
-    expect(
-        all(part.untyped_storage().nbytes() == 8 for part in parts),
-        tell("The part is a view of the vector, and keeps all of its memory."),
-        look=tell("`clone()` gives it memory of its own."),
-    )
+        expect_dtype("cut", part, vector.dtype)
+        expect(
+            part.untyped_storage().nbytes() == 8,
+            tell("The part is a view of a longer vector, and keeps all of its memory."),
+            look=tell("`clone()` gives it memory of its own."),
+        )
     return tell("The parts of all ranks, one after the other, are the vector.")
 
 
@@ -46,7 +49,7 @@ def judge_vector(
     flatten: Any, tensors: list[Tensor], count: int, right: list[float]
 ) -> None:
     """Compare a vector with the right one."""
-    found = flatten(tensors, count)
+    found = called("flatten", flatten, tensors, count)
     expect(
         isinstance(found, Tensor) and found.ndim == 1,
         tell("flatten must return one tensor with one dimension."),
@@ -84,17 +87,12 @@ def judge_vector(
         ),
         look=tell("The values come first, in their order, and the zeros come last."),
     )
+    expect_dtype("flatten", found, tensors[0].dtype)
 
 
-def judge_part(rank: int, part: object) -> None:
+def judge_part(rank: int, part: Tensor) -> None:
     """Compare a part of the values 0 to 5 on 3 ranks with the right one."""
     right = [2.0 * rank, 2.0 * rank + 1]
-    expect(
-        isinstance(part, Tensor),
-        tell("cut must return a tensor."),
-        look=tell("Does the function end with `return`?"),
-    )
-    assert isinstance(part, Tensor)
     expect(
         part.tolist() != [rank, rank + 3.0],
         tell("Rank {rank} gets every third value.", rank=rank),

@@ -17,7 +17,7 @@ __all__ = ["flatten_and_cut", "gather_backward", "stage_3", "step_of_stage_1"]
 @check
 def step_of_stage_1(given: Any) -> str:
     """The mean gradient of a part, a step, and the parts of all."""
-    both = ranks(2, compared.one_step, given)
+    both = ranks(2, compared.one_step, given, timeout=SECONDS)
     mean = [-2.0 * each for each in (1, 2, 3, 4, 1, 2, 3, 4)]
     for rank, (first, second) in enumerate(both):
         judge_step(rank, first, mean)
@@ -30,8 +30,16 @@ def step_of_stage_1(given: Any) -> str:
     return equal(1)
 
 
-def judge_step(rank: int, found: dict[str, list[float]], mean: list[float]) -> None:
+def judge_step(rank: int, found: dict[str, Any], mean: list[float]) -> None:
     """Compare the parts and the layers after one step of SGD with those of the plain model."""
+    expect(
+        not found["dtypes"],
+        tell(
+            "Parts and layers were in FP32, and now there are values in {dtypes}.",
+            dtypes=", ".join(found["dtypes"]),
+        ),
+        look=tell("New tensors get the dtype of the argument: `dtype=argument.dtype`."),
+    )
     expect(
         any(found["parts"]),
         tell("The parts have not changed."),
@@ -71,7 +79,7 @@ def judge_step(rank: int, found: dict[str, list[float]], mean: list[float]) -> N
 @check
 def gather_backward(Gather: Any) -> str:
     """The reduce-scatter, the mean, and the memory."""
-    both = ranks(2, compared.after_backward, Gather)
+    both = ranks(2, compared.after_backward, Gather, timeout=SECONDS)
     for rank, found in enumerate(both):
         whole = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
         expect(
@@ -128,7 +136,7 @@ def gather_backward(Gather: Any) -> str:
 def stage_3(Stage3: Any) -> str:
     """A layer that keeps nothing between its uses, and finds its values again."""
     try:
-        found = ranks(2, compared.after_a_step, Stage3)[0]
+        found = ranks(2, compared.after_a_step, Stage3, timeout=SECONDS)[0]
     except RanksFailed as error:
         raise freed_too_early(error) from None
     expect(
@@ -142,6 +150,11 @@ def stage_3(Stage3: Any) -> str:
         look=tell(
             "Compute before the vector is freed, with views of what `Gather` has returned."
         ),
+    )
+    expect(
+        not found["changed"],
+        tell("{name} has changed an argument of its caller.", name="stage_3"),
+        look=tell("The caller still needs it. Write into memory of your own."),
     )
     expect(
         found["gradient"],
@@ -191,13 +204,16 @@ def freed_too_early(error: RanksFailed) -> Exception:
     return error
 
 
+# A rank that waits for another one that has returned never returns. Each of these runs takes
+# a few seconds.
+SECONDS = 30.0
 # PyTorch may add the products of a matrix in another order if its memory begins elsewhere.
 TOLERANCE = 1e-5
 
 
 def compare(training: compared.Training, stage: int) -> None:
     """Train with the reader's code, with the library, and without sharding."""
-    plain, library = ranks(2, compared.differences, training, stage)[0]
+    plain, library = ranks(2, compared.differences, training, stage, timeout=SECONDS)[0]
     expect(
         max(plain, library) < TOLERANCE,
         tell(

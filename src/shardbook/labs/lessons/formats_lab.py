@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from shardbook.labs.checks import check, expect
+from shardbook.labs.lessons.returned import number
 from shardbook.labs.words import tell
 from shardbook.precision.formats import BF16, FP16, Format
 
@@ -48,8 +48,9 @@ def value_of(given: Callable[[int, int, int], float]) -> str:
         (0x0000, FP16, tell("All bits 0 are the number 0.")),
     ]
     for pattern, form, look in cases:
-        found = given(pattern, form.exponent_bits, form.mantissa_bits)
-        refuse_what_is_no_number("value_of", found)
+        found = number(
+            "value_of", given(pattern, form.exponent_bits, form.mantissa_bits)
+        )
         right = form.decode(pattern)
         expect(
             found == right,
@@ -96,8 +97,7 @@ def step_at(given: Callable[[float, int, int], float]) -> str:
         ),
     ]
     for x, form, look in cases:
-        found = given(x, form.exponent_bits, form.mantissa_bits)
-        refuse_what_is_no_number("step_at", found)
+        found = number("step_at", given(x, form.exponent_bits, form.mantissa_bits))
         right = next_after(x, form) - x
         expect(
             found == right,
@@ -162,10 +162,11 @@ def next_scale(
             tell("next_scale returned {found!r}.", found=found),
             look=tell("Return two numbers: the scale and the count."),
         )
+        numbers = tuple(number("next_scale", each) for each in found)
         scale, calm, overflow, interval = arguments
         case = tell("an overflow") if overflow else tell("no overflow")
         expect(
-            tuple(found) == right,
+            numbers == right,
             tell(
                 "Scale {scale:g}, {calm} calm steps, interval {interval}, {case}: you return "
                 "{found}, and not {right}.",
@@ -173,18 +174,9 @@ def next_scale(
                 calm=calm,
                 interval=interval,
                 case=case,
-                found=tuple(found),
+                found=numbers,
                 right=right,
             ),
             look=look,
         )
     return tell("Half after an overflow, double after a calm interval.")
-
-
-def refuse_what_is_no_number(name: str, found: object) -> None:
-    """A function may return nothing, or print its result instead."""
-    expect(
-        isinstance(found, int | float) and not math.isnan(found),
-        tell("{name} returned {found!r}, which is no number.", name=name, found=found),
-        look=tell("Does the function end with `return`?"),
-    )

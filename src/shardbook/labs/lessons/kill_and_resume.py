@@ -10,6 +10,7 @@ from typing import Any
 from shardbook.labs.checks import check, expect
 from shardbook.labs.lab_ranks import ranks
 from shardbook.labs.lessons.resumed_runs import LAST, Losses, blame, differs, reference
+from shardbook.labs.lessons.returned import called, whole_number
 from shardbook.labs.words import tell
 from shardbook.state.checkpoints import Checkpoints
 
@@ -70,7 +71,7 @@ def first_difference(given: Callable[[Losses, Losses], int | None]) -> str:
     run = {step: 3.0 - step / 8 for step in range(1, 9)}
     late = {step: run[step] for step in range(5, 9)}
     expect(
-        given(run, dict(run)) is None,
+        called("first_difference", given, run, dict(run)) is None,
         tell("Two equal runs should give None."),
         look=tell("Return `None` only after all steps have been compared."),
     )
@@ -83,13 +84,14 @@ def first_difference(given: Callable[[Losses, Losses], int | None]) -> str:
     )
     other = {**late, 6: late[6] + 1e-12, 8: 0.0}
     found = given(run, other)
+    step = whole_number(found)
     expect(
-        found != 8,
+        step != 8,
         tell("Step 6 differs by 0.000000000001, and that counts."),
         look=tell("Equal to the bit means `==`, and the first difference is wanted."),
     )
     expect(
-        found == 6 and not isinstance(found, bool),
+        step == 6,
         tell(
             "The losses differ in steps 6 and 8, and the function returns {found}.",
             found=found,
@@ -98,7 +100,7 @@ def first_difference(given: Callable[[Losses, Losses], int | None]) -> str:
     )
     shuffled = {step: other[step] for step in (8, 7, 6, 5)}
     expect(
-        given(shuffled, run) == 6,
+        whole_number(called("first_difference", given, shuffled, run)) == 6,
         tell("The steps of a dictionary may stand in any order."),
         look=tell("Go through the steps with `sorted`."),
     )

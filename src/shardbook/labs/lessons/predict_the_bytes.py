@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardbook.labs.checks import check, expect
+from shardbook.labs.lessons.returned import number, whole_number
 from shardbook.labs.words import tell
 from shardbook.models.gpt import Config
 from shardbook.parameters.policy import Policy
@@ -37,7 +38,7 @@ def stored(given: Callable[[int, int, int], float]) -> str:
     for stage, right in enumerate((12_000, 6_000, 6_000, 3_000)):
         expect_bytes(found[stage], right, stage, looks[stage])
     expect(
-        given(1000, 8, 3) == 1_500,
+        number("stored", given(1000, 8, 3)) == 1_500,
         tell("On 8 ranks at stage 3 a rank does not store a quarter, but an eighth."),
         look=tell("Divide by the argument `ranks`."),
     )
@@ -70,11 +71,12 @@ def sent(given: Callable[[int, int, int], float]) -> str:
     }
     for stage, right in enumerate((6_000, 6_000, 6_000, 9_000)):
         expect_bytes(found[stage], right, stage, looks[stage])
+    less = number("sent", given(1000, 2, 0))
     expect(
-        given(1000, 2, 0) == 4_000,
+        less == 4_000,
         tell(
             "On 2 ranks at stage 0, 1,000 parameters send 4,000 bytes, and not {found:g}.",
-            found=given(1000, 2, 0),
+            found=less,
         ),
         look=tell("Does the function use the argument `ranks`?"),
     )
@@ -201,26 +203,31 @@ def settings(name: str, found: object) -> dict[str, Any]:
         look=tell("Its keys are {keys}.", keys=", ".join(wanted)),
     )
     assert isinstance(found, Mapping)
-    chosen = dict(found)
+    stage, batch = whole_number(found["stage"]), whole_number(found["batch"])
     expect(
-        chosen["stage"] in range(4),
-        tell("There is no stage {stage!r}.", stage=chosen["stage"]),
+        stage in range(4),
+        tell("There is no stage {stage!r}.", stage=found["stage"]),
         look=tell("The stages are 0, 1, 2 and 3."),
     )
     expect(
-        isinstance(chosen["batch"], int) and chosen["batch"] >= BATCH,
-        tell("A micro-batch of {batch!r} is too small.", batch=chosen["batch"]),
+        batch is not None,
+        tell("A micro-batch has a whole number of sequences."),
         look=tell("It should have at least 8 sequences."),
     )
-    return chosen
-
-
-def number(name: str, found: object) -> float:
-    """Refuse what is no number: a function may return nothing, or print its result."""
     expect(
-        isinstance(found, int | float),
-        tell("{name} returned {found!r}, which is no number.", name=name, found=found),
-        look=tell("Does the function end with `return`?"),
+        batch is not None and batch >= BATCH,
+        tell("A micro-batch of {batch!r} is too small.", batch=batch),
+        look=tell("It should have at least 8 sequences."),
     )
-    assert isinstance(found, int | float)
-    return found
+    for key in ("checkpointing", "offload"):
+        expect(
+            found[key] in (True, False),
+            tell(
+                "{key} is either True or False, and not {found!r}.",
+                key=key,
+                found=found[key],
+            ),
+            look=tell("Any other value would count as True or False without a word."),
+        )
+    switches = {key: bool(found[key]) for key in ("checkpointing", "offload")}
+    return {"stage": stage, "batch": batch, **switches}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shardbook.labs.checks import check, expect
+from shardbook.labs.lessons.returned import called, number, whole_number
 from shardbook.labs.words import tell
 
 __all__ = ["exposed", "most_bytes", "smallest_depth"]
@@ -15,8 +16,7 @@ Span = tuple[float, float]
 @check
 def exposed(given: Callable[[Span, list[Span]], float]) -> str:
     """The gather's length without what it shares with computations."""
-    found = given((2, 6), [])
-    refuse_what_is_no_number("exposed", found)
+    found = number("exposed", called("exposed", given, (2, 6), []))
     expect(
         found == 4,
         tell(
@@ -25,7 +25,7 @@ def exposed(given: Callable[[Span, list[Span]], float]) -> str:
         ),
         look=tell("Begin with the length of the gather."),
     )
-    found = given((2, 6), [(0, 1), (8, 9)])
+    found = number("exposed", called("exposed", given, (2, 6), [(0, 1), (8, 9)]))
     expect(
         found == 4,
         tell(
@@ -37,7 +37,7 @@ def exposed(given: Callable[[Span, list[Span]], float]) -> str:
             "Spans that do not meet share a negative time. Take `max(0, ...)` of each one."
         ),
     )
-    found = given((2, 6), [(0, 3)])
+    found = number("exposed", called("exposed", given, (2, 6), [(0, 3)]))
     expect(
         found == 3,
         tell(
@@ -49,7 +49,7 @@ def exposed(given: Callable[[Span, list[Span]], float]) -> str:
             "They share the time from 2 to 3: it begins at the later of both begins."
         ),
     )
-    found = given((2, 6), [(5, 9)])
+    found = number("exposed", called("exposed", given, (2, 6), [(5, 9)]))
     expect(
         found == 3,
         tell(
@@ -59,7 +59,7 @@ def exposed(given: Callable[[Span, list[Span]], float]) -> str:
         ),
         look=tell("The shared time ends at the earlier of both ends."),
     )
-    found = given((2, 6), [(0, 9)])
+    found = number("exposed", called("exposed", given, (2, 6), [(0, 9)]))
     expect(
         found == 0,
         tell(
@@ -69,7 +69,9 @@ def exposed(given: Callable[[Span, list[Span]], float]) -> str:
         ),
         look=tell("A computation cannot hide more than there is of the gather."),
     )
-    found = given((2, 6), [(0, 3), (4, 5), (8, 9)])
+    found = number(
+        "exposed", called("exposed", given, (2, 6), [(0, 3), (4, 5), (8, 9)])
+    )
     expect(
         found == 2,
         tell(
@@ -129,9 +131,10 @@ def smallest_depth(
         ),
     ]
     for gathers, computes, wanted, look in cases:
-        found = given(gathers, computes)
+        found = called("smallest_depth", given, gathers, computes)
+        depth = whole_number(found)
         expect(
-            found is None or (isinstance(found, int) and not isinstance(found, bool)),
+            found is None or depth is not None,
             tell(
                 "smallest_depth returned {found!r}, which is neither a depth nor None.",
                 found=found,
@@ -139,7 +142,7 @@ def smallest_depth(
             look=tell("Return the number of the depth, not what is waited for."),
         )
         expect(
-            found == wanted,
+            depth == wanted,
             tell(
                 "For gathers of {gathers} and computations of {computes} the result should be "
                 "{wanted}, and not {found}.",
@@ -158,8 +161,7 @@ def smallest_depth(
 @check
 def most_bytes(given: Callable[[list[int], int], float]) -> str:
     """The largest sum of depth + 1 units in a row."""
-    found = given([5, 5, 5, 5], 0)
-    refuse_what_is_no_number("most_bytes", found)
+    found = number("most_bytes", called("most_bytes", given, [5, 5, 5, 5], 0))
     expect(
         found == 5,
         tell(
@@ -168,7 +170,7 @@ def most_bytes(given: Callable[[list[int], int], float]) -> str:
         ),
         look=tell("A slice from `i` to `i + depth` leaves its end out."),
     )
-    found = given([5, 5, 5, 5], 1)
+    found = number("most_bytes", called("most_bytes", given, [5, 5, 5, 5], 1))
     expect(
         found == 10,
         tell(
@@ -177,7 +179,7 @@ def most_bytes(given: Callable[[list[int], int], float]) -> str:
         ),
         look=tell("The unit in use counts, and so does each that was gathered ahead."),
     )
-    found = given([1, 9, 2, 8], 1)
+    found = number("most_bytes", called("most_bytes", given, [1, 9, 2, 8], 1))
     expect(
         found != 17,
         tell(
@@ -196,7 +198,7 @@ def most_bytes(given: Callable[[list[int], int], float]) -> str:
             "use: take the largest of all these sums."
         ),
     )
-    found = given([1, 2, 9], 5)
+    found = number("most_bytes", called("most_bytes", given, [1, 2, 9], 5))
     expect(
         found == 12,
         tell(
@@ -206,12 +208,3 @@ def most_bytes(given: Callable[[list[int], int], float]) -> str:
         look=tell("There are no more units than the list has. It ends where they end."),
     )
     return tell("Each depth costs the memory of one more unit.")
-
-
-def refuse_what_is_no_number(name: str, found: object) -> None:
-    """A function may return nothing, or print its result instead."""
-    expect(
-        isinstance(found, int | float),
-        tell("{name} returned {found!r}, which is no number.", name=name, found=found),
-        look=tell("Does the function end with `return`?"),
-    )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.labs.checks import check, expect
+from shardbook.labs.lessons.returned import called, number
 from shardbook.labs.words import tell
 
 __all__ = ["bytes_of_adamw", "bytes_on_a_rank", "saved_bytes"]
@@ -16,10 +17,9 @@ __all__ = ["bytes_of_adamw", "bytes_on_a_rank", "saved_bytes"]
 @check
 def bytes_of_adamw(given: Callable[[int], float]) -> str:
     """Sixteen bytes for each parameter."""
-    found = given(1000)
-    refuse_what_is_no_number("bytes_of_adamw", found)
+    found = number("bytes_of_adamw", given(1000))
     expect(
-        given(2000) == 2 * found,
+        number("bytes_of_adamw", given(2000)) == 2 * found,
         tell("Twice as many parameters should take twice as many bytes."),
         look=tell(
             "Does the function use its argument, or the variable of the model above?"
@@ -69,9 +69,7 @@ def bytes_of_adamw(given: Callable[[int], float]) -> str:
 @check
 def bytes_on_a_rank(given: Callable[[int, int, int], float]) -> str:
     """The table of ZeRO's paper."""
-    stages = [given(1000, 4, stage) for stage in range(4)]
-    for each in stages:
-        refuse_what_is_no_number("bytes_on_a_rank", each)
+    stages = [number("bytes_on_a_rank", given(1000, 4, stage)) for stage in range(4)]
     expect(
         len(set(stages)) > 1,
         tell("Every stage stores the same number of bytes."),
@@ -106,11 +104,12 @@ def bytes_on_a_rank(given: Callable[[int, int, int], float]) -> str:
             ),
             look=look,
         )
+    found = number("bytes_on_a_rank", given(1000, 8, 3))
     expect(
-        given(1000, 8, 3) == 2_000,
+        found == 2_000,
         tell(
             "With 8 ranks at stage 3 a rank stores an eighth, and not {found:g} bytes.",
-            found=given(1000, 8, 3),
+            found=found,
         ),
         look=tell("Does the function divide by the number of ranks that it is given?"),
     )
@@ -137,8 +136,7 @@ def saved_bytes(
         x.requires_grad_()
         return (x @ weight.t() + x @ weight.t()).sum()
 
-    found = given(plain, [])
-    refuse_what_is_no_number("saved_bytes", found)
+    found = number("saved_bytes", given(plain, []))
     expect(
         found != 0,
         tell("Nothing was counted, but `exp` saves its result."),
@@ -156,7 +154,7 @@ def saved_bytes(
         tell("`exp` of 25 numbers saves 100 bytes, and not {found:g}.", found=found),
         look=tell("Only what `pack` gets is saved: its result, once."),
     )
-    found = given(twice, [])
+    found = number("saved_bytes", given(twice, []))
     expect(
         found == 100,
         tell(
@@ -168,7 +166,9 @@ def saved_bytes(
             "it counts once."
         ),
     )
-    found = given(through_a_view, [weight])
+    found = number(
+        "saved_bytes", called("saved_bytes", given, through_a_view, [weight])
+    )
     expect(
         found != 4_400,
         tell("The bytes of the parameter were counted as well."),
@@ -185,17 +185,8 @@ def saved_bytes(
         look=tell("Leave out the storages of the parameters, and no others."),
     )
     expect(
-        given(through_a_view, iter([weight])) == 400,
+        number("saved_bytes", given(through_a_view, iter([weight]))) == 400,
         tell("The parameters may be an iterator, which can be read only once."),
         look=tell("Read the parameters once, before the hooks."),
     )
     return tell("Each storage counts once, and the parameters do not count.")
-
-
-def refuse_what_is_no_number(name: str, found: object) -> None:
-    """A function may return nothing, or print its result instead."""
-    expect(
-        isinstance(found, int | float),
-        tell("{name} returned {found!r}, which is no number.", name=name, found=found),
-        look=tell("Does the function end with `return`?"),
-    )
