@@ -14,7 +14,7 @@ their shapes and dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,14 @@ from torch.optim import Optimizer
 
 from shardbook.state.stored import OPTIMIZER, Stretch, entry, places_in
 
-__all__ = ["groups_from", "groups_of", "numbered", "settings_of", "wanted_state"]
+__all__ = [
+    "groups_from",
+    "groups_of",
+    "numbered",
+    "refuse_other_settings",
+    "settings_of",
+    "wanted_state",
+]
 
 
 def wanted_state(
@@ -86,6 +93,7 @@ def groups_from(
                 "parameters than each group of the checkpoint; make the groups as before"
             )
         found.append({**settings, "params": numbers["params"]})
+    refuse_other_settings(found, optimizer)
     return found
 
 
@@ -108,3 +116,28 @@ def settings_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         for number, group in enumerate(groups_of(model, optimizer))
         for key, value in group.items()
     }
+
+
+# sidelit: depth Settings of another kind.
+
+
+def refuse_other_settings(saved: list[dict[str, Any]], optimizer: Optimizer) -> None:
+    """Refuse a setting that is, for example, a text where the optimizer has a number.
+
+    :raises ValueError: naming the setting
+    """
+    for group, before in zip(optimizer.param_groups, saved, strict=False):
+        for key in (group.keys() & before.keys()) - {"params"}:
+            now, then = kind(group[key]), kind(before[key])
+            if now != then and "NoneType" not in (now, then):
+                raise ValueError(
+                    f"{key} of the optimizer is a {then} in the checkpoint and a {now} here"
+                )
+
+
+def kind(value: Any) -> str:
+    """The kind of a setting. All numbers are of one kind, also those in a tensor."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"list of {', '.join(map(kind, value))}"
+    number = isinstance(value, int | float | Tensor) and not isinstance(value, bool)
+    return "number" if number else type(value).__name__

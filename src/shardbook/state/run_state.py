@@ -32,6 +32,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,7 +44,7 @@ from torch.optim import Optimizer
 from shardbook.foundations.collectives import world
 from shardbook.foundations.torch_private import as_plain
 from shardbook.state import rank_state
-from shardbook.state.checkpoint_index import Damaged
+from shardbook.state.checkpoint_index import Damaged, reading, schema
 from shardbook.state.folder_names import refuse_extra_state
 from shardbook.state.optimizer_entries import (
     groups_from,
@@ -55,6 +56,7 @@ from shardbook.state.plain_data import plain, restored
 from shardbook.state.sharded import read, write
 from shardbook.state.sharded_files import Reader
 from shardbook.state.stored import MODEL, Stretch, stretches, stretches_of_state
+from shardbook.state.together import on_each, on_first
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.state_dict import refuse_in_block
 
@@ -170,7 +172,7 @@ def load_run(
     come_together(model, "load")
     refuse_waiting(model)
     reader = Reader(folder)
-    index = reader.read_metadata()
+    index = on_first(reader.read_metadata)
     text = text_in(reader, index)
     refuse_missing(folder, text, optimizer, others)
     refuse_more(folder, index, model)
@@ -191,11 +193,12 @@ def load_run(
         entries: dict[int, dict[str, Tensor]] = {}
         for number, key, value, _ in state:
             entries.setdefault(number, {})[key] = value
-        groups = groups_from(restored(text["optimizer"]), model, optimizer)
+        groups = groups_from(text["optimizer"], model, optimizer)
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
     for name, other in others.items():
-        other.load_state_dict(restored(text["others"][name]))
-    rank_state.go_on(model, {each.name: each.whole for each in states})
+        other.load_state_dict(text["others"][name])
+    found = {each.name: each.whole for each in states}
+    on_each(partial(rank_state.go_on, model, found))
 
 
 def take_apart(model: nn.Module) -> None:
@@ -217,7 +220,11 @@ TEXT = "shardbook.text"
 
 
 def text_in(reader: Reader, index: Metadata) -> dict[str, Any]:
-    """Read the JSON that rank 0 wrote."""
+    """Read the JSON that rank 0 wrote.
+
+    :raises Damaged: if there is none, or it says something else
+    """
+    known = schema()
     there = index.state_dict_metadata.get(TEXT)
     if not isinstance(there, TensorStorageMetadata):
         raise Damaged(
@@ -226,7 +233,14 @@ def text_in(reader: Reader, index: Metadata) -> dict[str, Any]:
         )
     text = rank_state.blob(TEXT, torch.empty(there.size, dtype=torch.uint8))
     read(reader, index, [text])
-    found: dict[str, Any] = json.loads(rank_state.as_text(text.whole))
+    with reading(f"{reader.folder} says nothing of its run that can be understood"):
+        found: dict[str, Any] = json.loads(rank_state.as_text(text.whole))
+        known.refuse_unlike(found, known.Text)
+        found["optimizer"] = restored(found["optimizer"])
+        found["others"] = {
+            name: restored(state) for name, state in found["others"].items()
+        }
+        known.refuse_unlike(found["optimizer"], known.Groups | None)
     return found
 
 

@@ -31,7 +31,6 @@ of a `fully_shard` model.
 
 from __future__ import annotations
 
-import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -45,9 +44,15 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from shardbook.state.checkpoint_index import reading, schema
 from shardbook.state.folder_names import Rename, renamed, some, wanted
-from shardbook.state.foreign_index import Foreign, group_settings, refusal
-from shardbook.state.optimizer_entries import groups_from, numbered, wanted_state
+from shardbook.state.foreign_index import REFUSED, Foreign, group_settings
+from shardbook.state.optimizer_entries import (
+    groups_from,
+    numbered,
+    refuse_other_settings,
+    wanted_state,
+)
 from shardbook.state.rank_state import buffers
 from shardbook.state.run_state import (
     come_together,
@@ -174,8 +179,12 @@ def from_file(
     whole = opened(path)
     pairs = fit(found=state_dict_in(whole, keys[0], path))
     state = None if optimizer is None else whole.get(str(keys[1]))
-    if optimizer is not None and not isinstance(state, Mapping):
-        refuse_no_optimizer(path)
+    if optimizer is not None:
+        if not isinstance(state, Mapping):
+            refuse_no_optimizer(path)
+        known = schema()
+        with reading(f"{path} holds no state of an optimizer under {keys[1]!r}"):
+            known.refuse_unlike(state, known.OptimizerState)
     take_apart(model)
     for each, there in pairs:
         size = each.values.numel()
@@ -185,6 +194,7 @@ def from_file(
         groups = state["param_groups"]
         if any(isinstance(name, str) for group in groups for name in group["params"]):
             groups = groups_from(groups, model, optimizer)
+        refuse_other_settings(groups, optimizer)
         whole_state = {"state": entries, "param_groups": groups}
         load_optimizer_state_dict(model, optimizer, whole_state)
 
@@ -195,12 +205,10 @@ def opened(path: Path) -> Mapping[str, Any]:
 
     def load() -> None:
         mapped = zipfile.is_zipfile(path)
-        try:
+        with reading(f"{path} {REFUSED}"):
             found.append(
                 torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
             )
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            raise ValueError(refusal(path, error)) from error
         if not isinstance(found[0], Mapping):
             raise ValueError(f"{path} holds a {type(found[0]).__name__}, no state_dict")
 
