@@ -129,6 +129,6 @@ def reason(error: Exception) -> str:
     said = str(error)
     if named := re.search(r"(?:GLOBAL|global:?) ([\w.]+)", said):
         return f"it names {named[1]}"
-    if isinstance(error, ValueError | RuntimeError | pickle.UnpicklingError) and said:
-        return said.partition("\n")[0]
-    return f"{type(error).__name__} {said}".partition("\n")[0].strip()
+    plain = isinstance(error, ValueError | RuntimeError | pickle.UnpicklingError)
+    name = "" if plain and said else f"{type(error).__name__} "
+    return f"{name}{said}".partition("\n")[0].strip()

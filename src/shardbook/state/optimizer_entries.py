@@ -14,7 +14,7 @@ their shapes and dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -122,22 +122,31 @@ def settings_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def refuse_other_settings(saved: list[dict[str, Any]], optimizer: Optimizer) -> None:
-    """Refuse a setting that is, for example, a text where the optimizer has a number.
+    """Refuse a setting that is missing, or a text, for example, where a number belongs.
+
+    Flags such as `foreach` differ between versions of PyTorch and are not compared.
 
     :raises ValueError: naming the setting
     """
     for group, before in zip(optimizer.param_groups, saved, strict=False):
-        for key in (group.keys() & before.keys()) - {"params"}:
-            now, then = kind(group[key]), kind(before[key])
-            if now != then and "NoneType" not in (now, then):
+        for key in optimizer.defaults:
+            now, then = kind(group.get(key)), kind(before.get(key))
+            if now != then and not {now, then} <= {"bool", "NoneType"}:
                 raise ValueError(
                     f"{key} of the optimizer is a {then} in the checkpoint and a {now} here"
                 )
+        if not 0 <= float(before.get("lr", 0)) < float("inf"):
+            raise ValueError(
+                f"lr of the optimizer is {before['lr']} in the checkpoint; a learning rate "
+                "is a finite number from 0 on"
+            )
 
 
 def kind(value: Any) -> str:
     """The kind of a setting. All numbers are of one kind, also those in a tensor."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"list of {', '.join(map(kind, value))}"
-    number = isinstance(value, int | float | Tensor) and not isinstance(value, bool)
-    return "number" if number else type(value).__name__
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(kind, value))})"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "number"
+    alone = isinstance(value, Tensor) and value.numel() == 1
+    return "number" if alone else type(value).__name__

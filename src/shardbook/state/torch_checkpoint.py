@@ -145,7 +145,8 @@ def from_folder(
         for number, key, value, _ in state:
             entries.setdefault(number, {})[key] = value
         groups = groups_from(settings, model, optimizer)
-        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        with reading(f"{reader.folder} does not fit the {type(optimizer).__name__}"):
+            optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
 
 def model_in(index: Metadata) -> dict[str, Named]:
@@ -185,6 +186,8 @@ def from_file(
         known = schema()
         with reading(f"{path} holds no state of an optimizer under {keys[1]!r}"):
             known.refuse_unlike(state, known.OptimizerState)
+            for entries in state["state"].values():
+                refuse_no_numbers(entries)
     take_apart(model)
     for each, there in pairs:
         size = each.values.numel()
@@ -196,7 +199,8 @@ def from_file(
             groups = groups_from(groups, model, optimizer)
         refuse_other_settings(groups, optimizer)
         whole_state = {"state": entries, "param_groups": groups}
-        load_optimizer_state_dict(model, optimizer, whole_state)
+        with reading(f"{path} does not fit the {type(optimizer).__name__}"):
+            load_optimizer_state_dict(model, optimizer, whole_state)
 
 
 def opened(path: Path) -> Mapping[str, Any]:
@@ -204,8 +208,8 @@ def opened(path: Path) -> Mapping[str, Any]:
     found: list[Any] = []
 
     def load() -> None:
-        mapped = zipfile.is_zipfile(path)
         with reading(f"{path} {REFUSED}"):
+            mapped = zipfile.is_zipfile(path)
             found.append(
                 torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
             )
@@ -241,10 +245,28 @@ def state_dict_in(
                 f"{name} in {path} is one rank's part; save with full_state_dict=True, "
                 "or with torch.distributed.checkpoint"
             )
+    known = schema()
+    with reading(f"{path} holds no state_dict"):
+        known.refuse_unlike(found, dict[str, Any])
+        refuse_no_numbers(found)
     return {
         name: value if isinstance(value, Tensor) else Named(name, torch.uint8, ())
         for name, value in found.items()
     }
+
+
+def refuse_no_numbers(found: Mapping[str, Any]) -> None:
+    """Refuse texts, and tensors whose elements are not in memory one after another.
+
+    :raises ValueError: naming the entry
+    """
+    for name, value in found.items():
+        if isinstance(value, str):
+            raise ValueError(f"{name} is a text")
+        if isinstance(value, Tensor) and (
+            value.is_meta or value.is_nested or value.layout is not torch.strided
+        ):
+            raise ValueError(f"{name} is no plain tensor")
 
 
 def refuse_no_optimizer(path: Path) -> NoReturn:
