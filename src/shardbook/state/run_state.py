@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,7 @@ from torch.optim import Optimizer
 from shardbook.foundations.collectives import world
 from shardbook.foundations.torch_private import as_plain
 from shardbook.state import rank_state
-from shardbook.state.checkpoint_index import Damaged, reading, schema
+from shardbook.state.checkpoint_index import Damaged, reading, reason, schema
 from shardbook.state.folder_names import refuse_extra_state
 from shardbook.state.optimizer_entries import (
     groups_from,
@@ -194,9 +195,11 @@ def load_run(
         for number, key, value, _ in state:
             entries.setdefault(number, {})[key] = value
         groups = groups_from(text["optimizer"], model, optimizer)
-        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        with taken_by("the optimizer", folder):
+            optimizer.load_state_dict({"state": entries, "param_groups": groups})
     for name, other in others.items():
-        other.load_state_dict(text["others"][name])
+        with taken_by(name, folder):
+            other.load_state_dict(text["others"][name])
     found = {each.name: each.whole for each in states}
     on_each(partial(rank_state.go_on, model, found))
 
@@ -271,6 +274,20 @@ def refuse_waiting(model: nn.Module) -> None:
                     "exchange and are no part of a checkpoint; save and load after the "
                     "optimizer's step"
                 )
+
+
+@contextmanager
+def taken_by(name: str, folder: Path) -> Iterator[None]:
+    """A block in which an object takes its state, which may be that of another class.
+
+    :raises ValueError: naming the object, instead of an error about a part of the state
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"{folder} holds a state that {name} does not take: {reason(error)}"
+        ) from error
 
 
 def refuse_missing(

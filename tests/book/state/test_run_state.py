@@ -211,6 +211,10 @@ def texts(folder: Path) -> list[str]:
         with pytest.raises(ValueError, match="says nothing of its run that can be understood: ") as refused:
             load_run(folder / str(number), run.model, run.optimizer)
         said.append(str(refused.value))
+    other = torch.optim.lr_scheduler.LinearLR(run.optimizer)
+    save_run(folder / "other", run.model, run.optimizer, scaler=other)
+    with pytest.raises(ValueError, match=r"holds a state that scaler does not take: KeyError 'growth"):
+        load_run(folder / "other", run.model, run.optimizer, scaler=run.scaler)
     assert "msgspec" in sys.modules
     with patch.dict(sys.modules, {"msgspec": None}):
         sys.modules.pop("shardbook.state.schema")
