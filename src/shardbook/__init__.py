@@ -91,13 +91,13 @@ elements](checked_elements.py), [Reading a checkpoint's index without running a
 pickle](checkpoint_index.py), [Buffers and random states of each rank](rank_state.py),
 [Optimizer state in a checkpoint](optimizer_entries.py), [Object states as
 JSON](plain_data.py), [The state of a run](run_state.py), [The list of a checkpoint's
-files](file_list.py), [Asynchronous checkpoints](background.py), [Sharing results and
-errors between ranks](together.py), [A folder of checkpoints](checkpoints.py), [Saving a
-model as safetensors](model_folder.py), [Tensor names in a model
-folder](folder_names.py), [Names in the files of the transformers
-library](hub_names.py), [Loading checkpoints of other programs](torch_checkpoint.py),
-[The index of another program's checkpoint](foreign_index.py), [The safetensors
-format](tensor_file.py).
+files](file_list.py), [What the files of a checkpoint may say](schema.py), [Asynchronous
+checkpoints](background.py), [Sharing results and errors between ranks](together.py), [A
+folder of checkpoints](checkpoints.py), [Saving a model as
+safetensors](model_folder.py), [Tensor names in a model folder](folder_names.py), [Names
+in the files of the transformers library](hub_names.py), [Loading checkpoints of other
+programs](torch_checkpoint.py), [The index of another program's
+checkpoint](foreign_index.py), [The safetensors format](tensor_file.py).
 
 **Other ways to split a model**: [Tensor parallelism](tensor_parallel.py), [ZeRO-R:
 activations, buffers and fragmentation](zero_r.py), [Pipeline

@@ -40,7 +40,7 @@ PACKAGE = "tools.gpu"
 # The late device has no NCCL and no clock worth reading.
 OF_LATE = ("training", "nccl", "streams")
 # What some part can do without.
-OPTIONAL = ("numpy", "safetensors", "tqdm", "cloudpickle", "matplotlib", "megatron_fsdp")
+OPTIONAL = ("numpy", "msgspec", "safetensors", "tqdm", "cloudpickle", "matplotlib", "megatron_fsdp")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ promised for programs in FP32 with one exchange in a step.
 from __future__ import annotations
 
 import faulthandler
+import importlib.util
 import json
 import re
 import subprocess
@@ -220,6 +221,9 @@ def unfused(make: Any, *args: Any, **options: Any) -> Any:
 
 def saving(kit: Kit) -> None:
     """A run that is saved goes on in another stage, and a plain model loads its state."""
+    if importlib.util.find_spec("msgspec") is None:
+        kit.not_tried("a saved run", "msgspec is missing, without which no checkpoint is read")
+        return
     for before, after in [(3, 0)] if kit.quick else [(3, 0), (0, 3), (3, 3)]:
         with tempfile.TemporaryDirectory(prefix="training-") as folder:
             found = kit.ranks(2, goes_on, kit.device, folder, before, after, timeout=min(60.0, kit.left))

@@ -34,9 +34,12 @@ import copy
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -102,11 +105,13 @@ def begin_with(options: argparse.Namespace) -> Pretrained:
         return random_neox(options)
     folder: Path = options.model
     config = config_in(folder)
-    model = without_memory(config)
     try:
         places = places_of(folder)
     except (OSError, ValueError) as error:
         raise Mistake(f"--model {error}") from error
+    refuse_layers(folder, config, places)
+    with describing(folder):
+        model = without_memory(config)
     stored = names_in_folder(folder, model, places)
     refuse_unfit(folder, model, places, stored)
     refuse_sizes(options, config)
@@ -221,15 +226,10 @@ def config_in(folder: Path) -> Any:
             "save_pretrained has written"
         )
     auto = library()
-    try:
+    with describing(folder):
         config = auto.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise Mistake(
-            f"--model {folder}: config.json describes no model that transformers "
-            f"{auto.__version__} has a class for"
-        ) from error
     if type(config) not in auto.AutoModelForCausalLM._model_mapping:
         raise Mistake(
             f"--model {folder}: {config.model_type} is no causal language model of the "
@@ -241,6 +241,40 @@ def config_in(folder: Path) -> Any:
             "bfloat16 or float16"
         )
     return config
+
+
+@contextmanager
+def describing(folder: Path) -> Iterator[None]:
+    """A block in which the library reads a configuration, or builds a model from it.
+
+    The library looks at few values before it uses them, so a wrong one can cause any error.
+
+    :raises Mistake: with the library's reason
+    """
+    try:
+        yield
+    except Exception as error:
+        # The library's messages have many lines, and its advice is for other programs.
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise Mistake(
+            f"--model {folder}: config.json describes no model that transformers "
+            f"{library().__version__} can build: {shorten(why, 160, placeholder=' …')}"
+        ) from error
+
+
+def refuse_layers(folder: Path, config: Any, places: dict[str, Place]) -> None:
+    """Refuse a configuration without layers, or with more than the files have tensors.
+
+    Even without memory for its weights, a model of a million layers takes hours to build.
+
+    :raises Mistake: naming both numbers
+    """
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and not 0 < layers <= len(places):
+        raise Mistake(
+            f"--model {folder}: config.json has {layers} layers, and the files hold "
+            f"{len(places)} tensors; take both from the same model"
+        )
 
 
 def refuse_unfit(

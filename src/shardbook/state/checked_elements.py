@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from shardbook.state.checkpoint_index import Changed
+from shardbook.state.checkpoint_index import Damaged
 from shardbook.state.tensor_file import PIECE, as_tensor, new_room
 
 __all__ = ["Archives", "Elements", "Pieces", "take"]
@@ -191,7 +191,7 @@ def take(
     :param offsets: the index in the box at which the part begins
     :param target: receives the elements; has the shape of the part
     :param room: [memory](tensor_file.py#new_room) for a piece
-    :raises Changed: if the file holds something else than was written
+    :raises Damaged: if the file holds something else than was written
     """
     dtype, sizes = box
     if not target.numel():
@@ -231,7 +231,7 @@ def read_into(
         piece = room[: min(PIECE, nbytes - at)]
         file.seek(start + at)
         if file.readinto(piece) != len(piece) or zlib.crc32(piece) != sums[number]:
-            raise Changed(f"{Path(file.name).name} is not what was written")
+            raise Damaged(f"{Path(file.name).name} is not what was written")
         low, high = max(begin, at), min(end, at + len(piece))
         part = as_tensor(piece[low - at : high - at], dtype)
         place = (low - begin) // dtype.itemsize

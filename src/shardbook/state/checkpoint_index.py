@@ -15,23 +15,22 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from shardbook.foundations.torch_private import INDEX_NAMES
 
-__all__ = ["Changed", "Damaged", "index_of", "reason"]
+__all__ = ["Damaged", "index_of", "reading", "reason", "schema"]
 
 
 class Damaged(ValueError):
     """A folder is not a complete checkpoint. The message is written for the user."""
-
-
-class Changed(Damaged):
-    """A file differs from what was written."""
 
 
 def index_of(folder: Path) -> Metadata:
@@ -40,26 +39,21 @@ def index_of(folder: Path) -> Metadata:
     :raises Damaged: if the file is missing or is not an index
     """
     path = folder / ".metadata"
-    try:
-        with path.open("rb") as file:
-            index = Names(file).load()
-    except FileNotFoundError:
-        raise Damaged(f"{folder} is no checkpoint: it has no file .metadata") from None
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        ImportError,
-    ) as error:
-        raise Damaged(f"{path} is no index of a checkpoint: {error}") from error
-    if not isinstance(index, Metadata):
-        raise Damaged(
-            f"{path} is no index of a checkpoint: it holds a {type(index).__name__}"
-        )
+    known = schema()
+    if not path.is_file():
+        raise Damaged(f"{folder} is no checkpoint: it has no file .metadata")
+    with reading(f"{path} is no index of a checkpoint"), path.open("rb") as file:
+        index = Names(file).load()
+        if not isinstance(index, Metadata):
+            raise ValueError(f"it holds a {type(index).__name__}")
+        known.refuse_unlike(index, known.Index)
+        known.refuse_unlike(list(index.storage_data), known.Keys)
+        tensors = [
+            said
+            for said in index.state_dict_metadata.values()
+            if isinstance(said, TensorStorageMetadata)
+        ]
+        known.refuse_unlike(tensors, known.Tensors)
     return index
 
 
@@ -97,10 +91,44 @@ class Names(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def reason(error: Exception) -> str:
-    """Shorten PyTorch's refusal of a pickle to one line.
+def schema() -> Any:
+    """Import [the schemas](schema.py). A program that only trains does without their library.
 
-    PyTorch's message has many lines, on how to load the file anyway.
+    :raises ValueError: if the library is not installed
     """
-    named = re.search(r"(?:GLOBAL|global:?) ([\w.]+)", str(error))
-    return f"it names {named[1]}" if named else str(error).partition("\n")[0]
+    try:
+        return import_module("shardbook.state.schema")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            "to read a checkpoint, the library msgspec is needed: pip install msgspec"
+        ) from error
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """A block that reads bytes of a stranger, in which any error becomes `Damaged`.
+
+    Wrong bytes can cause almost any error in a parser, also a `RecursionError` or a
+    `MemoryError`. Errors of the disk stay what they are.
+
+    :param what: the beginning of the message, before the reason
+    """
+    try:
+        yield
+    except (OSError, Damaged):
+        raise
+    except Exception as error:
+        raise Damaged(f"{what}: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """Shorten an error to one line.
+
+    PyTorch's refusal of a pickle has many lines, on how to load the file anyway.
+    """
+    said = str(error)
+    if named := re.search(r"(?:GLOBAL|global:?) ([\w.]+)", said):
+        return f"it names {named[1]}"
+    plain = isinstance(error, ValueError | RuntimeError | pickle.UnpicklingError)
+    name = "" if plain and said else f"{type(error).__name__} "
+    return f"{name}{said}".partition("\n")[0].strip()

@@ -37,6 +37,9 @@ the sizes. The checksums are compared [while the elements are
 read](checked_elements.py). If a checksum differs, a part of the model may already have
 values from the checkpoint that is damaged. So load another checkpoint before you train
 that model.
+
+A disk that has damaged the newest checkpoint may have damaged the one before it, too. So
+the ranks read the older ones in full, and the error names the newest that is whole.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -56,7 +59,7 @@ from torch.optim import Optimizer
 
 from shardbook.foundations.collectives import world
 from shardbook.state.background import Background
-from shardbook.state.checkpoint_index import Changed, Damaged
+from shardbook.state.checkpoint_index import Damaged
 from shardbook.state.file_list import (
     WHOLE,
     checksums,
@@ -73,6 +76,7 @@ from shardbook.state.run_state import (
     state_of,
 )
 from shardbook.state.sharded import write
+from shardbook.state.sharded_files import Reader
 from shardbook.state.stored import Stretch
 from shardbook.state.together import (
     gathered,
@@ -124,6 +128,8 @@ class Checkpoints:
         :raises OSError: on every rank, if one of them cannot write; no files are left.
             If a thread writes, the next call raises the error.
         """
+        if type(step) is not int or step < 0:
+            raise ValueError(f"step={step!r} is no number of steps; pass 0 or more")
         self.wait()
         what = f"step {step}{' in the background' * (self.background is not None)}"
         stored, settings = state_of(model, optimizer, self.frozen, what, **others)
@@ -177,29 +183,29 @@ class Checkpoints:
 
         :returns: the step of the checkpoint, or `None` if there is no checkpoint yet
         :raises Damaged: on every rank, if the checkpoint is damaged; the message names
-            the checkpoint before it
+            the newest checkpoint that is whole
+        :raises OSError: on every rank, if one of them cannot read
         """
         self.wait()
         come_together(model, "load")
         names = on_first(lambda: [path.name for path in self.all()])
         if not names:
             return None
-        refuse_unshared(self.folder / names[0], file=WHOLE)
         newest = self.folder / names[0]
-        step = self.check(newest, before=names[1:])
+        refuse_unshared(newest, file=WHOLE)
         try:
+            step = self.check(newest)
             with without_collector():
                 load_run(newest, model, optimizer, self.frozen, **others)
-        except Changed as error:
-            refuse_damaged(newest, str(error), names[1:])
+        except Damaged as error:
+            raise Damaged(f"{newest} is damaged: {error}{self.offer(names)}") from error
         return step
 
     def all(self) -> list[Path]:
         """The complete checkpoints, the newest first."""
         found = self.folder.glob("step-*") if self.folder.is_dir() else ()
-        return sorted(
-            (path for path in found if NAME.fullmatch(path.name)), reverse=True
-        )
+        named = [path for path in found if NAME.fullmatch(path.name)]
+        return sorted(named, key=step_of, reverse=True)
 
     def make_room(self, draft: Path) -> None:
         """Remove unfinished checkpoints of killed runs, and create the folder for a new one."""
@@ -223,24 +229,41 @@ class Checkpoints:
         for old in self.all()[self.keep :]:
             shutil.rmtree(old)
 
-    def check(self, folder: Path, before: list[str]) -> int:
-        """Compare the sizes of a checkpoint's files with its list. Collective.
+    def check(self, folder: Path, *, elements: bool = False) -> int:
+        """Compare a checkpoint's files with its list. Collective.
 
+        :param elements: whether to read the files, or to compare their sizes only
         :returns: the step after which the checkpoint was saved
         :raises Damaged: on every rank, naming the first file that differs
         """
         said = on_first(lambda: contents(folder))
         rank, ranks = world(None)
-        mine = sorted(said["files"].items())[rank::ranks]
-        complaints = [
-            complaint
-            for each in on_each(lambda: list(differences(folder, dict(mine))))
-            for complaint in each
-        ]
+        mine = dict(sorted(said.files.items())[rank::ranks])
+        found = on_each(lambda: list(differences(folder, mine, elements=elements)))
+        complaints = [complaint for each in found for complaint in each]
+        if said.step != step_of(folder):
+            complaints.append(f"{WHOLE} is of step {said.step}")
         if complaints:
-            refuse_damaged(folder, complaints[0], before)
-        step: int = said["step"]
-        return step
+            raise Damaged(complaints[0])
+        return said.step
+
+    def offer(self, names: list[str]) -> str:
+        """Say which checkpoint is whole, and what to remove to go on from there. Collective.
+
+        :param names: the checkpoints, the newest first, which is damaged
+        """
+        for number, name in enumerate(names[1:], 1):
+            try:
+                self.check(self.folder / name, elements=True)
+                on_first(Reader(self.folder / name).read_metadata)
+            except (ValueError, OSError):
+                continue
+            too = "".join(f"; {each} is damaged, too" for each in names[1:number])
+            return (
+                f"{too}; the newest that is whole is {name}; remove "
+                f"{' and '.join(names[:number])} to go on from there"
+            )
+        return "; none of the older ones is whole" if len(names) > 1 else ""
 
 
 @contextmanager
@@ -260,17 +283,9 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-NAME = re.compile(r"step-\d{8,}")
+NAME = re.compile(r"step-(?:[0-9]{8}|[1-9][0-9]{8,})")
 
 
-def refuse_damaged(folder: Path, what: str, before: list[str]) -> NoReturn:
-    """Refuse a checkpoint, and name the one before it.
-
-    :raises Damaged: always
-    """
-    offer = (
-        f"; the one before is {before[0]}; remove this folder to go on from there"
-        if before
-        else ""
-    )
-    raise Damaged(f"{folder} is damaged: {what}{offer}")
+def step_of(folder: Path) -> int:
+    """The step in the name of a checkpoint."""
+    return int(folder.name.removeprefix("step-"))

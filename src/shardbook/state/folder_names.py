@@ -24,7 +24,6 @@ may hold in addition, such as tables that an older version of the model saved.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -34,6 +33,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import nn
 
+from shardbook.state.checkpoint_index import reading, schema
 from shardbook.state.stored import MODEL, Stretch
 from shardbook.state.tensor_file import Named, Place, places_in
 
@@ -109,11 +109,10 @@ def places_of(folder: Path) -> dict[str, Place]:
 def places_by_index(folder: Path) -> dict[str, Place]:
     """Find the place of each tensor that an index names."""
     index = folder / INDEX
-    try:
-        files: dict[str, str] = dict(json.loads(index.read_text("utf-8"))["weight_map"])
-        held = {file: places_in(inside(folder, file)) for file in {*files.values()}}
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{index} is no index of safetensors: {error!r}") from error
+    known = schema()
+    with reading(f"{index} is no index of safetensors"):
+        files = known.decoded(index.read_bytes(), known.WeightMap).weight_map
+    held = {file: places_in(inside(folder, file)) for file in {*files.values()}}
     for name, file in files.items():
         if name not in held[file]:
             raise ValueError(

@@ -24,7 +24,6 @@ strings and tuples, and no other objects.
 from __future__ import annotations
 
 import io
-import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +32,11 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
-from shardbook.state.checkpoint_index import Damaged, reason
+from shardbook.state.checkpoint_index import Damaged, reading, schema
 from shardbook.state.sharded_files import Reader
 from shardbook.state.stored import MODEL, OPTIMIZER
 
-__all__ = ["Foreign", "group_settings", "refusal"]
+__all__ = ["REFUSED", "Foreign", "group_settings"]
 
 GROUPS = OPTIMIZER.replace("state", "param_groups")
 
@@ -93,6 +92,7 @@ def group_settings(reader: Foreign) -> list[dict[str, Any]]:
     :raises Damaged: if a setting is more than data, or the program saved the settings
         by parameter instead of by group
     """
+    known = schema()
     found: dict[int, dict[str, Any]] = {}
     for place, where in reader.read_metadata().storage_data.items():
         if not place.fqn.startswith(f"{GROUPS}."):
@@ -105,7 +105,10 @@ def group_settings(reader: Foreign) -> list[dict[str, Any]]:
             )
         value = setting(reader.folder, where)
         found.setdefault(int(named[1]), {})[named[2]] = value
-    return [found[number] for number in sorted(found)]
+    groups = [found[number] for number in sorted(found)]
+    with reading(f"{reader.folder} has no groups of an optimizer"):
+        known.refuse_unlike(groups, known.Groups)
+    return groups
 
 
 def setting(folder: Path, where: Any) -> Any:
@@ -114,15 +117,8 @@ def setting(folder: Path, where: Any) -> Any:
     with path.open("rb") as file:
         file.seek(where.offset)
         pickled = io.BytesIO(file.read(where.length))
-    try:
+    with reading(f"{path} {REFUSED}"):
         return torch.load(pickled, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise Damaged(refusal(path, error)) from error
 
 
-def refusal(path: Path, error: Exception) -> str:
-    """The message that a file is not loaded, with the reason."""
-    return (
-        f"{path} is not loaded, because it holds more than tensors and data: "
-        f"{reason(error)}"
-    )
+REFUSED = "is not loaded, because it holds more than tensors and data"

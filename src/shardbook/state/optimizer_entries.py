@@ -29,6 +29,7 @@ __all__ = [
     "groups_from",
     "groups_of",
     "numbered",
+    "refuse_other_settings",
     "settings_of",
     "wanted_state",
     "with_rest",
@@ -124,6 +125,7 @@ def groups_from(
             if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
                 settings[key] = value.to(group[key].device)
         found.append({**settings, "params": numbers["params"]})
+    refuse_other_settings(found, optimizer)
     return found
 
 
@@ -146,3 +148,37 @@ def settings_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         for number, group in enumerate(groups_of(model, optimizer))
         for key, value in group.items()
     }
+
+
+# sidelit: depth Settings of another kind.
+
+
+def refuse_other_settings(saved: list[dict[str, Any]], optimizer: Optimizer) -> None:
+    """Refuse a setting that is missing, or a text, for example, where a number belongs.
+
+    Flags such as `foreach` differ between versions of PyTorch and are not compared.
+
+    :raises ValueError: naming the setting
+    """
+    for group, before in zip(optimizer.param_groups, saved, strict=False):
+        for key in optimizer.defaults:
+            now, then = kind(group.get(key)), kind(before.get(key))
+            if now != then and not {now, then} <= {"bool", "NoneType"}:
+                raise ValueError(
+                    f"{key} of the optimizer is a {then} in the checkpoint and a {now} here"
+                )
+        if not 0 <= float(before.get("lr", 0)) < float("inf"):
+            raise ValueError(
+                f"lr of the optimizer is {before['lr']} in the checkpoint; a learning rate "
+                "is a finite number from 0 on"
+            )
+
+
+def kind(value: Any) -> str:
+    """The kind of a setting. All numbers are of one kind, also those in a tensor."""
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(kind, value))})"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "number"
+    alone = isinstance(value, Tensor) and value.numel() == 1
+    return "number" if alone else type(value).__name__

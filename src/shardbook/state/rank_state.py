@@ -30,6 +30,7 @@ from shardbook.foundations.collectives import world
 from shardbook.foundations.rng import Source, capture, read
 from shardbook.foundations.rng import write as set_generator
 from shardbook.foundations.torch_private import lasting_buffers
+from shardbook.state.checkpoint_index import reading
 from shardbook.state.plain_data import plain, restored
 from shardbook.state.stored import MODEL, Stretch
 from shardbook.zero.conductor import conductor_of
@@ -81,13 +82,14 @@ def go_on(model: nn.Module, found: dict[str, Tensor]) -> None:
 
     :param found: the states, by their names in the checkpoint
     """
-    for source, name in sources(model).items():
-        state = found.get(own("generator", name))
-        if state is not None:
-            set_generator(source, state)
-    python = found.get(own("generator", "python"))
-    if python is not None:
-        random.setstate(restored(json.loads(as_text(python))))
+    with reading("the state of a random number generator cannot be restored"):
+        for source, name in sources(model).items():
+            state = found.get(own("generator", name))
+            if state is not None:
+                set_generator(source, state)
+        python = found.get(own("generator", "python"))
+        if python is not None:
+            random.setstate(restored(json.loads(as_text(python))))
 
 
 def sources(model: nn.Module) -> dict[Source, str]:

@@ -31,7 +31,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,7 +45,7 @@ from torch.optim import Optimizer
 from shardbook.foundations.collectives import world
 from shardbook.foundations.torch_private import as_plain
 from shardbook.state import rank_state
-from shardbook.state.checkpoint_index import Damaged
+from shardbook.state.checkpoint_index import Damaged, reading, reason, schema
 from shardbook.state.folder_names import refuse_extra_state
 from shardbook.state.optimizer_entries import (
     groups_from,
@@ -56,6 +58,7 @@ from shardbook.state.plain_data import plain, restored
 from shardbook.state.sharded import read, write
 from shardbook.state.sharded_files import Reader
 from shardbook.state.stored import MODEL, Stretch, stretches, stretches_of_state
+from shardbook.state.together import on_each, on_first
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.state_dict import refuse_in_block
 
@@ -222,11 +225,11 @@ def load_run(
     come_together(model, "load", contents("the run", optimizer, frozen, others))
     refuse_waiting(model)
     reader = Reader(folder)
-    index = reader.read_metadata()
+    index = on_first(reader.read_metadata)
     text = text_in(reader, index)
     for name, other in others.items():
         if isinstance(other, Compared):
-            other.compare(restored(text["others"].setdefault(name, None)))
+            other.compare(text["others"].setdefault(name, None))
     refuse_missing(folder, text, optimizer, others)
     refuse_other_rule(folder, text, optimizer)
     refuse_more(folder, index, model)
@@ -247,12 +250,15 @@ def load_run(
         entries: dict[int, dict[str, Tensor]] = {}
         for number, key, value, _ in state:
             entries.setdefault(number, {})[key] = value
-        groups = groups_from(restored(text["optimizer"]), model, optimizer)
-        whole = with_rest(entries, text.get("entries", {}), model, optimizer)
-        optimizer.load_state_dict({"state": whole, "param_groups": groups})
+        groups = groups_from(text["optimizer"], model, optimizer)
+        with taken_by("the optimizer", folder):
+            whole = with_rest(entries, text.get("entries", {}), model, optimizer)
+            optimizer.load_state_dict({"state": whole, "param_groups": groups})
     for name, other in others.items():
-        other.load_state_dict(restored(text["others"][name]))
-    rank_state.go_on(model, {each.name: each.whole for each in states})
+        with taken_by(name, folder):
+            other.load_state_dict(text["others"][name])
+    found = {each.name: each.whole for each in states}
+    on_each(partial(rank_state.go_on, model, found))
 
 
 def take_apart(model: nn.Module) -> None:
@@ -274,7 +280,11 @@ TEXT = "shardbook.text"
 
 
 def text_in(reader: Reader, index: Metadata) -> dict[str, Any]:
-    """Read the JSON that rank 0 wrote."""
+    """Read the JSON that rank 0 wrote.
+
+    :raises Damaged: if there is none, or it says something else
+    """
+    known = schema()
     there = index.state_dict_metadata.get(TEXT)
     if not isinstance(there, TensorStorageMetadata):
         raise Damaged(
@@ -283,7 +293,14 @@ def text_in(reader: Reader, index: Metadata) -> dict[str, Any]:
         )
     text = rank_state.blob(TEXT, torch.empty(there.size, dtype=torch.uint8))
     read(reader, index, [text])
-    found: dict[str, Any] = json.loads(rank_state.as_text(text.whole))
+    with reading(f"{reader.folder} says nothing of its run that can be understood"):
+        found: dict[str, Any] = json.loads(rank_state.as_text(text.whole))
+        known.refuse_unlike(found, known.Text)
+        found["optimizer"] = restored(found["optimizer"])
+        found["others"] = {
+            name: restored(state) for name, state in found["others"].items()
+        }
+        known.refuse_unlike(found["optimizer"], known.Groups | None)
     return found
 
 
@@ -314,6 +331,20 @@ def refuse_waiting(model: nn.Module) -> None:
                     "exchange and are no part of a checkpoint; save and load after the "
                     "optimizer's step"
                 )
+
+
+@contextmanager
+def taken_by(name: str, folder: Path) -> Iterator[None]:
+    """A block in which an object takes its state, which may be that of another class.
+
+    :raises ValueError: naming the object, instead of an error about a part of the state
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"{folder} holds a state that {name} does not take: {reason(error)}"
+        ) from error
 
 
 def refuse_missing(

@@ -19,15 +19,17 @@ own reader reads such a folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
     TensorStorageMetadata,
@@ -43,10 +45,13 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from shardbook.foundations.torch_private import StorageInfo
-from shardbook.state.checked_elements import Archives, Elements, Pieces, take
-from shardbook.state.checkpoint_index import Damaged, index_of
-from shardbook.state.file_list import elements_in
+from shardbook.state.checked_elements import Archives, Pieces, take
+from shardbook.state.checkpoint_index import Damaged, index_of, reading
+from shardbook.state.file_list import WHOLE, contents
 from shardbook.state.tensor_file import new_room
+
+if TYPE_CHECKING:
+    from shardbook.state.schema import Whole
 
 __all__ = ["Reader", "Writer"]
 
@@ -110,8 +115,13 @@ class Reader(FileSystemReader):
         self.boxes: dict[MetadataIndex, Any] = {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Read the index, on each rank."""
-        return index_of(self.folder)
+        """Read the index, on each rank.
+
+        :raises Damaged: if it cannot be read, or does not fit the files
+        """
+        index = index_of(self.folder)
+        refuse_misfit(self.folder, index, self.listed)
+        return index
 
     def set_up_storage_reader(self, metadata: Metadata, *how: Any, **more: Any) -> None:
         """Keep the dtype and shape of each box in the index."""
@@ -124,17 +134,18 @@ class Reader(FileSystemReader):
         }
 
     @cached_property
-    def elements(self) -> dict[str, dict[int, Elements]] | None:
-        """The positions of all elements, or `None` if the checkpoint has no list."""
-        return elements_in(self.folder)
+    def listed(self) -> Whole | None:
+        """The list of the files, with the positions of all elements; `None` if there is none."""
+        return contents(self.folder) if (self.folder / WHOLE).exists() else None
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what this rank needs, one file after another, each from front to back.
 
-        :raises Changed: if a file differs from what was written
+        :raises Damaged: if a file differs from what was written
         """
-        if self.elements is None:
-            return super().read_data(plan, planner)
+        if self.listed is None:
+            with reading("a part of a file is no tensor"):
+                return super().read_data(plan, planner)
         items = [(self.storage_data[item.storage_index], item) for item in plan.items]
         items.sort(key=lambda pair: (pair[0].relative_path, pair[0].offset))
         by_file: dict[str, list[tuple[int, ReadItem]]] = {}
@@ -142,9 +153,9 @@ class Reader(FileSystemReader):
             by_file.setdefault(place.relative_path, []).append((place.offset, item))
         room = new_room()
         for name, wanted in by_file.items():
-            with (self.folder / Path(name).name).open("rb") as file:
+            with (self.folder / name).open("rb") as file:
                 for begin, item in wanted:
-                    where = self.listed(name, begin)
+                    where = self.listed.files[name].elements[begin]
                     index = item.storage_index
                     box = self.boxes[MetadataIndex(index.fqn, index.offset)]
                     target = planner.resolve_tensor(item)
@@ -155,14 +166,59 @@ class Reader(FileSystemReader):
         done.set_result(None)
         return done
 
-    # sidelit: depth An index and a list of files that do not fit together.
 
-    def listed(self, name: str, begin: int) -> Elements:
-        """Look up a box in the list.
+# sidelit: depth An index that does not fit the files.
 
-        :raises Damaged: if the list lacks the box
-        """
-        found = (self.elements or {}).get(name, {}).get(begin)
-        if found is None:
-            raise Damaged(f"the list of its files lacks a part of {name}")
-        return found
+
+def refuse_misfit(folder: Path, index: Metadata, listed: Whole | None) -> None:
+    """Refuse an index that places a box outside of its file.
+
+    A size in the index decides how much memory is taken. So each box is compared with the
+    bytes in its file, and each tensor with its boxes.
+
+    :param listed: the list of the files; without it the files tell their sizes
+    :raises Damaged: naming the first tensor or file that does not fit
+    """
+    sizes: dict[str, int] = {}
+    for name in {place.relative_path for place in index.storage_data.values()}:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise Damaged(
+                f"the index of {folder} names {name!r}, which is no file in it"
+            )
+        if listed is None:
+            sizes[name] = (folder / name).stat().st_size
+        elif name in listed.files:
+            sizes[name] = listed.files[name].size
+    for key, where in index.storage_data.items():
+        if where.offset + where.length > sizes.get(where.relative_path, -1):
+            raise Damaged(f"{key.fqn} lies outside of {where.relative_path}")
+    for name, tensor in index.state_dict_metadata.items():
+        if not isinstance(tensor, TensorStorageMetadata):
+            continue
+        numel = 0
+        for chunk in tensor.chunks:
+            where = index.storage_data.get(MetadataIndex(name, chunk.offsets))
+            numel += prod(chunk.sizes)
+            nbytes = prod(chunk.sizes) * tensor.properties.dtype.itemsize
+            if where is None or not fits(tensor.size, chunk):
+                raise Damaged(f"the index of {folder} does not say where {name} is")
+            if listed is not None:
+                elements = listed.files[where.relative_path].elements
+                if elements.get(where.offset, (0, -1))[1] != nbytes:
+                    raise Damaged(
+                        f"the list of its files lacks a part of {where.relative_path}"
+                    )
+            elif nbytes > where.length and not where.transform_descriptors:
+                raise Damaged(
+                    f"{name} is larger than its part of {where.relative_path}"
+                )
+        if prod(tensor.size) > numel:
+            raise Damaged(f"the index of {folder} does not say where all of {name} is")
+
+
+def fits(size: Sequence[int], chunk: ChunkStorageMetadata) -> bool:
+    """Whether a box lies inside a tensor of this size."""
+    return len(chunk.offsets) == len(chunk.sizes) == len(size) and all(
+        at + length <= end
+        for at, length, end in zip(chunk.offsets, chunk.sizes, size, strict=True)
+    )

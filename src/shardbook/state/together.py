@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, TypeVar
 from uuid import uuid4
 from zlib import crc32
@@ -30,7 +29,6 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from shardbook.foundations.collectives import world
-from shardbook.state.checkpoint_index import reason
 
 __all__ = ["gathered", "on_each", "on_first", "refuse_unshared", "told_alike"]
 
@@ -117,7 +115,8 @@ def refuse_unshared(
 def content(file: Path) -> int | None:
     """A checksum of a file; `None` if it cannot be read."""
     try:
-        return crc32(file.read_bytes())
+        # A pipe of this name would never end.
+        return crc32(file.read_bytes()) if file.is_file() else None
     except OSError:
         return None
 
@@ -130,8 +129,6 @@ def as_told(error: Exception, who: str = "") -> Exception:
 
     An error of another library may not survive being pickled, so its text is sent.
     """
-    if isinstance(error, UnpicklingError | EOFError):
-        return ValueError(f"{who}a part of a file is no tensor: {reason(error)}")
     if isinstance(error, OSError | ValueError):
         return type(error)(f"{who}{error}") if who else error
     return RuntimeError(f"{who}{type(error).__name__}: {error}")

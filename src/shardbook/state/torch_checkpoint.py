@@ -31,7 +31,6 @@ of a `fully_shard` model.
 
 from __future__ import annotations
 
-import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -45,9 +44,15 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from shardbook.state.checkpoint_index import reading, schema
 from shardbook.state.folder_names import Rename, renamed, some, wanted
-from shardbook.state.foreign_index import Foreign, group_settings, refusal
-from shardbook.state.optimizer_entries import groups_from, numbered, wanted_state
+from shardbook.state.foreign_index import REFUSED, Foreign, group_settings
+from shardbook.state.optimizer_entries import (
+    groups_from,
+    numbered,
+    refuse_other_settings,
+    wanted_state,
+)
 from shardbook.state.rank_state import buffers
 from shardbook.state.run_state import (
     come_together,
@@ -141,7 +146,8 @@ def from_folder(
             refuse_part_of_entry(reader.folder, key, stretch)
             entries.setdefault(number, {})[key] = value
         groups = groups_from(settings, model, optimizer)
-        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        with reading(f"{reader.folder} does not fit the {type(optimizer).__name__}"):
+            optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
 
 def model_in(index: Metadata) -> dict[str, Named]:
@@ -175,8 +181,14 @@ def from_file(
     whole = opened(path)
     pairs = fit(found=state_dict_in(whole, keys[0], path))
     state = None if optimizer is None else whole.get(str(keys[1]))
-    if optimizer is not None and not isinstance(state, Mapping):
-        refuse_no_optimizer(path)
+    if optimizer is not None:
+        if not isinstance(state, Mapping):
+            refuse_no_optimizer(path)
+        known = schema()
+        with reading(f"{path} holds no state of an optimizer under {keys[1]!r}"):
+            known.refuse_unlike(state, known.OptimizerState)
+            for entries in state["state"].values():
+                refuse_no_numbers(entries)
     take_apart(model)
     for each, there in pairs:
         size = each.values.numel()
@@ -186,8 +198,10 @@ def from_file(
         groups = state["param_groups"]
         if any(isinstance(name, str) for group in groups for name in group["params"]):
             groups = groups_from(groups, model, optimizer)
+        refuse_other_settings(groups, optimizer)
         whole_state = {"state": entries, "param_groups": groups}
-        load_optimizer_state_dict(model, optimizer, whole_state)
+        with reading(f"{path} does not fit the {type(optimizer).__name__}"):
+            load_optimizer_state_dict(model, optimizer, whole_state)
 
 
 def opened(path: Path) -> Mapping[str, Any]:
@@ -195,13 +209,11 @@ def opened(path: Path) -> Mapping[str, Any]:
     found: list[Any] = []
 
     def load() -> None:
-        mapped = zipfile.is_zipfile(path)
-        try:
+        with reading(f"{path} {REFUSED}"):
+            mapped = zipfile.is_zipfile(path)
             found.append(
                 torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
             )
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            raise ValueError(refusal(path, error)) from error
         if not isinstance(found[0], Mapping):
             raise ValueError(f"{path} holds a {type(found[0]).__name__}, no state_dict")
 
@@ -234,6 +246,10 @@ def state_dict_in(
                 f"{name} in {path} is one rank's part; save with full_state_dict=True, "
                 "or with torch.distributed.checkpoint"
             )
+    known = schema()
+    with reading(f"{path} holds no state_dict"):
+        known.refuse_unlike(found, dict[str, Any])
+        refuse_no_numbers(found)
     return {
         name: value if isinstance(value, Tensor) else Named(name, torch.uint8, ())
         for name, value in found.items()
@@ -250,6 +266,20 @@ def refuse_part_of_entry(folder: Path, key: str, found: Stretch) -> None:
             f"{found.name} in {folder} is a part of a list, and the folder does not say "
             "of which; load the model alone"
         )
+
+
+def refuse_no_numbers(found: Mapping[str, Any]) -> None:
+    """Refuse texts, and tensors whose elements are not in memory one after another.
+
+    :raises ValueError: naming the entry
+    """
+    for name, value in found.items():
+        if isinstance(value, str):
+            raise ValueError(f"{name} is a text")
+        if isinstance(value, Tensor) and (
+            value.is_meta or value.is_nested or value.layout is not torch.strided
+        ):
+            raise ValueError(f"{name} is no plain tensor")
 
 
 def refuse_no_optimizer(path: Path) -> NoReturn:

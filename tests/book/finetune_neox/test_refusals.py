@@ -65,6 +65,11 @@ def describe(**values: Any) -> Change:
     return act
 
 
+def config(text: str) -> Change:
+    """Replace `config.json`."""
+    return lambda folder: (folder / "config.json").write_text(text) and None
+
+
 def remove(name: str) -> Change:
     return lambda folder: (folder / name).unlink()
 
@@ -91,6 +96,28 @@ CASES: dict[str, tuple[Change, list[str], str]] = {
         "is no safetensors file",
     ),
     "unknown kind": (describe(model_type="nothing"), [], "config.json describes no model"),
+    **{
+        f"hidden size {size!r}": (describe(hidden_size=size), [], "config.json|by config.json$")
+        for size in (0, -4, None, "16", 1.5, 2**62, [])
+    },
+    **{
+        f"{name} {value!r}": (describe(**{name: value}), [], "config.json describes no model .* can build: .")
+        for name, value in (
+            *[("hidden_act", "x"), ("dtype", "x"), ("model_type", []), ("rope_parameters", 3)],
+            *[("num_attention_heads", 0), ("num_key_value_heads", 0), ("vocab_size", -4)],
+        )
+    },
+    "a million layers": (
+        describe(num_hidden_layers=10**6),
+        [],
+        r"config\.json has 1000000 layers, and the files hold \d+ tensors; take both",
+    ),
+    "no configuration": (config("null"), [], "config.json describes no model"),
+    "a nest": (
+        config('{"more": ' + "[" * 10**5),
+        [],
+        "config.json describes no model .* RecursionError: maximum",
+    ),
     "no language model": (describe(model_type="vit"), [], "is no causal language model"),
     "quantized": (describe(quantization_config={"quant_method": "gptq", "bits": 4}), [], "are quantized"),
     "a tensor too few": (weights(lambda held: held.pop(NORM)), [], f"the files hold no {NORM}"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shardbook.state.checked_elements import Archives, Pieces, take
-from shardbook.state.checkpoint_index import Changed
+from shardbook.state.checkpoint_index import Damaged
 from shardbook.state.tensor_file import new_room
 
 # More than two pieces of 1 MiB, and boxes as small as the parts of a frame.
@@ -102,8 +102,8 @@ def test_a_bit_that_has_changed_is_found_in_its_piece(file: Path) -> None:
     file.write_bytes(data)
     # The sum of another piece is right.
     assert torch.equal(read_row(file, where, 0), BOXES[0][:1])
-    with pytest.raises(Changed, match=r"^boxes is not what was written$"):
+    with pytest.raises(Damaged, match=r"^boxes is not what was written$"):
         read_row(file, where, 999)
     file.write_bytes(data[: where[0] + 100])
-    with pytest.raises(Changed, match=r"^boxes is not what was written$"):
+    with pytest.raises(Damaged, match=r"^boxes is not what was written$"):
         read_row(file, where, 0)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import re
 import resource
 import shutil
 import signal
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -22,8 +24,7 @@ from torch import nn
 import ranks
 from book.toys import assert_equal
 from shardbook import Disagreement, shard
-from shardbook.state import checked_elements, checkpoints, sharded, sharded_files
-from shardbook.state.checkpoint_index import Damaged
+from shardbook.state import checked_elements, checkpoints, file_list, sharded, sharded_files
 from shardbook.state.checkpoints import Checkpoints
 
 
@@ -56,7 +57,7 @@ def save_three(folder: Path) -> list[str]:
 def load(folder: Path) -> int | str | None:
     try:
         return Checkpoints(folder).load(*job(2))
-    except (Damaged, OSError) as error:
+    except (ValueError, OSError) as error:
         return str(error)
 
 
@@ -260,12 +261,32 @@ def flip_the_index(folder: Path) -> None:
     file.write_bytes(data)
 
 
-def lose_a_part(folder: Path) -> None:
-    """The list and the index fit no more."""
+def rewrite(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """Change the list of a checkpoint, as a version that knows its checksum would do it."""
+
+    def act(folder: Path) -> None:
+        file = folder / "whole.json"
+        said = json.loads(file.read_text())
+        del said["sum"]
+        change(said)
+        file.write_bytes(file_list.sealed(said))
+
+    return act
+
+
+def write_in_format_1(folder: Path) -> None:
+    """Write the list as it was before it had a checksum."""
     file = folder / "whole.json"
     said = json.loads(file.read_text())
-    said["files"]["__1_0.distcp"]["elements"] = {}
-    file.write_text(json.dumps(said))
+    del said["sum"]
+    file.write_text(json.dumps({**said, "format": 1}))
+
+
+def nest(folder: Path) -> None:
+    """A list that is deeper than a program can follow."""
+    (folder / "whole.json").write_text(
+        '{"format": 1, "files": {}, "more": ' + "[" * 10**5 + "]" * 10**5 + "}"
+    )
 
 
 def lose(folder: Path) -> None:
@@ -276,12 +297,21 @@ def spoil_the_list(folder: Path) -> None:
     (folder / "whole.json").write_text("{")
 
 
-def come_from_the_future(folder: Path) -> None:
-    file = folder / "whole.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+def lose_two(folder: Path) -> None:
+    lose(folder)
+    lose(folder.with_name("step-00000002"))
 
 
-BEFORE = "; the one before is step-00000002; remove this folder to go on from there$"
+BEFORE = "; the newest that is whole is step-00000002; remove step-00000030 to go on from there$"
+LIST = r"is damaged: whole\.json is not what was written: "
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two checkpoints."""
+    folder = tmp_path_factory.mktemp("saved") / "run"
+    ranks.run(2, save_three, folder)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -300,23 +330,122 @@ BEFORE = "; the one before is step-00000002; remove this folder to go on from th
             r"is damaged: \.metadata is not what was written" + BEFORE,
         ),
         (
-            lose_a_part,
-            r"rank \d: the list of its files lacks a part of __1_0\.distcp$",
+            rewrite(lambda said: said["files"]["__1_0.distcp"].update(elements={})),
+            r"the list of its files lacks a part of __1_0\.distcp" + BEFORE,
         ),
         (
             lose,
             r"is damaged: __1_0\.distcp is missing" + BEFORE,
         ),
-        (spoil_the_list, r"is damaged: whole\.json cannot be read: "),
-        (come_from_the_future, r"has format 99, and this version reads up to 1; install the version"),
+        (lose_two, r"__1_0\.distcp is missing; none of the older ones is whole$"),
+        (spoil_the_list, LIST + "Input data was truncated" + BEFORE),
+        (
+            lambda folder: (folder / "whole.json").unlink(),
+            "whole.json cannot be read: No such file .*" + BEFORE,
+        ),
+        (rewrite(lambda said: said.update(format=0)), LIST + r"Expected `int` >= 1 .*" + BEFORE),
+        (rewrite(lambda said: said.update(step=-1)), LIST + r"Expected `int` >= 0 .*" + BEFORE),
+        (rewrite(lambda said: said.update(step="30")), LIST + r"Expected `int`, got `str` .*" + BEFORE),
+        (rewrite(lambda said: said.update(step=30.0)), LIST + r"Expected `int`, got `float` .*" + BEFORE),
+        (rewrite(lambda said: said.update(step=31)), r"whole\.json is of step 31" + BEFORE),
+        (rewrite(lambda said: said.update(files=[])), LIST + r"Expected `object`, got `array` .*" + BEFORE),
+        (nest, LIST + "maximum recursion depth exceeded.*" + BEFORE),
+        (
+            rewrite(lambda said: said.update(format=99)),
+            r"has format 99, and this version reads up to 2; install",
+        ),
     ],
 )
-def test_what_is_damaged_is_refused_on_every_rank(tmp_path: Path, spoil: Any, said: str) -> None:
-    ranks.run(2, save_three, tmp_path / "run")
+def test_what_is_damaged_is_refused_on_every_rank(saved: Path, tmp_path: Path, spoil: Any, said: str) -> None:
+    shutil.copytree(saved, tmp_path / "run")
     spoil(tmp_path / "run" / "step-00000030")
     found = ranks.run(2, load, tmp_path / "run")
     assert found[0] == found[1]
-    assert re.search(said, found[0])
+    assert re.search(said, found[0]), found[0]
+    assert "\n" not in found[0]
+
+
+STEPS = ["step-00000030", "step-00000002", "step-00000001"]
+
+
+def save_three_and_keep_them(folder: Path) -> None:
+    model, optimizer = job(1)
+    for step in (1, 2, 30):
+        train(model, optimizer, 1)
+        Checkpoints(folder, keep=3).save(step, model, optimizer)
+
+
+def damages(file: Path, draw: random.Random) -> list[bytes]:
+    """The content of a file with a flipped bit, with wrong bytes, and cut off."""
+    data, found = file.read_bytes(), []
+    for _ in range(8):
+        changed = bytearray(data)
+        changed[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        found.append(bytes(changed))
+    start = draw.randrange(len(data))
+    found.append(data[:start] + draw.randbytes(32) + data[start + 32 :])
+    found.append(data[:start] + bytes(512) + data[start + 512 :])
+    return [*found, data[:start], b""]
+
+
+def load_what_a_disk_has_damaged(folder: Path, seed: int) -> list[tuple[str, str]]:
+    """What is said of each damage in each file, where it is neither harmless nor told as it should be."""
+    draw, wrong = random.Random(seed), []
+    expected = values_after(folder)
+    for older, step in enumerate(STEPS[:2]):
+        if older and dist.get_rank() == 0:
+            shutil.rmtree(folder / STEPS[0])
+            shutil.copytree(folder / STEPS[1], folder / STEPS[0])
+            lose(folder / STEPS[0])
+        broken = " and ".join(STEPS[: older + 1])
+        too = f"; {STEPS[1]} is damaged, too" if older else ""
+        offers = [
+            f"{too}; the newest that is whole is {STEPS[older + 1]}; remove {broken} to go on from there"
+        ]
+        if older:
+            offers.append(f"; the newest that is whole is {STEPS[1]}; remove {STEPS[0]} to go on from there")
+        for file in sorted((folder / step).iterdir()):
+            data = file.read_bytes()
+            for damaged in damages(file, draw):
+                dist.barrier()
+                if dist.get_rank() == 0:
+                    file.write_bytes(damaged)
+                dist.barrier()
+                model, optimizer = job(2)
+                try:
+                    assert Checkpoints(folder).load(model, optimizer) == 30
+                    assert_equal(model.state_dict(), expected)
+                except Exception as error:
+                    said = str(error)
+                    head = f"{folder / STEPS[0]} is damaged: "
+                    if not (said.startswith(head) and said.endswith(tuple(offers)) and "\n" not in said):
+                        wrong.append((file.name, f"{type(error).__name__}: {said}"))
+            dist.barrier()
+            file.write_bytes(data)
+    return wrong
+
+
+@pytest.mark.parametrize("change", [None, write_in_format_1], ids=["now", "format 1"])
+def test_each_damage_is_harmless_or_told_with_the_newest_checkpoint_that_is_whole(
+    tmp_path: Path, change: Callable[[Path], None] | None
+) -> None:
+    ranks.run(2, save_three_and_keep_them, tmp_path)
+    for step in STEPS if change else ():
+        change(tmp_path / step)
+    assert ranks.run(2, load_what_a_disk_has_damaged, tmp_path, 7) == [[], []]
+
+
+def test_checkpoints_sort_by_number_and_other_folders_are_none(tmp_path: Path) -> None:
+    for name in ("step-99999999", "step-100000000", "step-00000009", "step-000000010", "step-00000011-old"):
+        (tmp_path / name).mkdir()
+    found = Checkpoints(tmp_path).all()
+    assert [path.name for path in found] == ["step-100000000", "step-99999999", "step-00000009"]
+
+
+@pytest.mark.parametrize("step", [-1, 1.0, "3", True])
+def test_a_step_that_is_no_number_is_not_saved(tmp_path: Path, step: Any) -> None:
+    with pytest.raises(ValueError, match="is no number of steps; pass 0 or more"):
+        Checkpoints(tmp_path).save(step, nn.Linear(1, 1))
 
 
 def die_while_writing(folder: Path, victim: int) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 
 import ranks
 from shardbook import Checkpoints, load_safetensors, load_torch_checkpoint, shard
+from shardbook.state.file_list import sealed
 from warm import start
 
 
@@ -76,7 +77,8 @@ def spoil(step: Path, evil: bytes) -> None:
     (step / ".metadata").write_bytes(evil)
     said = json.loads((step / "whole.json").read_text())
     said["files"][".metadata"] = {"size": len(evil), "sum": zlib.crc32(evil)}
-    (step / "whole.json").write_text(json.dumps(said))
+    del said["sum"]
+    (step / "whole.json").write_bytes(sealed(said))
 
 
 def attempts(folder: Path) -> list[str]:
@@ -132,7 +134,7 @@ CASES = {
     "moment": r"a part of a file is no tensor: it names posix\.mkdir",
     "setting": r"evil\.distcp " + NAMED,
     "own": r"\.metadata is no index of a checkpoint: it names posix\.mkdir$",
-    "listed": r"is damaged: whole\.json cannot be read: ",
+    "listed": r"is damaged: whole\.json is not what was written: ",
 }
 
 

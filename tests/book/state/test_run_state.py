@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from torch import Tensor, nn
 import ranks
 from matrix import rows
 from shardbook import Policy, ShardedGradScaler, no_sync, optimizer_state_dict, shard
+from shardbook.state import run_state
 from shardbook.state.run_state import load_run, save_run
 
 
@@ -305,3 +309,47 @@ def test_the_checkpoint_of_a_stranger_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
     with pytest.raises(Damaged, match=r"is no checkpoint: it has no file \.metadata"):
         index_of(tmp_path / "elsewhere")
+
+
+TEXTS = {
+    "[" * 10**5: "maximum recursion depth exceeded",
+    "[]": r"Expected `object`, got `array`$",
+    '{"ranks": 0, "optimizer": null, "others": {}}': r"Expected `int` >= 1 - at `\$\.ranks`$",
+    '{"ranks": 1, "optimizer": {"tuple": 3}, "others": {}}': "TypeError",
+    '{"ranks": 1, "optimizer": [{"dict": [["params", 3]]}], "others": {}}': "Expected `array`, got `int`",
+    '{"ranks": 1, "optimizer": null, "others": {"x": {"set": 3}}}': "KeyError 'dict'",
+}
+
+
+def texts(folder: Path) -> list[str]:
+    """What is said of a run whose text is another, and without the library that reads."""
+    run, said = Run(3, 1), []
+    for number, text in enumerate(TEXTS):
+        with patch.object(run_state.json, "dumps", lambda _, text=text: text):
+            save_run(folder / str(number), run.model, run.optimizer)
+        with pytest.raises(ValueError, match="says nothing of its run that can be understood: ") as refused:
+            load_run(folder / str(number), run.model, run.optimizer)
+        said.append(str(refused.value))
+    other = torch.optim.lr_scheduler.LinearLR(run.optimizer)
+    save_run(folder / "other", run.model, run.optimizer, scaler=other)
+    with pytest.raises(ValueError, match=r"holds a state that scaler does not take: KeyError 'growth"):
+        load_run(folder / "other", run.model, run.optimizer, scaler=run.scaler)
+    assert "msgspec" in sys.modules
+    with patch.dict(sys.modules, {"msgspec": None}):
+        sys.modules.pop("shardbook.state.schema")
+        with pytest.raises(ValueError, match="is needed") as refused:
+            load_run(folder / "0", run.model, run.optimizer)
+    return [*said, str(refused.value)]
+
+
+def test_a_text_that_cannot_be_so_and_a_missing_library_are_told_in_a_sentence(tmp_path: Path) -> None:
+    (found,) = ranks.run(1, texts, tmp_path)
+    for said, expected in zip(found, TEXTS.values(), strict=False):
+        assert re.search(expected, said), said
+        assert "\n" not in said
+    assert found[-1] == "to read a checkpoint, the library msgspec is needed: pip install msgspec"
+
+
+def test_a_program_that_only_trains_needs_no_library_that_reads() -> None:
+    line = "import sys, shardbook, shardbook.train.loop; sys.exit('msgspec' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", line], check=False).returncode == 0

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+import shutil
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -273,3 +278,158 @@ def test_what_does_not_fit_is_refused_on_every_rank(tmp_path: Path) -> None:
         found = ranks.run(2, refusal, tmp_path, what)
         assert re.search(said, found[0].removeprefix("rank 0: ")), (what, found[0])
         assert len({sentence.removeprefix("rank 0: ") for sentence in found}) == 1
+
+
+# --- files that say what cannot be so ---
+
+
+def with_settings(folder: Path, **changes: Any) -> None:
+    """A folder of PyTorch, in which settings of the optimizer are others."""
+    model = built(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer, 1)
+    state = get_optimizer_state_dict(model, optimizer)
+    state["param_groups"][0].update(changes)
+    dcp.save({"model": model.state_dict(), "optim": state}, checkpoint_id=folder, no_dist=True)
+
+
+def tensor(name: str, **changes: Any) -> Callable[[Metadata], None]:
+    def act(index: Metadata) -> None:
+        index.state_dict_metadata[name] = replace(index.state_dict_metadata[name], **changes)
+
+    return act
+
+
+def places(**changes: Any) -> Callable[[Metadata], None]:
+    def act(index: Metadata) -> None:
+        for key, where in index.storage_data.items():
+            index.storage_data[key] = replace(where, **changes)
+
+    return act
+
+
+def large(*size: int) -> dict[str, Any]:
+    whole = ChunkStorageMetadata(torch.Size([0] * len(size)), torch.Size(size))
+    return {"size": torch.Size(size), "chunks": [whole]}
+
+
+WEIGHT, STEP = "model.0.weight", "optim.state.0.weight.step"
+INDEX = r"\.metadata is no index of a checkpoint: "
+# What is done to an index, or put into its place.
+INDEXES: dict[str, tuple[Any, str]] = {
+    "a size of 2^50": (
+        tensor(STEP, size=torch.Size([2**50])),
+        "does not say where optim.state.0.weight.step is",
+    ),
+    "a box of 2^40": (
+        tensor(WEIGHT, **large(2**40, 7)),
+        "model.0.weight is larger than its part of __0_0.distcp",
+    ),
+    "a negative size": (tensor(WEIGHT, size=(-5, 7)), INDEX + "Expected `int` >= 0"),
+    "a size that is a text": (tensor(WEIGHT, size="57"), INDEX + "Expected `array`, got `str`"),
+    "NaN": (tensor(WEIGHT, size=(float("nan"), 7)), INDEX + "Expected `int`, got `float`"),
+    "no boxes": (tensor(WEIGHT, chunks=[]), "does not say where all of model.0.weight is"),
+    "no dtype": (tensor(WEIGHT, properties=None), INDEX + "Expected `object`, got `null`"),
+    "no places": (lambda index: index.storage_data.clear(), "does not say where model.0.weight is"),
+    "a place before the file": (places(offset=-1), INDEX + "Expected `int` >= 0"),
+    "a place after the file": (places(offset=2**60), "lies outside of __0_0.distcp"),
+    "another folder": (places(relative_path="../saved/__0_0.distcp"), "which is no file in it"),
+    "no name": (lambda index: index.state_dict_metadata.update({3: 4}), INDEX + "Expected `str`, got `int`"),
+    "2^50 bytes": (b"\x80\x04\x8e" + (2**50).to_bytes(8, "little"), INDEX + "MemoryError"),
+    "a place of 10^13": (b"Np9999999999999\n.", INDEX + "MemoryError"),
+    "a frame of 2^60": (b"\x80\x04\x95" + (2**60).to_bytes(8, "little"), INDEX + "MemoryError"),
+    "an attribute of nothing": (b"\x80\x04N}b.", INDEX),
+    "a list": (pickle.dumps([1]), INDEX + "it holds a list"),
+    "nothing": (b"", INDEX + "EOFError Ran out of input"),
+}
+SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "a text": ({"lr": "0.1"}, "lr of the optimizer is a str in the checkpoint and a number here"),
+    "nothing": ({"lr": None}, "lr of the optimizer is a NoneType in the checkpoint and a number here"),
+    "NaN": ({"lr": float("nan")}, "lr of the optimizer is nan in the checkpoint; a learning rate"),
+    "below 0": ({"lr": -1.0}, "lr of the optimizer is -1.0 in the checkpoint; a learning rate"),
+    "two texts": (
+        {"betas": ("a", "b")},
+        r"betas of the optimizer is a \(str, str\) in the checkpoint and a \(number, ",
+    ),
+    "no names": ({"params": "x"}, "has no groups of an optimizer: Expected `array`, got `str`"),
+}
+
+
+def file_with(model: Any = None, state: Any = None, groups: Any = None, **entry: Any) -> dict[str, Any]:
+    """What a file of plain PyTorch holds, with some of it replaced."""
+    plain = built(1)
+    optimizer = torch.optim.AdamW(plain.parameters())
+    train(plain, optimizer, 1)
+    found = optimizer.state_dict()
+    found["state"][0].update(entry)
+    changes = {"state": state, "param_groups": groups}
+    found.update({key: value for key, value in changes.items() if value is not None})
+    return {"model": {**plain.state_dict(), **(model or {})}, "optim": found}
+
+
+FILES: dict[str, tuple[dict[Any, Any], str]] = {
+    "a sparse weight": ({"model": {"0.weight": torch.eye(5, 7).to_sparse()}}, "0.weight is no plain tensor"),
+    "a weight without memory": (
+        {"model": {"0.weight": torch.empty(5, 7, device="meta")}},
+        "is no plain tensor",
+    ),
+    "a weight that is a text": ({"model": {"0.weight": "x"}}, "0.weight is a text"),
+    "a number as name": ({"model": {3: torch.ones(1)}}, "holds no state_dict: Expected `str`, got `int`"),
+    "a list of state": (
+        {"state": [1]},
+        "no state of an optimizer under 'optim': Expected `object`, got `array`",
+    ),
+    "groups without parameters": ({"groups": [{"lr": 0.1}]}, "Object missing required field `params`"),
+    "a group of a text": (
+        {"groups": [{"params": list(range(6)), "lr": "x"}]},
+        "lr of the optimizer is a str",
+    ),
+    "a missing setting": (
+        {"groups": [{"params": list(range(6)), "lr": 0.1}]},
+        "is a NoneType in the checkpoint",
+    ),
+    "a moment that is a text": ({"exp_avg": "x"}, "exp_avg is a text"),
+    "a moment without memory": ({"exp_avg": torch.empty(5, 7, device="meta")}, "exp_avg is no plain tensor"),
+    "no step": ({"state": {0: {"exp_avg": torch.ones(5, 7)}}}, "does not fit the AdamW: KeyError 'step'"),
+}
+
+
+def refuse_each(folder: Path) -> dict[str, str]:
+    """The sentence for each of the files."""
+    warnings.simplefilter("ignore")  # that sparse tensors are checked or not
+    model = shard(built(2), units=nn.Linear)
+    optimizer = torch.optim.AdamW(model.parameters())
+    before, said = dict(model.state_dict()), {}
+
+    def attempt(name: str, path: Path) -> None:
+        try:
+            load_torch_checkpoint(model, path, optimizer)
+        except ValueError as error:
+            said[name] = str(error)
+
+    with_settings(folder / "saved")
+    for name, (change, _) in INDEXES.items():
+        copy = shutil.copytree(folder / "saved", folder / name)
+        if callable(change):
+            index = pickle.loads((copy / ".metadata").read_bytes())
+            change(index)
+            change = pickle.dumps(index)
+        (copy / ".metadata").write_bytes(change)
+        attempt(f"index: {name}", copy)
+    assert equal(dict(model.state_dict()), before)
+    for name, (settings, _) in SETTINGS.items():
+        with_settings(folder / f"setting of {name}", **settings)
+        attempt(f"setting: {name}", folder / f"setting of {name}")
+    for name, (changes, _) in FILES.items():
+        torch.save(file_with(**changes), folder / f"{name}.pt")
+        attempt(f"file: {name}", folder / f"{name}.pt")
+    return said
+
+
+def test_what_cannot_be_so_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (said,) = ranks.run(1, refuse_each, tmp_path)
+    for kind, cases in {"index": INDEXES, "setting": SETTINGS, "file": FILES}.items():
+        for name, (_, expected) in cases.items():
+            sentence = said[f"{kind}: {name}"]
+            assert re.search(expected, sentence), (name, sentence)
+            assert "\n" not in sentence
