@@ -10,20 +10,36 @@ All processes of a machine get the same options, so all of them detect the same 
 Only one of them reports it, because 64 copies would hide all other output. Other
 mistakes may concern a single process, such as a missing GPU. In that case the process
 reports the mistake with its rank.
+
+`Ctrl-C` reaches all processes of a machine, too. It ends a command with one line instead
+of a traceback of each process.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["Mistake", "OwnMistake", "Parser", "complain"]
+__all__ = ["Mistake", "OwnMistake", "Parser", "Stopped", "complain", "stoppable"]
 
 
 class Mistake(Exception):
     """Something that the user can put right. Its text is one sentence that says how."""
+
+    code = 1
+
+
+class Stopped(Mistake):
+    """The user has pressed `Ctrl-C`."""
+
+    code = 128 + signal.SIGINT
 
 
 class OwnMistake(Mistake):
@@ -40,7 +56,46 @@ def complain(program: str, mistake: Mistake) -> int:
     who = f"rank {os.environ['RANK']}: " if own and "RANK" in os.environ else ""
     if own or speaks():
         print(f"{program}: {who}{mistake}", file=sys.stderr)
-    return 1
+    return mistake.code
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """A block that `Ctrl-C` ends.
+
+    The ranks do not end at the same moment, so a rank may meet another error first: the
+    rank that it waits for has ended already. That error is not told either.
+
+    :raises Stopped: after `Ctrl-C`
+    """
+    came = False
+    # `torchrun` passes the signal on to ranks that have received it already. They clear
+    # up, and `torchrun` kills them if this takes too long.
+    launched = "TORCHELASTIC_RUN_ID" in os.environ
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.signal(number, signal.SIG_IGN if launched else signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    # Only the main thread receives signals. A shell may have started this command
+    # without them.
+    hears = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if hears:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except BaseException:
+        if came:
+            raise Stopped("stopped by Ctrl-C") from None
+        raise
+    finally:
+        if hears and not (came and launched):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def speaks() -> bool:

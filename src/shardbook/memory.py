@@ -78,7 +78,6 @@ python -m shardbook.memory --params 7.5e9 --ranks 64
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -98,7 +97,7 @@ from shardbook.planning.planner import (
     own_bytes,
     tables,
 )
-from shardbook.planning.report import write
+from shardbook.planning.report import write_figures
 
 __all__ = ["Cost", "Row", "cost_of", "main", "parser", "zero_table"]
 
@@ -251,12 +250,7 @@ def planned(options: argparse.Namespace) -> dict[str, Any]:
 
 def save(path: Path, figures: dict[str, Any]) -> None:
     """Write the file, or raise the reason why it cannot be written."""
-    if path.is_dir():
-        raise Mistake(f"--json {path} is a folder; name a file")
-    try:
-        write(path, json.dumps(figures, indent=1) + "\n")
-    except OSError as error:
-        raise Mistake(f"--json {path} cannot be written: {error.strerror}") from error
+    write_figures(path, figures)
 
 
 SHAPE = ("layers", "width", "heads", "context", "vocabulary")

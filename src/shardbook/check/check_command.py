@@ -27,7 +27,6 @@ real code into a file, which the command reads.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ from torch.distributed.run import main as torchrun
 
 from shardbook.check.checked_run import check
 from shardbook.command import Mistake, Parser, complain
-from shardbook.planning.report import write
+from shardbook.planning.report import named_file, write_figures
 
 __all__ = ["main"]
 
@@ -111,7 +110,7 @@ def on_this_rank(options: argparse.Namespace) -> int:
         return 0
     print(made.page(), flush=True)
     if options.json is not None:
-        write(options.json, json.dumps(made.data(), indent=1) + "\n")
+        write_figures(options.json, made.data())
     return made.code
 
 
@@ -167,9 +166,9 @@ def refuse_senseless(options: argparse.Namespace) -> None:
         raise Mistake(
             "--ranks starts ranks, but torchrun has started them already; leave it out"
         )
-    if options.json is not None and (
-        options.json.is_dir() or not options.json.parent.is_dir()
-    ):
-        raise Mistake(
-            f"--json {options.json} is no file in a folder that exists; name one"
-        )
+    if options.json is not None:
+        named_file(options.json)
+        if not options.json.parent.is_dir():
+            raise Mistake(
+                f"--json {options.json} is no file in a folder that exists; name one"
+            )

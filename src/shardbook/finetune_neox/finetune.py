@@ -35,7 +35,6 @@ Without `--model` the command trains a small random GPT-NeoX on a book, in secon
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +43,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardbook.command import Mistake, complain
+from shardbook.command import Mistake, complain, stoppable
 from shardbook.finetune_neox.adapters import add_adapters
 from shardbook.finetune_neox.finetune_options import parse
 from shardbook.finetune_neox.finetune_plan import (
@@ -59,7 +58,7 @@ from shardbook.finetune_neox.sharded_loading import shard_and_load
 from shardbook.finetune_neox.trained_parameters import freeze_the_rest, keep_16_bits
 from shardbook.finetune_neox.tuned_folder import refuse_links, write_result
 from shardbook.planning.measure import Meter
-from shardbook.planning.report import Counted, write
+from shardbook.planning.report import Counted, write_figures
 from shardbook.train.assemble import mistakes, policy_of, run_with
 from shardbook.train.loop import say, show_sample, show_skipped, take_steps
 from shardbook.train.plan import sample_of, text_bytes
@@ -76,22 +75,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     :param arguments: the options; by default `sys.argv`
     :returns: the exit code: 1 after a mistake of the user, and for a plan that does not
-        fit; 143 if [`SIGTERM`](saving.py) has ended the run
+        fit; 143 if [`SIGTERM`](saving.py) has ended the run, and 130 after `Ctrl-C`
     """
     try:
         options = parse(arguments)
-        # Each rank checks the folder and the pattern before the ranks meet.
-        beginning, adapters = begin(options)
-        if options.plan:
-            return show_plan(options, beginning)
-        refuse_missing_tracker(options)
-        prepare(options)
-        # Each rank reads its part of the weights, maybe from a disk of its machine.
-        options.content["the hash of the files of --model"] = beginning.state_dict()[
-            "model"
-        ]
-        with start(options) as device:
-            return finetune(options, beginning, adapters, device)
+        with stoppable():
+            # Each rank checks the folder and the pattern before the ranks meet.
+            beginning, adapters = begin(options)
+            if options.plan:
+                return show_plan(options, beginning)
+            refuse_missing_tracker(options)
+            prepare(options)
+            # Each rank reads its part of the weights, maybe from a disk of its machine.
+            options.content["the hash of the files of --model"] = (
+                beginning.state_dict()["model"]
+            )
+            with start(options) as device:
+                return finetune(options, beginning, adapters, device)
     except Mistake as mistake:
         return complain("shardbook.finetune_neox", mistake)
 
@@ -216,5 +216,5 @@ def show_plan(options: argparse.Namespace, beginning: Pretrained) -> int:
     if os.environ.get("RANK", "0") == "0":
         print(plan_table(beginning, options, made, ranks))
         if options.json is not None:
-            write(options.json, json.dumps(figures, indent=1) + "\n")
+            write_figures(options.json, figures)
     return 1 if figures["fits"] is False else 0

@@ -18,7 +18,6 @@ enough memory. With `--json` all numbers are written to a file:
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from typing import Any
 
@@ -26,7 +25,7 @@ import torch.distributed as dist
 
 from shardbook.finetune_neox.finetune_plan import Forecast, described
 from shardbook.finetune_neox.pretrained import Pretrained
-from shardbook.planning.report import Counted, write
+from shardbook.planning.report import Counted, as_json, beside, write
 
 __all__ = ["compare"]
 
@@ -63,7 +62,8 @@ def compare(
     }
     print(table(described(beginning), figures))
     if options.json is not None:
-        write(options.json, json.dumps(figures, indent=1) + "\n")
+        with beside("--json"):
+            write(options.json, as_json(figures))
 
 
 def table(model: str, figures: dict[str, Any]) -> str:

@@ -14,9 +14,12 @@ import argparse
 import json
 import math
 import os
+import stat
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,10 +27,20 @@ from typing import Any
 
 import torch.distributed as dist
 
+from shardbook.command import Mistake
 from shardbook.models.gpt import parameters
 from shardbook.planning.forecast import Forecast, Setup, forecast
 
-__all__ = ["Counted", "Progress", "report"]
+__all__ = [
+    "Counted",
+    "Progress",
+    "as_json",
+    "beside",
+    "named_file",
+    "report",
+    "write",
+    "write_figures",
+]
 
 
 @dataclass(slots=True)
@@ -62,7 +75,8 @@ def report(setup: Setup, counted: Counted, options: argparse.Namespace) -> None:
     figures = summary(setup, ranks, forecasts, options)
     print(table(figures))
     if options.json is not None:
-        write(options.json, json.dumps(figures, indent=1) + "\n")
+        with beside("--json"):
+            write(options.json, as_json(figures))
 
 
 def summary(
@@ -251,11 +265,111 @@ def terminal_bar(steps: int, first: int) -> Any:
     return tqdm(total=steps, initial=first, unit="step", **size)
 
 
-# sidelit: depth A run that ends while its file is written.
+# sidelit: depth What lies at a name already, and a disk that is full or read-only.
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file so that it exists whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+def write(path: Path, text: str, option: str = "--json") -> None:
+    """Write a file so that it exists whole or not at all.
+
+    :raises Mistake: as [`named_file`](#named_file) does
+    :raises OSError: if it cannot be written; what was there before stays
+    """
+    target = named_file(path, option)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def write_figures(path: Path, figures: Any) -> None:
+    """Write the JSON file that `--json` names.
+
+    :raises Mistake: if it cannot be written
+    """
+    try:
+        write(path, as_json(figures))
+    except OSError as error:
+        raise Mistake(f"--json {path} cannot be written: {error.strerror}") from error
+
+
+def as_json(figures: Any) -> str:
+    """The text of a file with figures."""
+    return json.dumps(figures, indent=1) + "\n"
+
+
+def named_file(path: Path, option: str = "--json") -> Path:
+    """The file that a user's name stands for, which need not exist. Links are followed.
+
+    A run may write a regular file, and nothing else. Suppose the name of a pipe were
+    replaced by a file: its reader would wait forever. With the rights of root even a
+    device could be replaced.
+
+    :param option: the option with which the user has named it
+    :raises Mistake: if something else lies there
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        found = target.lstat()
+    except OSError:
+        # Nothing is there yet. If nothing can be there, opening the file tells why.
+        return target
+    for is_such, what in OTHER_KINDS.items():
+        if is_such(found.st_mode):
+            raise Mistake(f"{option} {path} is {what}; name a file")
+    for stream in (1, 2):
+        with suppress(OSError):
+            if os.path.samestat(found, os.fstat(stream)):
+                raise Mistake(
+                    f"{option} {path} is the file that this command prints into; "
+                    "name another one"
+                )
+    return target
+
+
+OTHER_KINDS = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+    # All other links were followed.
+    stat.S_ISLNK: "a link that leads back to itself",
+}
+
+
+@contextmanager
+def beside(what: str, *, everywhere: bool = False) -> Iterator[list[str]]:
+    """A block in which rank 0 writes something beside the run, which does not need it.
+
+    If it cannot be written, rank 0 says so in one line, and the run goes on.
+
+    :param what: the option that wants it to be written
+    :param everywhere: whether all ranks write. Then the end of the block is collective,
+        and rank 0 also says what another rank could not write.
+    :returns: a list that has the sentence after the block, on each rank that was in it,
+        if something could not be written
+    :raises Mistake: if rank 0 alone writes, and [may not](#named_file)
+    """
+    own: str | None = None
+    failed: list[str] = []
+    try:
+        yield failed
+    except Mistake as mistake:
+        if not everywhere:
+            raise
+        own = str(mistake)
+    except OSError as error:
+        own = f"{what}: {error}"
+    said = [own]
+    if everywhere:
+        said = [None] * dist.get_world_size()
+        dist.all_gather_object(said, own)
+    for rank, reason in enumerate(said):
+        if reason is not None:
+            failed.append(f"rank {rank}: {reason}" if rank else reason)
+    if failed and (not everywhere or dist.get_rank() == 0):
+        print(f"{failed[0]}; the run goes on without it", file=sys.stderr)

@@ -112,6 +112,7 @@ class Checkpoints:
                 f"keep={keep!r} is no number of checkpoints; choose 1 or more"
             )
         self.folder, self.keep, self.frozen = Path(folder), keep, frozen
+        self.known = False
         self.background = Background() if background else None
 
     def save(
@@ -191,6 +192,7 @@ class Checkpoints:
         names = on_first(lambda: [path.name for path in self.all()])
         if not names:
             return None
+        self.known = True
         newest = self.folder / names[0]
         refuse_unshared(newest, file=WHOLE)
         try:
@@ -209,7 +211,10 @@ class Checkpoints:
 
     def make_room(self, draft: Path) -> None:
         """Remove unfinished checkpoints of killed runs, and create the folder for a new one."""
+        if self.known and not self.folder.is_dir():
+            raise FileNotFoundError("the folder was moved or removed since it was used")
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.known = True
         for left in self.folder.glob(".step-*.partial"):
             shutil.rmtree(left)
         draft.mkdir()

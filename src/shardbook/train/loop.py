@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import operator
 import os
@@ -47,13 +46,19 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from shardbook.command import Mistake, complain
+from shardbook.command import Mistake, complain, stoppable
 from shardbook.foundations.labels import label
 from shardbook.foundations.ledger import ledger
 from shardbook.models import gpt
 from shardbook.models.corpus import Reader
 from shardbook.planning.measure import Meter
-from shardbook.planning.report import Counted, Progress, report, write
+from shardbook.planning.report import (
+    Counted,
+    Progress,
+    beside,
+    report,
+    write_figures,
+)
 from shardbook.train.assemble import Run, assemble, make_optimizer, mistakes, setup_of
 from shardbook.train.evaluation import evaluate, mean_over_ranks, sample
 from shardbook.train.memory_snapshot import MemorySnapshot
@@ -74,16 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     :param arguments: the options; by default `sys.argv`
     :returns: the exit code: 1 after a mistake of the user, and for a plan that does not
-        fit; 143 if [`SIGTERM`](saving.py) has ended the run
+        fit; 143 if [`SIGTERM`](saving.py) has ended the run, and 130 after `Ctrl-C`
     """
     try:
         options = parse(arguments)
         if options.plan:
             return show_plan(options)
         refuse_missing_tracker(options)
-        prepare(options)
-        with start(options) as device:
-            return train(options, device)
+        with stoppable():
+            prepare(options)
+            with start(options) as device:
+                return train(options, device)
     # A mistake in the options is printed as one sentence. Any other error is a bug of
     # this program, so its traceback is printed.
     except Mistake as mistake:
@@ -126,6 +132,7 @@ def take_steps(
     """
     steps = range(run.number, options.steps)
     if not steps:
+        saves.release()
         say(f"all {run.number} steps were taken before; more --steps would go on")
         return 0
     with (
@@ -261,7 +268,8 @@ def watched_step(
     if meter is not None:
         counted.peak, counted.steady = meter.peak, meter.now()
     if isinstance(meter, MemorySnapshot):
-        meter.save(options.memory_snapshot)
+        with beside("--memory-snapshot", everywhere=True):
+            meter.save(options.memory_snapshot)
     return taken, taken.figures() | {"sent": book.total, "seconds": seconds}
 
 
@@ -295,8 +303,7 @@ def show_plan(options: argparse.Namespace) -> int:
     if os.environ.get("RANK", "0") == "0":
         print(table(options, made, setup))
         if options.json is not None:
-            text = json.dumps(plan_figures(options, made, setup), indent=1)
-            write(options.json, text + "\n")
+            write_figures(options.json, plan_figures(options, made, setup))
     return 1 if made.fits is False else 0
 
 

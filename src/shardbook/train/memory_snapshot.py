@@ -43,7 +43,6 @@ whole at that moment. In this run, the backward pass of GELU was in block 3, whi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ from torch import Tensor, nn
 from shardbook.foundations.torch_private import as_plain, storage_id
 from shardbook.models.corpus import Text
 from shardbook.planning.measure import Meter
-from shardbook.planning.report import write
+from shardbook.planning.report import as_json, write
 from shardbook.zero.conductor import conductor_of
 
 __all__ = ["MemorySnapshot"]
@@ -162,6 +161,7 @@ class MemorySnapshot(Meter):
                 for nbytes, kind, unit in ordered
             ],
         }
+        option = "--memory-snapshot"
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"memory-rank{dist.get_rank()}.json"
-        write(file, json.dumps(figures, indent=1) + "\n")
+        write(file, as_json(figures), option)

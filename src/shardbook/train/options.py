@@ -19,10 +19,12 @@ from pathlib import Path
 
 from shardbook.command import Mistake, Parser
 from shardbook.models.gpt import Config
+from shardbook.planning.report import named_file
 from shardbook.train.option_file import arguments_in
 from shardbook.train.option_groups import add_groups
 from shardbook.train.ranks import LAUNCH
 from shardbook.train.tokens import load
+from shardbook.train.tracking import kept
 
 __all__ = ["add_config", "parse", "parser", "read"]
 
@@ -165,12 +167,18 @@ def refuse_unwritable(options: argparse.Namespace) -> None:
         file = getattr(options, name)
         if file is None:
             continue
-        if file.is_dir():
-            raise Mistake(f"--{name} {file} is a folder; name a file")
+        there = named_file(file, f"--{name}")
         if not file.parent.is_dir():
             raise Mistake(
                 f"--{name} {file}: there is no folder {file.parent}; make it first"
             )
+        if name == "jsonl" and there.exists():
+            try:
+                kept(file)
+            except OSError as error:
+                raise Mistake(f"--jsonl {file}: {error.strerror}") from error
+    if options.json is not None and options.json == options.jsonl:
+        raise Mistake(f"--json and --jsonl both name {options.json}; name two files")
     for name in ("profile", "memory_snapshot", "checkpoints"):
         folder = getattr(options, name)
         if folder is None:

@@ -28,10 +28,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
+
+from shardbook.planning.report import beside, named_file
 
 __all__ = ["traced"]
 
@@ -52,5 +55,31 @@ def traced(folder: Path | None, number: int, steps: range) -> Iterator[None]:
         kinds.append(ProfilerActivity.CUDA)
     with profile(activities=kinds, acc_events=True) as trace:
         yield
-    folder.mkdir(parents=True, exist_ok=True)
-    trace.export_chrome_trace(str(folder / f"trace-rank{dist.get_rank()}.json"))
+    with beside("--profile", everywhere=True):
+        save(trace, folder / f"trace-rank{dist.get_rank()}.json")
+
+
+def save(trace: profile, path: Path) -> None:
+    """Write a trace so that it exists whole or not at all.
+
+    PyTorch's profiler does not raise an error if the disk is full. So the trace gets
+    its name only if its end was written, too.
+
+    :raises OSError: if the trace cannot be written
+    """
+    target = named_file(path, "--profile")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=".trace-") as folder:
+        draft = Path(folder, target.name)
+        trace.export_chrome_trace(str(draft))
+        if not draft.exists() or not ends_well(draft):
+            raise OSError(f"{path} was cut off, as on a full disk")
+        draft.replace(target)
+
+
+def ends_well(trace: Path) -> bool:
+    """Whether a trace has the profiler's last words."""
+    with trace.open("rb") as file:
+        file.seek(max(0, trace.stat().st_size - 2**14))
+        end = file.read().rstrip()
+    return b'"traceName"' in end and end.endswith(b"}")

@@ -17,8 +17,9 @@ somewhere in 5,000 steps. To find the step, you need the figures of every step:
 | `unseen` | the loss on the unseen text, the mean over all ranks | after an evaluation |
 
 With `--jsonl FILE` rank 0 appends the figures to a file, one line of JSON for each step.
-Each line is flushed at once. So even if the run is killed, the file is complete up to
-the last step.
+Each line is written at once. So even if the run is killed, the file is complete up to
+the last step. A file with any other line in it is refused before the training begins,
+and nothing in it changes.
 
 ```json
 {"step": 1, "loss": 5.5694990158081055, "learning_rate": 0.001,
@@ -30,6 +31,15 @@ all ranks form one run: rank 0 chooses the name of the run, and each rank adds i
 figures. labml writes into the folder `logs`, and sends nothing to other machines. On a
 terminal labml also shows the figures, in place of [the line of
 progress](report.py#Progress).
+
+On rank 0 labml also writes into your home folder, and has no setting against it. It
+creates the folder `~/.labml` with a random number for this machine, and adds the current
+folder to a list of projects there. A file of that name is replaced by the folder. If you
+do not want this, set the environment variable `HOME` to another folder for the run, or
+use `--jsonl`.
+
+No figure is worth a run. If they cannot be written, because the disk is full or
+read-only, rank 0 says so in one line and the run goes on without them.
 """
 
 from __future__ import annotations
@@ -40,21 +50,23 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from shardbook.command import Mistake
+from shardbook.planning.report import beside
 
-__all__ = ["labml_shows", "refuse_missing_tracker", "tracking"]
+__all__ = ["json_lines", "kept", "labml_shows", "refuse_missing_tracker", "tracking"]
 
 # sidelit: hide
 Track = Callable[[int, Mapping[str, float]], None]
@@ -94,63 +106,108 @@ def json_lines(path: Path, first: int = 0, *, again: bool = False) -> Iterator[T
     :param first: how many steps of the run were taken before
     :param again: whether the run was started before, so that the file may have lines of
         steps after the last checkpoint
-    :raises Mistake: on this rank alone, if the disk is full
+    :raises Mistake: on this rank alone, if the file has a line that no run has written
     """
-    tidy(path, first if first or again else None)
-    with path.open("a", encoding="utf-8") as file:
+    with ExitStack() as stack:
+        file: io.FileIO | None = None
+        with beside("--jsonl"):
+            tidy(path, first if first or again else None)
+            # Without a buffer no line is left to be written when the file is closed.
+            file = stack.enter_context(path.open("ab", buffering=0))
 
         def track(number: int, figures: Mapping[str, float]) -> None:
+            nonlocal file
+            if file is None:
+                return
             # JSON has no infinity and no NaN.
             known = {
                 name: value if math.isfinite(value) else None
                 for name, value in figures.items()
             }
-            try:
-                print(json.dumps({"step": number + 1, **known}), file=file, flush=True)
-            except OSError as error:
-                raise Mistake(f"--jsonl {path} cannot be written: {error}") from error
+            # After a line that could not be written, no other one is tried.
+            opened, file = file, None
+            with beside("--jsonl"):
+                append(opened, json.dumps({"step": number + 1, **known}) + "\n")
+                file = opened
 
         yield track
 
 
-def tidy(path: Path, last: int | None) -> None:
-    """Remove an incomplete line from the end of a file, and the lines of steps that will be repeated.
+def append(file: io.FileIO, line: str) -> None:
+    """Append a line to a file, or leave the file as it is.
 
-    Several runs may have written to the file, one after the other. Only lines of the
-    newest run are removed.
+    :raises OSError: if there is no room for the whole line
+    """
+    before = os.fstat(file.fileno()).st_size
+    rest = line.encode()
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        with suppress(OSError):
+            file.truncate(before)
+        raise
+
+
+def tidy(path: Path, last: int | None) -> None:
+    """Remove an incomplete line from the end of a log, and the lines of steps that will be repeated.
 
     :param last: the last step whose line stays; `None` to keep all lines
+    :raises Mistake: as [`kept`](#kept) does
     """
-    # A pipe or a terminal holds no lines from before.
-    if not path.is_file():
-        return
-    lines = path.read_text("utf-8").splitlines(keepends=True)
-    # A program that is killed, or a machine that loses power, may leave half a line.
-    kept = [*takewhile(whole, lines)]
-    if last is not None:
-        steps = [json.loads(line)["step"] for line in kept]
-        starts = (
-            index for index in range(1, len(steps)) if steps[index] <= steps[index - 1]
-        )
-        own = max(starts, default=0)
-        kept[own:] = [
-            line
-            for line, step in zip(kept[own:], steps[own:], strict=True)
-            if step <= last
-        ]
-    if kept != lines:
-        draft = path.with_name(f".{path.name}.partial")
-        draft.write_text("".join(kept), encoding="utf-8")
-        draft.replace(path)
+    # A new log, or a device that holds no lines from before.
+    if path.is_file() and (length := kept(path, last)) < path.stat().st_size:
+        os.truncate(path, length)
 
 
-def whole(line: str) -> bool:
-    """Whether a line is complete."""
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return line.endswith("\n")
+def kept(path: Path, last: int | None = None) -> int:
+    """How many bytes of a log stay.
+
+    Several runs may have written to the log, one after the other. Only lines of the
+    newest run are removed, and they are the last ones.
+
+    :param last: as in [`tidy`](#tidy)
+    :raises Mistake: if the file has a line that no run has written
+    """
+    step = end = 0
+    cut: int | None = None
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(partial(file.readline, LONGEST), b""), 1):
+            found = LINE.fullmatch(line)
+            if found is None:
+                if file.read(1) or not begun(line):
+                    raise Mistake(
+                        f"--jsonl {path} has a line {number} that no run has written; "
+                        "name another file, so that this one stays as it is"
+                    )
+                break
+            before, step = step, int(found[1])
+            if step <= before:
+                # Here begins another run.
+                cut = None
+            if cut is None and last is not None and step > last:
+                cut = end
+            end += len(line)
+    return end if cut is None else cut
+
+
+def begun(line: bytes) -> bool:
+    """Whether a line is the beginning of a line of a run.
+
+    A program that is killed may leave a part of a line. A machine that loses power may
+    leave zeros.
+    """
+    text = line.rstrip(b"\0")
+    return b"\n" not in line and (text.startswith(START) or START.startswith(text))
+
+
+# A line as `json_lines` writes it.
+START = b'{"step": '
+NAMES = b"loss|learning_rate|norm|loss_scale|skipped|sent|seconds|unseen"
+LINE = re.compile(
+    START + rb'(\d{1,18})(?:, "(?:' + NAMES + rb')": (?:null|-?\d[-+.\de]*))*\}\r?\n'
+)
+LONGEST = 4096
 
 
 @contextmanager
@@ -163,7 +220,11 @@ def labml_run(options: argparse.Namespace) -> Iterator[Track]:
     # On every rank labml prints where it writes, so its output is redirected. labml
     # also records the git commit of the program's folder. That folder would be the
     # library's, so the current folder is passed instead.
-    with contextlib.redirect_stdout(io.StringIO()):
+    run: Any = None
+    with (
+        beside("--track labml", everywhere=True) as failed,
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         experiment.create(
             uuid=name[0],
             name="shardbook",
@@ -176,13 +237,26 @@ def labml_run(options: argparse.Namespace) -> Iterator[Track]:
         run = experiment.start()
 
     def track(number: int, figures: Mapping[str, float]) -> None:
-        tracker.save(number + 1, dict(figures))
+        if run is not None:
+            tracker.save(number + 1, dict(figures))
 
-    try:
-        with run:
+    with errors_of_threads() as errors:
+        if failed:
+            # What one rank cannot write, no other one writes.
+            with suppress(OSError):
+                finish(run)
+            run = None
+            errors.clear()
+        try:
             yield track
-    finally:
-        finish_writing()
+        except BaseException as error:
+            with suppress(OSError):
+                finish(run, error)
+            raise
+        with beside("--track labml", everywhere=True):
+            finish(run)
+            if errors:
+                raise errors[0]
 
 
 def labml_shows(options: argparse.Namespace) -> bool:
@@ -216,12 +290,47 @@ def refuse_missing_tracker(options: argparse.Namespace) -> None:
         )
 
 
-def finish_writing() -> None:
-    """Wait until labml's thread has written its file.
+def finish(run: Any, error: BaseException | None = None) -> None:
+    """End a run of labml, and wait until its thread has written the file.
 
     [The program](ranks.py) ends without a shutdown of the interpreter. A shutdown would
     wait for the thread, so this function does.
+
+    :param run: `None` if it has not begun
+    :param error: the error that has ended the training
+    :raises OSError: if labml cannot write
     """
-    for thread in threading.enumerate():
-        if type(thread).__module__.startswith("labml."):
-            thread.join()
+    try:
+        if run is not None:
+            run.__exit__(None if error is None else type(error), error, None)
+    finally:
+        for thread in threading.enumerate():
+            if of_labml(thread):
+                thread.join()
+
+
+@contextmanager
+def errors_of_threads() -> Iterator[list[OSError]]:
+    """A block in which labml's thread may fail to write, and prints no traceback then.
+
+    :returns: the errors
+    """
+    errors: list[OSError] = []
+    before = threading.excepthook
+
+    def note(told: threading.ExceptHookArgs) -> None:
+        if of_labml(told.thread) and isinstance(told.exc_value, OSError):
+            errors.append(told.exc_value)
+        else:
+            before(told)
+
+    threading.excepthook = note
+    try:
+        yield errors
+    finally:
+        threading.excepthook = before
+
+
+def of_labml(thread: threading.Thread | None) -> bool:
+    """Whether labml has started this thread."""
+    return type(thread).__module__.startswith("labml.")

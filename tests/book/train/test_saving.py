@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
+import shutil
+import signal
+import socket
 import subprocess
-from contextlib import suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -22,9 +26,9 @@ import warm
 from matrix import rows
 from shardbook.command import Mistake
 from shardbook.train.assemble import Run, assemble
-from shardbook.train.loop import step
+from shardbook.train.loop import main, step
 from shardbook.train.options import parse
-from shardbook.train.saving import Saves
+from shardbook.train.saving import Claim, Saves
 from shardbook.train.text import prepare, readers
 from shardbook.train.tracking import json_lines
 from warm import TORCHRUN, start
@@ -145,11 +149,30 @@ def save_without_room(folder: Path) -> tuple[list[str], list[str]]:
             saves.after_step()
             assert saves.checkpoints is not None
             saves.checkpoints.wait()
-            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            with patch.object(os, "fsync", Mock(side_effect=full)):
+            number = errno.EROFS if background else errno.ENOSPC
+            with patch.object(os, "fsync", Mock(side_effect=OSError(number, os.strerror(number)))):
                 said.append(said_in_two_steps(run, saves))
     dist.barrier()
-    return said, sorted(path.name for path in folder.iterdir())
+    kept = sorted(path.name for path in folder.iterdir())
+    options.save_in_background = False
+    run = assemble(options, readers(options, torch.device("cpu"))[0], torch.device("cpu"))
+    for again in (False, True):
+        with Saves(options, run) as saves:
+            dist.barrier()
+            if dist.get_rank() == 0:
+                # What the checkpoints were is elsewhere, and an empty folder may lie there.
+                folder.rename(folder.with_name(f"moved-{again}"))
+                if again:
+                    folder.mkdir()
+            dist.barrier()
+            said.append(said_in_two_steps(run, saves))
+            dist.barrier()
+            if dist.get_rank() == 0:
+                assert not folder.exists() or not [*folder.iterdir()]
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.with_name(f"moved-{again}").rename(folder)
+            dist.barrier()
+    return said, kept
 
 
 def test_a_full_disk_ends_the_run_with_one_sentence_and_the_checkpoint_before_stays(tmp_path: Path) -> None:
@@ -157,12 +180,81 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_the_checkpoint_before_st
     assert found[0] == found[1]
     said, names = found[0]
     # The second run goes on from what the first has saved.
-    for number, sentence in zip((2, 3), said, strict=True):
-        assert sentence == (
-            f"step {number} could not be saved into {tmp_path}/run: rank 0: [Errno 28] No space left on "
-            "device; make room there, and start the same line again"
-        )
+    assert said[:2] == [
+        f"step 2 could not be saved into {tmp_path}/run: rank 0: [Errno 28] No space left on "
+        "device; make room there, and start the same line again",
+        f"step 3 could not be saved into {tmp_path}/run: rank 0: [Errno 30] Read-only file "
+        "system; let that disk be written to, and start the same line again",
+    ]
     assert names == ["step-00000001", "step-00000002"]
+    moved = "was moved or removed while the run used it; put it back, and start the same line again"
+    assert said[2:] == [f"{tmp_path}/run {moved}"] * 2
+
+
+CLAIM = """
+import os, sys
+from pathlib import Path
+from shardbook.train.saving import Claim
+
+claim = Claim(Path(sys.argv[1]))
+os._exit(9)
+"""
+
+
+def test_a_second_run_in_a_folder_is_refused_at_its_start(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    line = ["-m", "shardbook.train", *LINE, "--steps", "5", "--checkpoints", str(folder)]
+    claim = Claim(folder)
+    run = start(*line)
+    assert run.returncode == 1
+    assert run.stderr == (
+        f"shardbook.train: --checkpoints {folder}: another run uses this folder (process {os.getpid()} on "
+        f"{socket.gethostname()}); end it first, or name another folder\n"
+    )
+    assert [path.name for path in folder.iterdir()] == [".in-use"]
+    claim.release()
+    assert [*folder.iterdir()] == []
+    # One that was killed here leaves its file, and stands in nobody's way; nor does half a file.
+    assert start("-c", CLAIM, str(folder)).returncode == 9
+    assert json.loads((folder / ".in-use").read_text("utf-8"))["process"] != os.getpid()
+    run = start(*line)
+    assert run.returncode == 0, run.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000003", "step-00000005"]
+    (folder / ".in-use").write_text('{"host": ')
+    assert start(*line).stdout == "all 5 steps were taken before; more --steps would go on\n"
+    assert not (folder / ".in-use").exists()
+
+
+def test_of_another_machine_only_the_same_job_takes_a_folder_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / ".in-use"
+    said = json.dumps({"host": "elsewhere", "process": 7, "job": "none"})
+    for job in (None, "none", "17"):
+        if job is not None:
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", job)
+        file.write_text(said, "utf-8")
+        with pytest.raises(BlockingIOError) as caught:
+            Claim(tmp_path)
+        assert str(caught.value) == (
+            "another run uses this folder, or was killed (process 7 on elsewhere); if it has ended, remove "
+            f"{file} and start the same line again"
+        )
+        assert file.read_text("utf-8") == said
+    file.write_text(json.dumps({"host": "elsewhere", "process": 7, "job": "17"}), "utf-8")
+    Claim(tmp_path).release()
+    assert not file.exists()
+
+
+def test_without_locks_a_process_that_is_alive_keeps_its_folder(tmp_path: Path) -> None:
+    """Some disks have none."""
+    file = tmp_path / ".in-use"
+    with patch.object(fcntl, "lockf", Mock(side_effect=OSError(errno.ENOLCK, "no locks"))):
+        for process, alive in ((os.getppid(), True), (os.getpid(), False), (2**22 + 1, False)):
+            file.write_text(json.dumps({"host": socket.gethostname(), "process": process}), "utf-8")
+            with pytest.raises(BlockingIOError, match="another run uses") if alive else nullcontext():
+                Claim(tmp_path).release()
+            assert file.exists() == alive
 
 
 OF_TWO_RUNS = "".join(f'{{"step": {step}}}\n' for step in (1, 2, 3, 4, 1, 2, 3))
@@ -193,11 +285,113 @@ def test_a_log_has_each_step_once_and_no_half_line(
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-def test_a_log_on_a_full_disk_is_told_in_one_sentence() -> None:
-    full = pytest.raises(Mistake, match=r"^--jsonl /dev/full cannot be written: \[Errno 28\] No space left")
-    # What was not written is still in the file's buffer when it is closed.
-    with suppress(OSError), json_lines(Path("/dev/full"), 3) as track, full:
-        track(3, {"loss": 1.0})
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (b"once upon a time\n", 1),
+        (b"# a comment\n" + OF_TWO_RUNS.encode(), 1),
+        (OF_TWO_RUNS.encode() + b"# a comment\n" + OF_TWO_RUNS.encode(), 8),
+        (OF_TWO_RUNS.encode() + b"the end", 8),
+        (b'{"step": 1}\n{"step": 2, "accuracy": 0.5}\n', 2),
+        (b'{"step": 1}\n\n{"step": 2}\n', 2),
+        (b'{"step": "1"}\n', 1),
+        (b'{"step": 1', None),
+        (b'{"st', None),
+        (OF_TWO_RUNS.encode() + b"\0" * 99, None),
+        (b"\x7fELF\0\1\2" * 9999, 1),
+        (b"[" * 99999, 1),
+    ],
+)
+def test_a_file_of_somebody_is_no_log(
+    tmp_path: Path, text: bytes, line: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(text)
+    if line is None:
+        assert parse([*LINE, "--jsonl", str(file)]).jsonl == file
+        return
+    assert main([*LINE, "--jsonl", str(file)]) == 1
+    sentence = f"{file} has a line {line} that no run has written; name another file, so that this one stays"
+    assert capsys.readouterr().err == f"shardbook.train: --jsonl {sentence} as it is\n"
+    with pytest.raises(Mistake, match="no run has written"), json_lines(file, 1, again=True):
+        pass
+    assert file.read_bytes() == text
+
+
+def test_a_log_on_a_full_disk_is_told_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with json_lines(Path("/dev/full"), 3) as track:
+        for number in range(3, 6):
+            track(number, {"loss": 1.0})
+    said = "--jsonl: [Errno 28] No space left on device; the run goes on without it\n"
+    assert capsys.readouterr() == ("", said)
+
+
+LIMITED = """
+import os, resource, sys
+from shardbook.train.loop import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (400, 400))
+code = main(sys.argv[1:])
+sys.stdout.flush()
+os._exit(code)
+"""
+
+
+def test_what_is_written_beside_a_run_never_ends_it(tmp_path: Path) -> None:
+    script, log = tmp_path / "limited.py", tmp_path / "log"
+    script.write_text(LIMITED, "utf-8")
+    run = start(
+        *(*TORCHRUN, "2", str(script), *LINE, "--jsonl", str(log), "--json", str(tmp_path / "figures")),
+        *("--profile", str(tmp_path / "traces"), "--memory-snapshot", str(tmp_path / "memory")),
+        *("--track", "labml", "--steps", "5"),
+        cwd=tmp_path,
+        HOME=str(tmp_path / "home"),
+    )
+    assert run.returncode == 0, run.stderr
+    assert "loss, last step" in run.stdout
+    assert "Traceback" not in run.stderr
+    told = [line for line in run.stderr.splitlines() if line.endswith("; the run goes on without it")]
+    assert [line.partition(": ")[0] for line in told] == [
+        *("--track labml", "--profile", "--jsonl", "--memory-snapshot", "--json"),
+    ]
+    # Of the log whole lines are there, and of the rest nothing.
+    assert [json.loads(line)["step"] for line in log.read_text("utf-8").splitlines()] == [1, 2]
+    assert {path.name for path in tmp_path.iterdir()} <= {
+        *("limited.py", "log", "traces", "memory", "logs", "home")
+    }
+    assert [*(tmp_path / "traces").iterdir(), *(tmp_path / "memory").iterdir()] == []
+
+
+@pytest.mark.parametrize("launcher", [(), (*TORCHRUN, "2")])
+def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path, launcher: tuple[str, ...]) -> None:
+    line = [
+        *launcher,
+        "-m",
+        "shardbook.train",
+        *LINE,
+        "--steps",
+        "100",
+        "--checkpoints",
+        str(tmp_path / "run"),
+    ]
+    with subprocess.Popen(
+        [warm.python(), *line], stderr=subprocess.PIPE, text=True, env=warm.environment()
+    ) as job:
+        assert job.stderr is not None
+        said = []
+        for told in job.stderr:
+            said.append(told)
+            if "step 10/100" in told:
+                job.send_signal(signal.SIGINT)
+        code = job.wait()
+    text = "".join(said)
+    assert said.count("shardbook.train: stopped by Ctrl-C\n") == 1, text
+    assert "[rank" not in text
+    assert "KeyboardInterrupt" not in text
+    if not launcher:
+        assert code == 130
+        assert said[-1] == "shardbook.train: stopped by Ctrl-C\n"
+    assert all(path.name.startswith("step-") for path in (tmp_path / "run").iterdir())
 
 
 def test_sigterm_saves_and_the_same_line_goes_on(undisturbed: dict[int, Any], tmp_path: Path) -> None:

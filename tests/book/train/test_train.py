@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ import torch.distributed as dist
 
 from matrix import rows
 from shardbook.command import Mistake
+from shardbook.planning.report import write, write_figures
 from shardbook.train.loop import main
 from shardbook.train.options import parse, parser
 from shardbook.train.ranks import choose_device, environment
@@ -164,6 +168,41 @@ def test_a_mistake_is_told_in_one_sentence(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     check_mistake(options.split(), sentence, capsys)
+
+
+@pytest.mark.parametrize("option", ["--json", "--jsonl"])
+def test_only_a_file_is_written_to(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe, turn, link = tmp_path / "pipe", tmp_path / "turn", tmp_path / "link"
+    os.mkfifo(pipe)
+    turn.symlink_to(turn)
+    for path, what in (
+        (pipe, "a pipe"),
+        (turn, "a link that leads back to itself"),
+        (Path("/dev/null"), "a device"),
+    ):
+        link.unlink(missing_ok=True)
+        link.symlink_to(path)
+        for name in (path, link):
+            check_mistake([option, str(name)], f"{option} {name} is {what}; name a file", capsys)
+    assert pipe.is_fifo()
+    check_mistake(["--json", "both", "--jsonl", "both"], "both name both; name two files", capsys)
+
+
+def test_a_file_is_written_where_a_link_leads_and_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    file, link = tmp_path / "there" / "figures", tmp_path / "link"
+    link.symlink_to("there/figures")
+    for text in ("old", "new"):
+        write(link, text)
+        assert (file.read_text("utf-8"), link.is_symlink()) == (text, True)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with (
+        patch.object(Path, "replace", side_effect=full),
+        pytest.raises(Mistake, match="No space left on device"),
+    ):
+        write_figures(link, {})
+    assert file.read_text("utf-8") == "new"
+    assert [path.name for path in file.parent.iterdir()] == ["figures"]
 
 
 @pytest.mark.parametrize(
