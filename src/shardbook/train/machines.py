@@ -58,7 +58,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 
-from shardbook.command import Mistake
+from shardbook.command import Mistake, short, whole
 
 __all__ = ["Shape", "mesh_of", "part_of_store", "refuse_unfit_shape", "shape"]
 
@@ -86,12 +86,16 @@ def shape(text: str) -> Shape:
 
     :raises argparse.ArgumentTypeError: if the text is no shape
     """
-    numbers = text.split("x")
-    if len(numbers) != 2 or not all(one.isdecimal() and int(one) for one in numbers):
+    copies, _, ranks = text.partition("x")
+    try:
+        return Shape(RANKS(copies), RANKS(ranks))
+    except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no shape; write copies x ranks without blanks, such as 2x8"
-        )
-    return Shape(*map(int, numbers))
+            f"is {short(text)}, which is no shape; write copies x ranks, such as 2x8"
+        ) from None
+
+
+RANKS = whole(1, 10**6)
 
 
 def mesh_of(options: argparse.Namespace, device: torch.device) -> Any:

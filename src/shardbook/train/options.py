@@ -12,12 +12,10 @@ meet](ranks.py), and [training begins](loop.py).
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from shardbook.command import Mistake, Parser
+from shardbook.command import Mistake, Parser, path
 from shardbook.models.gpt import Config
 from shardbook.train.option_file import arguments_in
 from shardbook.train.option_groups import add_groups
@@ -63,7 +61,6 @@ def read(
         # override them.
         options = parser.parse_args([*arguments_in(options.file, parser), *given])
     refuse_senseless(options)
-    refuse_unwritable(options)
     return options
 
 
@@ -89,61 +86,25 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     """Add the option that names [a file](option_file.py) of options."""
     parser.add_argument(
         "--config",
-        type=Path,
+        type=path,
         metavar="FILE",
         dest="file",
         help="read options from this TOML or YAML file; the command line wins",
     )
 
 
-# sidelit: depth Values that make no sense, and files that could not be written.
-
-LEAST = {
-    "batch": 1,
-    "accumulate": 1,
-    "warmup": 0,
-    "evaluate_every": 1,
-    "evaluate_batches": 1,
-    "save_every": 1,
-    "keep": 1,
-    "sample": 0,
-    "ranks": 1,
-}
+# sidelit: depth Options that contradict each other.
 
 
 def refuse_senseless(options: argparse.Namespace) -> None:
-    """Refuse options that would fail only in the middle of a run.
+    """Refuse options that would fail only in the middle of a run, although each has a good value.
 
     :raises Mistake: naming the option
     """
-    for name, least in LEAST.items():
-        value = getattr(options, name)
-        if value is not None and value < least:
-            flag = name.replace("_", "-")
-            raise Mistake(f"--{flag} is {value}, but it must be at least {least}")
-    if options.steps < 2:
-        raise Mistake(
-            f"--steps is {options.steps}, but it must be at least 2: the first makes the optimizer's state, "
-            "and the last is measured"
-        )
-    for name in ("lr", "clip", "memory"):
-        value = getattr(options, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise Mistake(f"--{name} is {value}, but it must be a positive number")
-    if not 0 <= options.lr_end <= 1:
-        raise Mistake(f"--lr-end is {options.lr_end}, but it must be from 0 to 1")
-    if not 0 < options.held_out < 1:
-        raise Mistake(
-            f"--held-out is {options.held_out}, but it must be between 0 and 1"
-        )
     if options.warmup >= options.steps:
         raise Mistake(
             f"--warmup is {options.warmup}, but the run has only {options.steps} steps"
         )
-    if not 0 <= options.seed < 2**63:
-        raise Mistake(f"--seed is {options.seed}, but it must be from 0 to 2**63 - 1")
-    if options.sample and not options.prompt:
-        raise Mistake("--prompt is empty, but a text has to go on from something")
     if options.mesh is not None and options.stage == 0:
         raise Mistake(
             "--mesh is for stages 1 to 3: in stage 0 each rank has a copy of its own"
@@ -151,33 +112,3 @@ def refuse_senseless(options: argparse.Namespace) -> None:
     for name in ("ranks", "memory"):
         if getattr(options, name) is not None and not options.plan:
             raise Mistake(f"--{name} is for a plan; add --plan")
-
-
-def refuse_unwritable(options: argparse.Namespace) -> None:
-    """Refuse files and folders that a run could not write at its end.
-
-    :raises Mistake: naming the option
-    """
-    # Rank 0 writes the files, and a folder need not exist on other machines.
-    if os.environ.get("RANK", "0") != "0":
-        return
-    for name in ("json", "jsonl"):
-        file = getattr(options, name)
-        if file is None:
-            continue
-        if file.is_dir():
-            raise Mistake(f"--{name} {file} is a folder; name a file")
-        if not file.parent.is_dir():
-            raise Mistake(
-                f"--{name} {file}: there is no folder {file.parent}; make it first"
-            )
-    for name in ("profile", "memory_snapshot", "checkpoints"):
-        folder = getattr(options, name)
-        if folder is None:
-            continue
-        flag = name.replace("_", "-")
-        if folder.exists() and not folder.is_dir():
-            raise Mistake(f"--{flag} {folder} is a file; name a folder")
-        there = next(each for each in (folder, *folder.parents) if each.exists())
-        if not os.access(there, os.W_OK):
-            raise Mistake(f"--{flag} {folder}: {there} cannot be written to")

@@ -12,7 +12,6 @@ it at the end.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,8 +20,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardbook.command import Mistake, OwnMistake
-from shardbook.train.machines import part_of_store
+from shardbook.command import (
+    Mistake,
+    OwnMistake,
+    rank_and_ranks,
+    real,
+    variable,
+    was_launched,
+)
+from shardbook.train.machines import RANKS, part_of_store
 
 __all__ = ["LAUNCH", "machine", "start"]
 
@@ -37,7 +43,7 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
     :raises Mistake: if the environment's variables contradict each other, or the device
         does not exist
     """
-    launched = "RANK" in os.environ or "WORLD_SIZE" in os.environ
+    launched = was_launched()
     rank, world_size = environment() if launched else (0, 1)
     device, backend = choose_device(options)
     if device.type == "cuda":
@@ -74,10 +80,7 @@ def meeting_place(rank: int, world_size: int, limit: timedelta) -> Any:
 
 def environment() -> tuple[int, int]:
     """The rank of this process and the world size, as set by `torchrun`."""
-    world_size = number("WORLD_SIZE", least=1)
-    rank = number("RANK", least=0)
-    refuse_impossible(rank, world_size)
-    return rank, world_size
+    return rank_and_ranks(LAUNCH)
 
 
 def choose_device(options: argparse.Namespace) -> tuple[torch.device, str]:
@@ -119,13 +122,13 @@ def machine(add: Callable[..., Any]) -> None:
     )
     add(
         "--ranks",
-        type=int,
+        type=RANKS,
         metavar="NUMBER",
         help="with --plan: the number of ranks; left out: those that were started",
     )
     add(
         "--memory",
-        type=float,
+        type=real(1e-9, 1e12),
         metavar="GB",
         help="with --plan: what one rank may take; left out: its share of this machine",
     )
@@ -136,31 +139,7 @@ def machine(add: Callable[..., Any]) -> None:
 
 def number(name: str, *, least: int, default: str | None = None) -> int:
     """Read a whole number from the environment."""
-    value = os.environ.get(name, default)
-    if value is None:
-        raise OwnMistake(f"{name} is not set; start the ranks with {LAUNCH}")
-    if not value.isdecimal() or int(value) < least:
-        raise OwnMistake(
-            f"{name} is {value!r}, but it must be a whole number of at least {least}; "
-            f"start the ranks with {LAUNCH}"
-        )
-    return int(value)
-
-
-def refuse_impossible(rank: int, world_size: int) -> None:
-    """Refuse an environment in which the ranks cannot meet.
-
-    :raises OwnMistake: naming the variable
-    """
-    if rank >= world_size:
-        raise OwnMistake(
-            f"RANK is {rank}, but WORLD_SIZE is {world_size}, so the last rank is {world_size - 1}"
-        )
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if name not in os.environ:
-            raise OwnMistake(
-                f"{name} is not set, so the ranks cannot meet; start them with {LAUNCH}"
-            )
+    return variable(name, LAUNCH, least=least, default=default)
 
 
 def refuse_missing(kind: str, backend: str, gpus: int, here: int) -> None:

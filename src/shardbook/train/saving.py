@@ -38,13 +38,12 @@ import argparse
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch.distributed as dist
 
-from shardbook.command import Mistake
+from shardbook.command import Failure, Mistake, folder_to_write, whole
 from shardbook.foundations.torch_private import default_store
 from shardbook.state.checkpoints import Checkpoints
 from shardbook.train.assemble import Run
@@ -112,7 +111,7 @@ class Saves:
     def after_step(self) -> bool:
         """Save if a checkpoint is due, and return whether the run has to end now. Collective.
 
-        :raises Mistake: if a checkpoint cannot be written
+        :raises Failure: if a checkpoint cannot be written
         """
         if self.checkpoints is None:
             return False
@@ -126,7 +125,7 @@ class Saves:
                 if leaving or run.number == self.last:
                     self.checkpoints.wait()
             except OSError as error:
-                raise Mistake(
+                raise Failure(
                     f"{error}; make room there, and start the same line again"
                 ) from error
         return leaving and run.number < self.last
@@ -182,14 +181,20 @@ def saving(add: Callable[..., Any]) -> None:
     """The options for checkpoints."""
     add(
         "--checkpoints",
-        type=Path,
+        type=folder_to_write,
         metavar="FOLDER",
         help="save the run into this folder, and go on from the newest checkpoint in it",
     )
-    add("--save-every", type=int, metavar="STEPS", default=100, help="how often")
+    add(
+        "--save-every",
+        type=whole(1, 10**12),
+        metavar="STEPS",
+        default=100,
+        help="how often",
+    )
     add(
         "--keep",
-        type=int,
+        type=whole(1, 10**6),
         metavar="NUMBER",
         default=2,
         help="how many checkpoints stay, the newest ones",
