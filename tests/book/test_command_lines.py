@@ -189,7 +189,7 @@ def test_an_odd_value_is_refused_in_a_sentence_before_work_begins(
     if command.startswith("finetune"):
         pytest.importorskip("transformers")
 
-    @settings(max_examples=60, deadline=10_000, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(lines(parser_of(command)))
     def holds(line: list[str]) -> None:
         code = ended(command, line)

@@ -48,6 +48,7 @@ script for Slurm and a `PyTorchJob` for Kubernetes.
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -86,13 +87,12 @@ def shape(text: str) -> Shape:
 
     :raises argparse.ArgumentTypeError: if the text is no shape
     """
-    copies, _, ranks = text.partition("x")
-    try:
-        return Shape(RANKS(copies), RANKS(ranks))
-    except argparse.ArgumentTypeError:
+    numbers = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)
+    if numbers is None or not all(map(int, numbers.groups())):
         raise argparse.ArgumentTypeError(
-            f"is {short(text)}, which is no shape; write copies x ranks, such as 2x8"
-        ) from None
+            f"is {short(text)}, which is no shape; write copies x ranks without blanks, such as 2x8"
+        )
+    return Shape(*map(int, numbers.groups()))
 
 
 RANKS = whole(1, 10**6)
