@@ -81,13 +81,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from shardbook.command import Mistake, Parser, complain
+from shardbook.command import Mistake, Parser, complain, whole, writable
 from shardbook.models.gpt import Config, parameters
 from shardbook.parameters.policy import Policy
 from shardbook.planning.planner import (
@@ -198,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print both tables.
 
     :param arguments: the options, `sys.argv` if left out
-    :returns: the exit code, 1 after a mistake of the user
+    :returns: [the exit code](command.py)
     """
     try:
         options = parse(arguments)
@@ -253,7 +252,13 @@ def save(path: Path, figures: dict[str, Any]) -> None:
     write_figures(path, figures)
 
 
-SHAPE = ("layers", "width", "heads", "context", "vocabulary")
+SHAPE = {
+    "layers": 10**4,
+    "width": 10**9,
+    "heads": 10**9,
+    "context": 10**9,
+    "vocabulary": 10**9,
+}
 LARGEST, PAPER = 10**18, 7_500_000_000
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 POLICY = {
@@ -281,10 +286,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("batch", "checkpointing"):
         if getattr(options, name) is not None and not shape:
             raise Mistake(f"--{name} needs a model; give --layers, --width, --heads")
-    for name, most in {"ranks": 10**6, "layers": 10**4, "batch": 10**6}.items():
-        number = getattr(options, name)
-        if number is not None and not 1 <= number <= most:
-            raise Mistake(f"--{name} is {number}, but it must be from 1 to {most:,}")
     try:
         options.config = Config(**shape) if shape else None
     except ValueError as refusal:
@@ -315,11 +316,24 @@ def parser() -> argparse.ArgumentParser:
     )
     add = result.add_argument
     add("--params", type=count, help="number of parameters (default: 7.5e9)")
-    add("--ranks", type=int, default=64, help="number of ranks (default: 64)")
-    for name in SHAPE:
+    add(
+        "--ranks",
+        type=whole(1, 10**6),
+        default=64,
+        help="number of ranks (default: 64)",
+    )
+    for name, most in SHAPE.items():
         default = getattr(Config(), name)
-        add(f"--{name}", type=int, help=f"of the book's GPT (default: {default})")
-    add("--batch", type=int, help="sequences on a rank in a step (default: 1)")
+        add(
+            f"--{name}",
+            type=whole(1, most),
+            help=f"of the book's GPT (default: {default})",
+        )
+    add(
+        "--batch",
+        type=whole(1, 10**6),
+        help="sequences on a rank in a step (default: 1)",
+    )
     add(
         "--checkpointing",
         choices=["on", "off"],
@@ -342,7 +356,12 @@ def parser() -> argparse.ArgumentParser:
     for name, what in POLICY.items():
         add(f"--{name.replace('_', '-')}", choices=[*DTYPES], help=what)
     add("--offload", action="store_true", help="keep the masters on the host")
-    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    add(
+        "--json",
+        type=writable,
+        metavar="FILE",
+        help="also write the figures to this file",
+    )
     return result
 
 
@@ -352,16 +371,7 @@ def count(text: str) -> int:
     >>> count("7.5e9"), count("124_000_000")
     (7500000000, 124000000)
     """
-    try:
-        # `float` has no whole numbers between 2**53 and 2**53 + 2.
-        number = Decimal(text)
-    except InvalidOperation:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not number.is_finite() or not 1 <= number <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text} is not from 1 to {LARGEST:.0e}")
-    if number % 1:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number")
-    return int(number)
+    return whole(1, LARGEST)(text)
 
 
 if __name__ == "__main__":

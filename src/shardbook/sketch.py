@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +53,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from shardbook.command import (
+    Mistake,
+    Parser,
+    complain,
+    rank_and_ranks,
+    was_launched,
+    whole,
+)
 from shardbook.models.corpus import Reader, read
 from shardbook.models.gpt import GPT, Config, loss
 
@@ -162,14 +171,17 @@ def step(
     return total
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Train a small GPT on two ranks, plain and sharded.
 
     The plain model reads the parts of all ranks, one after the other. The sharded one
     reads the part of its rank. So both see the same batch, and both take the mean of
     the same gradients.
     """
-    steps = options().steps
+    try:
+        steps = options(arguments).steps
+    except Mistake as mistake:
+        return complain("shardbook.sketch", mistake)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     read_by = [
@@ -195,6 +207,7 @@ def main() -> None:
     say(f"\nlargest difference of a parameter: {largest_difference(plain, parts)}")
     dist.barrier()
     dist.destroy_process_group()
+    return 0
 
 
 def say(line: str) -> None:
@@ -233,16 +246,17 @@ def largest_difference(plain: nn.Sequential, parts: Sequence[Sharded]) -> float:
     return max(differences)
 
 
-def options() -> argparse.Namespace:
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line has one option. Without torchrun there are no ranks, and it says how to start them."""
-    parser = argparse.ArgumentParser(prog="shardbook.sketch", description=main.__doc__)
-    parser.add_argument("--steps", type=int, default=15)
-    given = parser.parse_args()
-    if not dist.is_torchelastic_launched():
-        launch = "torchrun --standalone --nproc-per-node 2 -m shardbook.sketch"
-        parser.error(f"no ranks were started; write {launch}")
+    parser = Parser(prog="shardbook.sketch", description=main.__doc__)
+    parser.add_argument("--steps", type=whole(1, 10**6), default=15)
+    given = parser.parse_args(arguments)
+    launch = "torchrun --standalone --nproc-per-node 2 -m shardbook.sketch"
+    if not was_launched():
+        raise Mistake(f"no ranks were started; write {launch}")
+    rank_and_ranks(launch)
     return given
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

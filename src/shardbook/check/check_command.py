@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +37,16 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 from shardbook.check.checked_run import check
-from shardbook.command import Mistake, Parser, complain
+from shardbook.command import (
+    Mistake,
+    Parser,
+    complain,
+    path,
+    rank_and_ranks,
+    was_launched,
+    whole,
+    writable,
+)
 from shardbook.planning.report import named_file, write_figures
 
 __all__ = ["main"]
@@ -47,15 +57,15 @@ PROGRAM = "python -m shardbook.check"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, or report a mistake in its options.
 
-    :returns: the exit code
+    :returns: [the exit code](command.py)
     """
     try:
         options = parse(arguments)
-        refuse_senseless(options)
-        code = on_this_rank(options) if "RANK" in os.environ else on_new_ranks(options)
+        launched = was_launched()
+        refuse_senseless(options, launched)
+        code = on_this_rank(options) if launched else on_new_ranks(options)
     except Mistake as mistake:
-        complain(PROGRAM, mistake)
-        code = 2
+        code = complain(PROGRAM, mistake)
     return hand_over(code)
 
 
@@ -69,13 +79,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--ranks",
-        type=int,
+        # All of them run on this machine.
+        type=whole(1, 1000),
         metavar="NUMBER",
         help="how many ranks to start (2), if torchrun has started none",
     )
     add(
         "--steps",
-        type=int,
+        type=whole(1, 10**6),
         default=3,
         metavar="NUMBER",
         help="after how many steps to end the script (3)",
@@ -87,11 +98,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add(
         "--json",
-        type=Path,
+        type=writable,
         metavar="FILE",
         help="write the page as one JSON object, too",
     )
-    add("script", type=Path, help="a Python file")
+    add("script", type=path, help="a Python file")
     add(
         "arguments",
         nargs=argparse.REMAINDER,
@@ -151,24 +162,40 @@ def hand_over(code: int) -> int:
 # sidelit: depth Options that make no sense.
 
 
-def refuse_senseless(options: argparse.Namespace) -> None:
+def refuse_senseless(options: argparse.Namespace, launched: bool) -> None:
     """Refuse wrong options before any rank is started.
 
     :raises Mistake: naming the option
     """
-    if not options.script.is_file():
-        raise Mistake(f"there is no file {options.script}; name a Python script")
-    if options.steps < 1:
-        raise Mistake(f"--steps is {options.steps}, but it must be at least 1")
-    if options.ranks is not None and options.ranks < 1:
-        raise Mistake(f"--ranks is {options.ranks}, but it must be at least 1")
-    if options.ranks is not None and "RANK" in os.environ:
+    if launched:
+        rank_and_ranks(
+            f"torchrun --nproc-per-node 2 -m shardbook.check {options.script}"
+        )
+    if options.ranks is not None and launched:
         raise Mistake(
             "--ranks starts ranks, but torchrun has started them already; leave it out"
         )
     if options.json is not None:
         named_file(options.json)
-        if not options.json.parent.is_dir():
-            raise Mistake(
-                f"--json {options.json} is no file in a folder that exists; name one"
-            )
+    if not options.script.is_file():
+        raise Mistake(f"there is no file {options.script}; name a Python script")
+    refuse_unreadable(options.script)
+
+
+def refuse_unreadable(script: Path) -> None:
+    """Refuse a file that is no program, by the words of Python itself.
+
+    :raises Mistake: naming the line, if there is one
+    """
+    try:
+        # Warnings are for the run itself.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = "" if error.lineno is None else f":{error.lineno}"
+        raise Mistake(f"{script}{line}: this is no Python: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+        raise Mistake(f"{script}: this is no Python: {error}") from error
+    except OSError as error:
+        raise Mistake(f"{script} cannot be read: {error.strerror}") from error

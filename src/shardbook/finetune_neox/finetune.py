@@ -43,7 +43,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardbook.command import Mistake, complain, stoppable
+from shardbook.command import Failure, Mistake, complain, stoppable
 from shardbook.finetune_neox.adapters import add_adapters
 from shardbook.finetune_neox.finetune_options import parse
 from shardbook.finetune_neox.finetune_plan import (
@@ -61,7 +61,7 @@ from shardbook.planning.measure import Meter
 from shardbook.planning.report import Counted, write_figures
 from shardbook.train.assemble import mistakes, policy_of, run_with
 from shardbook.train.loop import say, show_sample, show_skipped, take_steps
-from shardbook.train.plan import sample_of, text_bytes
+from shardbook.train.plan import refuse_too_large, sample_of, text_bytes
 from shardbook.train.ranks import number, start
 from shardbook.train.saving import Saves
 from shardbook.train.text import prepare, readers, stored
@@ -74,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program with the options of the command line.
 
     :param arguments: the options; by default `sys.argv`
-    :returns: the exit code: 1 after a mistake of the user, and for a plan that does not
-        fit; 143 if [`SIGTERM`](saving.py) has ended the run, and 130 after `Ctrl-C`
+    :returns: [the exit code](command.py): 1 also for a plan that does not fit, and 143
+        if [`SIGTERM`](saving.py) has ended the run
     """
     try:
         options = parse(arguments)
@@ -84,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             beginning, adapters = begin(options)
             if options.plan:
                 return show_plan(options, beginning)
+            held = beginning.model.parameters()
+            refuse_too_large(options, sum(each.nbytes for each in held))
             refuse_missing_tracker(options)
             prepare(options)
             # Each rank reads its part of the weights, maybe from a disk of its machine.
@@ -174,13 +176,13 @@ def measured_loading(
 def keep(options: argparse.Namespace, beginning: Pretrained, adapters: Any) -> None:
     """Write the result.
 
-    :raises Mistake: if the folder cannot be written
+    :raises Failure: if the folder cannot be written
     """
     out: Path = options.out
     try:
         write_result(beginning, beginning.model, out, adapters=adapters)
     except OSError as error:
-        raise Mistake(f"--out {out}: {error}") from error
+        raise Failure(f"--out {out}: {error}") from error
     say(f"written to {out}")
 
 

@@ -17,8 +17,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardbook.command import Mistake, Parser
-from shardbook.train.option_groups import techniques, text, training, writing
+from shardbook.command import TRIAL, Mistake, Parser, folder_to_write, path, phrase
+from shardbook.train.option_groups import (
+    LAYERS,
+    SIZE,
+    techniques,
+    text,
+    training,
+    writing,
+)
 from shardbook.train.options import add_config, read
 from shardbook.train.ranks import machine
 from shardbook.train.saving import saving
@@ -73,24 +80,25 @@ def model(add: Add) -> None:
     """The options for [the pretrained model](pretrained.py)."""
     add(
         "--model",
-        type=Path,
+        type=path,
         metavar="FOLDER",
         help="config.json and safetensors files, as from_pretrained opens them; left out: random weights",
     )
-    add("--layers", type=int, help="blocks of a random model; left out: 4")
+    add("--layers", type=LAYERS, help="blocks of a random model; left out: 4")
     add(
         "--width",
-        type=int,
+        type=SIZE,
         help="values for each position in a random model; left out: 128",
     )
     add(
         "--heads",
-        type=int,
+        type=SIZE,
         help="attention heads in a block of a random model; left out: 4",
     )
-    add("--context", type=int, default=128, help="tokens that the model sees at once")
+    add("--context", type=SIZE, default=128, help="tokens that the model sees at once")
     add(
         "--units",
+        type=phrase,
         metavar="CLASS",
         help="the class of the model's blocks; left out: the one that the library names",
     )
@@ -100,19 +108,21 @@ def trained(add: Add) -> None:
     """The options for [the trained parameters](trained_parameters.py)."""
     add(
         "--train",
+        type=phrase,
         metavar="PATTERN",
         default="biases",
         help="biases, all, lora, or a regular expression for the names of parameters",
     )
     add(
         "--lora-rank",
-        type=int,
+        type=SIZE,
         metavar="NUMBER",
         default=8,
         help="columns of a LoRA matrix",
     )
     add(
         "--lora-targets",
+        type=phrase,
         metavar="NAMES",
         help="the layers that get LoRA matrices, with commas between; left out: those that peft names",
     )
@@ -122,7 +132,7 @@ def result_folder(add: Add) -> None:
     """The options for [the result](tuned_folder.py)."""
     add(
         "--out",
-        type=Path,
+        type=folder_to_write,
         metavar="FOLDER",
         help="write the trained model here, for from_pretrained; left out: it is not kept",
     )
@@ -142,14 +152,10 @@ def refuse_nonsense(options: argparse.Namespace) -> None:
 
     :raises Mistake: naming the option
     """
-    for name in ("layers", "width", "heads", "context", "lora_rank"):
-        value = getattr(options, name)
-        flag = name.replace("_", "-")
-        if value is not None and value < 1:
-            raise Mistake(f"--{flag} is {value}, but it must be at least 1")
-        if name in SHAPE and value is not None and options.model is not None:
+    for name in SHAPE:
+        if getattr(options, name) is not None and options.model is not None:
             raise Mistake(
-                f"--{flag} is for a random model; leave it out, or leave out --model"
+                f"--{name} is for a random model; leave it out, or leave out --model"
             )
     if options.lora_targets is not None and options.train != "lora":
         raise Mistake("--lora-targets is for LoRA; add --train lora")
@@ -165,7 +171,8 @@ def refuse_nonsense(options: argparse.Namespace) -> None:
     if options.train not in WORDS:
         try:
             re.compile(options.train)
-        except re.error as error:
+        # A pattern may also be nested too deeply, or repeat a part too often.
+        except (re.error, RecursionError, OverflowError) as error:
             raise Mistake(
                 f"--train {options.train} is no regular expression ({error}); write one, or one of "
                 + ", ".join(WORDS)
@@ -185,11 +192,10 @@ def refuse_full_folder(options: argparse.Namespace) -> None:
     out: Path | None = options.out
     if out is None:
         return
-    if out.exists() and not out.is_dir():
-        raise Mistake(f"--out {out} is a file; name a folder")
     if options.model is not None and out.resolve() == options.model.resolve():
         raise Mistake(f"--out {out} is the folder of --model; name another one")
-    if out.is_dir() and any(out.iterdir()) and not options.replace:
+    found = [] if options.replace or not out.is_dir() else out.iterdir()
+    if any(not each.name.startswith(TRIAL) for each in found):
         raise Mistake(
             f"--out {out} is not empty; name another folder, or add --replace"
         )

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 import torch
 import torch.distributed as dist
 
-from shardbook.command import Mistake, Parser, complain
+from shardbook.command import Mistake, Parser, complain, rank_and_ranks, was_launched
 from shardbook.parallel import programs
 
 WAYS = {
@@ -31,7 +30,10 @@ RANKS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one program, and print its results on the first rank."""
+    """Run one program, and print its results on the first rank.
+
+    :returns: [the exit code](command.py)
+    """
     try:
         way = parse(arguments).way
         refuse_count(way)
@@ -62,12 +64,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def refuse_count(way: str) -> None:
     """Refuse a number of ranks into which the small model cannot be cut."""
-    if "WORLD_SIZE" not in os.environ:
-        raise Mistake(
-            f"{way} runs on several ranks; start it with "
-            f"torchrun --standalone --nproc-per-node {RANKS[way][-1]} -m shardbook.parallel {way}"
-        )
-    count = int(os.environ["WORLD_SIZE"])
+    launch = f"torchrun --standalone --nproc-per-node {RANKS[way][-1]} -m shardbook.parallel {way}"
+    if not was_launched():
+        raise Mistake(f"{way} runs on several ranks; start it with {launch}")
+    _, count = rank_and_ranks(launch)
     if count not in RANKS[way]:
         wanted = ", ".join(map(str, RANKS[way]))
         raise Mistake(f"{way} cannot run on {count} ranks; start one of {wanted}")

@@ -68,7 +68,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from shardbook.command import Mistake, Parser, complain
+from shardbook.command import Mistake, Parser, complain, real, whole
 
 __all__ = ["Wire", "main"]
 
@@ -160,45 +160,39 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         description="Say how many tokens on a rank hide the gathers of stage 3.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add = parser.add_argument
+    add, speed = parser.add_argument, real(1, 1e30)
     add(
         "--flops",
-        type=positive,
+        type=speed,
         default=400e12,
         help="operations a second that a rank really does",
     )
     add(
         "--bandwidth",
-        type=positive,
+        type=speed,
         default=450e9,
         help="bytes a second that a rank receives",
     )
-    add("--ranks", type=count, default=8, help="ranks that share a unit")
-    add("--tokens", type=count, default=4096, help="tokens that one rank computes with")
-    add("--bytes", type=count, default=2, help="bytes of one parameter as it travels")
+    add("--ranks", type=whole(1, 10**6), default=8, help="ranks that share a unit")
+    add(
+        "--tokens",
+        type=whole(1, 10**12),
+        default=4096,
+        help="tokens that one rank computes with",
+    )
+    add(
+        "--bytes",
+        type=whole(1, 1000),
+        default=2,
+        help="bytes of one parameter as it travels",
+    )
     add(
         "--latency",
-        type=positive,
+        type=real(1e-12, 1e3),
         default=10e-6,
         help="seconds of a message that carries nothing",
     )
     return parser.parse_args(arguments)
-
-
-def positive(text: str) -> float:
-    """A number above zero, such as 400e12."""
-    number = float(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return number
-
-
-def count(text: str) -> int:
-    """A whole number above zero, such as 4096 or 4e3."""
-    number = positive(text)
-    if number != int(number):
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
-    return int(number)
 
 
 if __name__ == "__main__":

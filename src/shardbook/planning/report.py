@@ -27,7 +27,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shardbook.command import Mistake
+from shardbook.command import Failure, Mistake
 from shardbook.models.gpt import parameters
 from shardbook.planning.forecast import Forecast, Setup, forecast
 
@@ -288,12 +288,12 @@ def write(path: Path, text: str, option: str = "--json") -> None:
 def write_figures(path: Path, figures: Any) -> None:
     """Write the JSON file that `--json` names.
 
-    :raises Mistake: if it cannot be written
+    :raises Failure: if it cannot be written
     """
     try:
         write(path, as_json(figures))
     except OSError as error:
-        raise Mistake(f"--json {path} cannot be written: {error.strerror}") from error
+        raise Failure(f"--json {path} cannot be written: {error.strerror}") from error
 
 
 def as_json(figures: Any) -> str:

@@ -319,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print numbers in every format.
 
     :param arguments: the numbers, `sys.argv` if left out
-    :returns: the exit code, 1 after a mistake of the user
+    :returns: [the exit code](command.py)
     """
     parser = Parser(
         prog="shardbook.precision.formats",

@@ -63,7 +63,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from shardbook.command import Mistake, Parser, complain
+from shardbook.command import Mistake, Parser, complain, whole
 from shardbook.models import corpus, gpt
 from shardbook.precision.formats import BF16, FP16, Format
 
@@ -187,21 +187,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train a small GPT and print what FP16 and BF16 would do to its gradients.
 
     :param arguments: the options, `sys.argv` if left out
-    :returns: the exit code, 1 after a mistake of the user
+    :returns: [the exit code](command.py)
     """
     parser = Parser(
         prog="shardbook.precision.rounding",
         description="Train a small GPT and count the gradients that 16 bits would lose.",
     )
-    parser.add_argument("--steps", type=int, default=20, help="before it (default: 20)")
     parser.add_argument(
-        "--batch", type=int, default=8, help="windows of text (default: 8)"
+        "--steps",
+        type=whole(1, 10**6),
+        default=20,
+        help="before it (default: 20)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=whole(1, 1000),
+        default=8,
+        help="windows of text (default: 8)",
     )
     try:
         options = parser.parse_args(arguments)
-        for name, most in {"steps": 10**6, "batch": 1000}.items():
-            if not 1 <= getattr(options, name) <= most:
-                raise Mistake(f"--{name} must be from 1 to {most:,}")
     except Mistake as mistake:
         return complain("shardbook.precision.rounding", mistake)
     print("| gradients | format | loss times | become zero | subnormal | overflow |")

@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from shardbook.checkpointing.checkpointing import checkpoint_module
-from shardbook.command import Mistake
+from shardbook.command import Mistake, OwnMistake
 from shardbook.models import corpus, gpt
 from shardbook.parameters.policy import Policy
 from shardbook.planning.forecast import Setup
@@ -175,7 +175,7 @@ def setup_of(options: argparse.Namespace, world_size: int, text: int) -> Setup:
     )
 
 
-# sidelit: depth Models that the library refuses.
+# sidelit: depth Models that the library refuses, or for which there is no memory.
 
 
 @contextmanager
@@ -185,3 +185,7 @@ def mistakes() -> Iterator[None]:
         yield
     except ValueError as refusal:
         raise Mistake(str(refusal)) from refusal
+    except torch.OutOfMemoryError as refusal:
+        raise OwnMistake(
+            "there is too little memory for the model; --plan says how much it takes"
+        ) from refusal

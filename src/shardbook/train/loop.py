@@ -63,7 +63,7 @@ from shardbook.train.assemble import Run, assemble, make_optimizer, mistakes, se
 from shardbook.train.evaluation import evaluate, mean_over_ranks, sample
 from shardbook.train.memory_snapshot import MemorySnapshot
 from shardbook.train.options import parse
-from shardbook.train.plan import plan, plan_figures, table
+from shardbook.train.plan import plan, plan_figures, refuse_too_large, table
 from shardbook.train.ranks import start
 from shardbook.train.saving import LEFT, Saves
 from shardbook.train.text import prepare, readers, stored
@@ -78,13 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program with the options of the command line.
 
     :param arguments: the options; by default `sys.argv`
-    :returns: the exit code: 1 after a mistake of the user, and for a plan that does not
-        fit; 143 if [`SIGTERM`](saving.py) has ended the run, and 130 after `Ctrl-C`
+    :returns: [the exit code](command.py): 1 also for a plan that does not fit, and 143
+        if [`SIGTERM`](saving.py) has ended the run
     """
     try:
         options = parse(arguments)
         if options.plan:
             return show_plan(options)
+        refuse_too_large(options, 4 * gpt.parameters(options.config))
         refuse_missing_tracker(options)
         with stoppable():
             prepare(options)

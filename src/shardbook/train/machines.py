@@ -48,6 +48,7 @@ script for Slurm and a `PyTorchJob` for Kubernetes.
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -58,7 +59,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 
-from shardbook.command import Mistake
+from shardbook.command import Mistake, short, whole
 
 __all__ = ["Shape", "mesh_of", "part_of_store", "refuse_unfit_shape", "shape"]
 
@@ -86,12 +87,15 @@ def shape(text: str) -> Shape:
 
     :raises argparse.ArgumentTypeError: if the text is no shape
     """
-    numbers = text.split("x")
-    if len(numbers) != 2 or not all(one.isdecimal() and int(one) for one in numbers):
+    numbers = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)
+    if numbers is None or not all(map(int, numbers.groups())):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no shape; write copies x ranks without blanks, such as 2x8"
+            f"is {short(text)}, which is no shape; write copies x ranks without blanks, such as 2x8"
         )
-    return Shape(*map(int, numbers))
+    return Shape(*map(int, numbers.groups()))
+
+
+RANKS = whole(1, 10**6)
 
 
 def mesh_of(options: argparse.Namespace, device: torch.device) -> Any:

@@ -56,7 +56,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardbook.command import Mistake
+from shardbook.command import Failure
 from shardbook.foundations.collectives import world
 from shardbook.foundations.groups import Groups
 from shardbook.foundations.torch_private import as_plain
@@ -118,10 +118,10 @@ class NotFinite:
 
         :param number: the number of the step, counted from 1
         :param found: the description of the fault
-        :raises Mistake: on every rank, if the policy is to stop
+        :raises Failure: on every rank, if the policy is to stop
         """
         if self.policy == "stop":
-            raise Mistake(
+            raise Failure(
                 f"step {number} was not taken, because {found}; what was saved is from "
                 "before; go on from there with other options, such as a smaller --lr, or "
                 "leave such steps out with --not-finite skip"

@@ -32,6 +32,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from reprlib import repr as repr_of
 from typing import Any
 
 from shardbook.command import Mistake
@@ -66,11 +67,15 @@ def arguments_in(path: Path, parser: argparse.ArgumentParser) -> list[str]:
 
 def entries(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """All keys with their values, including those inside tables."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from entries(value)
-        else:
+    # YAML can name a table and repeat it, even inside of itself. Once is enough.
+    waiting, seen = [*values.items()], {id(values)}
+    while waiting:
+        key, value = waiting.pop(0)
+        if not isinstance(value, dict):
             yield str(key), value
+        elif id(value) not in seen:
+            seen.add(id(value))
+            waiting[:0] = value.items()
 
 
 def as_arguments(
@@ -88,10 +93,14 @@ def as_arguments(
     if actions[flag].nargs == 0:
         off = [name for name in (f"--no-{flag[2:]}",) if name in actions]
         if not isinstance(value, bool):
-            raise Mistake(f"{place}: {key} is {value!r}, but it must be true or false")
+            raise Mistake(
+                f"{place}: {key} is {repr_of(value)}, but it must be true or false"
+            )
         return [flag] if value else off
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise Mistake(f"{place}: {key} is {value!r}, but it must be a word or a number")
+        raise Mistake(
+            f"{place}: {key} is {repr_of(value)}, but it must be a word or a number"
+        )
     # The option and its value form one argument, because a value may begin with a dash.
     return [f"{flag}={value}"]
 
@@ -101,13 +110,12 @@ def parsed(path: Path, text: str) -> dict[str, Any]:
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        # A deep nesting and a very long number have errors of their own.
+        except (ValueError, RecursionError) as error:
             line = re.search(r"at line (\d+)", str(error))
             place = f"{path}:{line[1]}" if line else str(path)
             raise Mistake(f"{place}: this is no TOML: {error}") from error
-    if path.suffix in (".yaml", ".yml"):
-        return parsed_yaml(path, text)
-    raise Mistake(f"--config {path}: name a file that ends in .toml, .yaml or .yml")
+    return parsed_yaml(path, text)
 
 
 # sidelit: depth Files that cannot be read, and the line of a mistake.
@@ -127,7 +135,8 @@ def parsed_yaml(path: Path, text: str) -> dict[str, Any]:
         ) from error
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    # The reader has errors of many kinds, such as for a date in a thirteenth month.
+    except Exception as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "it cannot be read"
@@ -142,7 +151,14 @@ def read(path: Path) -> str:
 
     :raises Mistake: if the file cannot be read
     """
+    if path.suffix not in (".toml", ".yaml", ".yml"):
+        raise Mistake(f"--config {path}: name a file that ends in .toml, .yaml or .yml")
+    if path.exists() and not path.is_file():
+        raise Mistake(f"--config {path}: this is no file")
     try:
+        # Every option once takes a hundredth of that.
+        if path.stat().st_size > 2**16:
+            raise Mistake(f"--config {path}: a file of options has at most 64 kB")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
@@ -151,7 +167,6 @@ def read(path: Path) -> str:
 
 def line_of(key: str, text: str) -> int:
     """Find the number of the line with a key and its value."""
-    pattern = rf"""^[\s{{,]*["']?{re.escape(key)}["']?\s*[:=]"""
+    pattern = rf"""^[ \t{{,]*["']?{re.escape(key)}["']?\s*[:=]"""
     found = re.search(pattern, text, re.MULTILINE)
-    # The match may include blank lines above the key, so its end counts.
     return text.count("\n", 0, found.end()) + 1 if found else 1

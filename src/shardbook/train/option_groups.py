@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from shardbook.command import folder_to_write, path, phrase, real, whole, writable
 from shardbook.train.machines import shape
 from shardbook.train.not_finite import not_finite
 from shardbook.train.ranks import machine
@@ -30,6 +30,11 @@ __all__ = ["add_groups"]
 Add = Callable[..., Any]
 # sidelit: show
 
+# The deepest transformers that were published have a thousand layers. A size is limited
+# only so that all numbers of bytes stay countable; whether there is memory for a model
+# [is checked](plan.py#refuse_too_large) before it is made.
+LAYERS, SIZE, TIMES = whole(1, 1000), whole(1, 10**6), 10**12
+
 
 def add_groups(parser: argparse.ArgumentParser) -> None:
     """Give a parser every option of a run."""
@@ -40,15 +45,15 @@ def add_groups(parser: argparse.ArgumentParser) -> None:
 
 def model(add: Add) -> None:
     """The shape of [the GPT](gpt.py#Config)."""
-    add("--layers", type=int, default=4, help="blocks of the GPT")
+    add("--layers", type=LAYERS, default=4, help="blocks of the GPT")
     add(
         "--width",
-        type=int,
+        type=SIZE,
         default=128,
         help="values for each position, a multiple of --heads",
     )
-    add("--heads", type=int, default=4, help="attention heads in a block")
-    add("--context", type=int, default=128, help="tokens that the model sees at once")
+    add("--heads", type=SIZE, default=4, help="attention heads in a block")
+    add("--context", type=SIZE, default=128, help="tokens that the model sees at once")
 
 
 def text(add: Add) -> None:
@@ -56,33 +61,34 @@ def text(add: Add) -> None:
     add(
         "--data",
         "--text",
-        type=Path,
+        type=path,
         metavar="PATH",
         help="a file, or a folder of files, to train on; left out: a book",
     )
     add(
         "--tokenizer",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="a file of the tokenizers library; left out: a byte is a token",
     )
     add(
         "--cache",
-        type=Path,
+        type=path,
         metavar="FOLDER",
         default=CACHE,
         help="where text is kept that a tokenizer has encoded",
     )
     add(
         "--held-out",
-        type=float,
+        type=real(1e-6, 0.999999),
         metavar="PART",
         default=0.1,
         help="the end of the text that is not trained on, as a part of the whole",
     )
     add(
         "--seed",
-        type=int,
+        # The random generators take 64 bits, and each epoch of the text has a seed of its own.
+        type=whole(0, 10**12),
         default=0,
         help="decides the first weights and the order of the text",
     )
@@ -90,16 +96,21 @@ def text(add: Add) -> None:
 
 def training(add: Add) -> None:
     """The length of the run, the size of its steps, the optimizer and the learning rate."""
-    add("--steps", type=int, default=200, help="steps of the optimizer, at least 2")
+    add(
+        "--steps",
+        type=whole(2, TIMES),
+        default=200,
+        help="steps of the optimizer, at least 2",
+    )
     add(
         "--batch",
-        type=int,
+        type=SIZE,
         default=8,
         help="windows of text for one rank in one micro-batch",
     )
     add(
         "--accumulate",
-        type=int,
+        type=SIZE,
         default=1,
         help="micro-batches whose gradients add up to one step",
     )
@@ -111,7 +122,8 @@ def training(add: Add) -> None:
     )
     add(
         "--lr",
-        type=float,
+        # A step of AdamW divides it by a tenth, and FP32 ends at 3e38.
+        type=real(1e-30, 1e30),
         default=1e-3,
         help="learning rate; sgd wants a larger one, such as 0.5",
     )
@@ -121,30 +133,35 @@ def training(add: Add) -> None:
         default="constant",
         help="how the learning rate goes on after the warm-up",
     )
-    add("--warmup", type=int, default=0, help="steps in which the learning rate grows")
+    add(
+        "--warmup",
+        type=whole(0, TIMES),
+        default=0,
+        help="steps in which the learning rate grows",
+    )
     add(
         "--lr-end",
-        type=float,
+        type=real(0, 1),
         metavar="PART",
         default=0.1,
         help="the part of --lr that the last step has, with the schedule cosine",
     )
     add(
         "--clip",
-        type=float,
+        type=real(1e-30, 1e30),
         metavar="NORM",
         help="the largest norm of the gradient; left out: none is clipped",
     )
     not_finite(add)
     add(
         "--evaluate-every",
-        type=int,
+        type=whole(1, TIMES),
         metavar="STEPS",
         help="how often to compute the loss on the unseen text; left out: at the end",
     )
     add(
         "--evaluate-batches",
-        type=int,
+        type=whole(1, TIMES),
         metavar="NUMBER",
         help="batches of unseen text in an evaluation; left out: all there are",
     )
@@ -199,21 +216,27 @@ def writing(add: Add) -> None:
     """The output of a run: a written sample, figures, a trace, and a memory snapshot."""
     add(
         "--sample",
-        type=int,
+        type=whole(0, 10**6),
         metavar="TOKENS",
         default=120,
         help="tokens of text that the trained model writes at the end",
     )
-    add("--prompt", default="The ", metavar="TEXT", help="what that text goes on from")
+    add(
+        "--prompt",
+        type=phrase,
+        default="The ",
+        metavar="TEXT",
+        help="what that text goes on from",
+    )
     add(
         "--json",
-        type=Path,
+        type=writable,
         metavar="FILE",
         help="also write the table's figures to this file",
     )
     add(
         "--jsonl",
-        type=Path,
+        type=writable,
         metavar="FILE",
         help="append a line of JSON to this file in each step",
     )
@@ -225,13 +248,13 @@ def writing(add: Add) -> None:
     )
     add(
         "--profile",
-        type=Path,
+        type=folder_to_write,
         metavar="FOLDER",
         help="write a trace of one step of each rank into this folder",
     )
     add(
         "--memory-snapshot",
-        type=Path,
+        type=folder_to_write,
         metavar="FOLDER",
         help="write what each rank stored at the peak of the last step into this folder",
     )

@@ -15,9 +15,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from shardbook.command import Mistake, Parser
+from shardbook.command import Mistake, Parser, path
 from shardbook.models.gpt import Config
 from shardbook.planning.report import named_file
 from shardbook.train.option_file import arguments_in
@@ -91,61 +90,25 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     """Add the option that names [a file](option_file.py) of options."""
     parser.add_argument(
         "--config",
-        type=Path,
+        type=path,
         metavar="FILE",
         dest="file",
         help="read options from this TOML or YAML file; the command line wins",
     )
 
 
-# sidelit: depth Values that make no sense, and files that could not be written.
-
-LEAST = {
-    "batch": 1,
-    "accumulate": 1,
-    "warmup": 0,
-    "evaluate_every": 1,
-    "evaluate_batches": 1,
-    "save_every": 1,
-    "keep": 1,
-    "sample": 0,
-    "ranks": 1,
-}
+# sidelit: depth Options that contradict each other.
 
 
 def refuse_senseless(options: argparse.Namespace) -> None:
-    """Refuse options that would fail only in the middle of a run.
+    """Refuse options that would fail only in the middle of a run, although each has a good value.
 
     :raises Mistake: naming the option
     """
-    for name, least in LEAST.items():
-        value = getattr(options, name)
-        if value is not None and value < least:
-            flag = name.replace("_", "-")
-            raise Mistake(f"--{flag} is {value}, but it must be at least {least}")
-    if options.steps < 2:
-        raise Mistake(
-            f"--steps is {options.steps}, but it must be at least 2: the first makes the optimizer's state, "
-            "and the last is measured"
-        )
-    for name in ("lr", "clip", "memory"):
-        value = getattr(options, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise Mistake(f"--{name} is {value}, but it must be a positive number")
-    if not 0 <= options.lr_end <= 1:
-        raise Mistake(f"--lr-end is {options.lr_end}, but it must be from 0 to 1")
-    if not 0 < options.held_out < 1:
-        raise Mistake(
-            f"--held-out is {options.held_out}, but it must be between 0 and 1"
-        )
     if options.warmup >= options.steps:
         raise Mistake(
             f"--warmup is {options.warmup}, but the run has only {options.steps} steps"
         )
-    if not 0 <= options.seed < 2**63:
-        raise Mistake(f"--seed is {options.seed}, but it must be from 0 to 2**63 - 1")
-    if options.sample and not options.prompt:
-        raise Mistake("--prompt is empty, but a text has to go on from something")
     if options.mesh is not None and options.stage == 0:
         raise Mistake(
             "--mesh is for stages 1 to 3: in stage 0 each rank has a copy of its own"
@@ -156,11 +119,11 @@ def refuse_senseless(options: argparse.Namespace) -> None:
 
 
 def refuse_unwritable(options: argparse.Namespace) -> None:
-    """Refuse files and folders that a run could not write at its end.
+    """Refuse names that do not stand for a file of this run.
 
     :raises Mistake: naming the option
     """
-    # Rank 0 writes the files, and a folder need not exist on other machines.
+    # Rank 0 writes the files.
     if os.environ.get("RANK", "0") != "0":
         return
     for name in ("json", "jsonl"):
@@ -168,10 +131,6 @@ def refuse_unwritable(options: argparse.Namespace) -> None:
         if file is None:
             continue
         there = named_file(file, f"--{name}")
-        if not file.parent.is_dir():
-            raise Mistake(
-                f"--{name} {file}: there is no folder {file.parent}; make it first"
-            )
         if name == "jsonl" and there.exists():
             try:
                 kept(file)
@@ -179,13 +138,3 @@ def refuse_unwritable(options: argparse.Namespace) -> None:
                 raise Mistake(f"--jsonl {file}: {error.strerror}") from error
     if options.json is not None and options.json == options.jsonl:
         raise Mistake(f"--json and --jsonl both name {options.json}; name two files")
-    for name in ("profile", "memory_snapshot", "checkpoints"):
-        folder = getattr(options, name)
-        if folder is None:
-            continue
-        flag = name.replace("_", "-")
-        if folder.exists() and not folder.is_dir():
-            raise Mistake(f"--{flag} {folder} is a file; name a folder")
-        there = next(each for each in (folder, *folder.parents) if each.exists())
-        if not os.access(there, os.W_OK):
-            raise Mistake(f"--{flag} {folder}: {there} cannot be written to")

@@ -24,7 +24,8 @@ On a CPU it is the available memory of the system, divided by the ranks on this 
 With `--memory 80` you plan for another machine, with 80 GB for each rank. With
 `--offload` on a GPU, the part on the host is compared with the host's memory.
 
-The program returns 0 if the run fits, and 1 if it does not. So a script can start a job
+The program returns 0 if the run fits, and 1 if it does not. If [the options are
+wrong](command.py), it returns 2. So a script can start a job
 only if it fits:
 
 ```sh
@@ -46,6 +47,7 @@ from typing import Any
 
 import torch
 
+from shardbook.command import OwnMistake
 from shardbook.models import corpus
 from shardbook.planning.forecast import Setup, forecast
 from shardbook.planning.planner import activations, layouts_of, own_bytes
@@ -54,7 +56,7 @@ from shardbook.train.assemble import setup_of
 from shardbook.train.machines import refuse_unfit_shape
 from shardbook.train.ranks import choose_device, number
 
-__all__ = ["Plan", "plan", "plan_figures", "table"]
+__all__ = ["Plan", "plan", "plan_figures", "refuse_too_large", "table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,31 @@ def verdict(made: Plan) -> str:
     )
 
 
-# sidelit: depth Limits that a container sets, and the figures as a file.
+# sidelit: depth Models without memory, limits that a container sets, and the figures as a file.
+
+
+def refuse_too_large(options: argparse.Namespace, nbytes: int) -> None:
+    """Refuse a model whose parameters alone need more memory than a rank has on this host.
+
+    A GPU answers for itself when [the model is made](assemble.py#mistakes). A host may
+    promise memory that it does not have, and then end the process.
+
+    :param nbytes: the bytes of all parameters
+    :raises OwnMistake: naming both numbers
+    """
+    alone = "1" if options.mesh is None else str(options.mesh.size)
+    ranks = number("WORLD_SIZE", least=1, default=alone)
+    sharing = ranks if options.mesh is None else options.mesh.ranks
+    need = nbytes // sharing if options.stage == 3 else nbytes
+    room = available()
+    if room is None or not (options.offload or choose_device(options)[0].type == "cpu"):
+        return
+    room //= number("LOCAL_WORLD_SIZE", least=1, default=str(ranks))
+    if need > room:
+        raise OwnMistake(
+            f"the parameters alone take {need / 1e9:,.1f} GB on a rank, and this machine has "
+            f"{room / 1e9:,.1f} GB for it; make the model smaller, or take more ranks and --stage 3"
+        )
 
 
 def limits() -> list[int]:

@@ -23,8 +23,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardbook.command import Mistake, OwnMistake
-from shardbook.train.machines import part_of_store
+from shardbook.command import (
+    Mistake,
+    OwnMistake,
+    rank_and_ranks,
+    real,
+    variable,
+    was_launched,
+)
+from shardbook.train.machines import RANKS, part_of_store
 from shardbook.train.same_options import given, refuse_different
 
 __all__ = ["LAUNCH", "machine", "start"]
@@ -40,7 +47,7 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
     :raises Mistake: if the environment's variables contradict each other, the device
         does not exist, the ranks do not meet, or their options differ
     """
-    launched = "RANK" in os.environ or "WORLD_SIZE" in os.environ
+    launched = was_launched()
     rank, world_size = environment() if launched else (0, 1)
     device, backend = choose_device(options)
     if device.type == "cuda":
@@ -99,10 +106,7 @@ def meeting_place(
 
 def environment() -> tuple[int, int]:
     """The rank of this process and the world size, as set by `torchrun`."""
-    world_size = number("WORLD_SIZE", least=1)
-    rank = number("RANK", least=0)
-    refuse_impossible(rank, world_size)
-    return rank, world_size
+    return rank_and_ranks(LAUNCH)
 
 
 def choose_device(options: argparse.Namespace) -> tuple[torch.device, str]:
@@ -144,13 +148,13 @@ def machine(add: Callable[..., Any]) -> None:
     )
     add(
         "--ranks",
-        type=int,
+        type=RANKS,
         metavar="NUMBER",
         help="with --plan: the number of ranks; left out: those that were started",
     )
     add(
         "--memory",
-        type=float,
+        type=real(1e-9, 1e12),
         metavar="GB",
         help="with --plan: what one rank may take; left out: its share of this machine",
     )
@@ -215,35 +219,7 @@ PATIENCE = timedelta(seconds=10)
 
 def number(name: str, *, least: int, default: str | None = None) -> int:
     """Read a whole number from the environment."""
-    value = os.environ.get(name, default)
-    if value is None:
-        raise OwnMistake(f"{name} is not set; start the ranks with {LAUNCH}")
-    if not value.isdecimal() or int(value) < least:
-        raise OwnMistake(
-            f"{name} is {value!r}, but it must be a whole number of at least {least}; "
-            f"start the ranks with {LAUNCH}"
-        )
-    return int(value)
-
-
-def refuse_impossible(rank: int, world_size: int) -> None:
-    """Refuse an environment in which the ranks cannot meet.
-
-    :raises OwnMistake: naming the variable
-    """
-    if rank >= world_size:
-        raise OwnMistake(
-            f"RANK is {rank}, but WORLD_SIZE is {world_size}, so the last rank is {world_size - 1}"
-        )
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if not os.environ.get(name):
-            raise OwnMistake(
-                f"{name} is not set, so the ranks cannot meet; start them with {LAUNCH}"
-            )
-    if number("MASTER_PORT", least=1) >= 2**16:
-        raise OwnMistake(
-            f"MASTER_PORT is {os.environ['MASTER_PORT']}, but the last port is 65535"
-        )
+    return variable(name, LAUNCH, least=least, default=default)
 
 
 def refuse_missing(kind: str, backend: str, gpus: int, here: int) -> None:

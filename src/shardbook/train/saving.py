@@ -53,7 +53,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shardbook.command import Mistake
+from shardbook.command import Failure, Mistake, folder_to_write, whole
 from shardbook.foundations.torch_private import default_store
 from shardbook.precision.sharded_scaler import ShardedGradScaler
 from shardbook.state.checkpoints import Checkpoints
@@ -143,7 +143,7 @@ class Saves:
     def after_step(self) -> bool:
         """Save if a checkpoint is due, and return whether the run has to end now. Collective.
 
-        :raises Mistake: if a checkpoint cannot be written
+        :raises Failure: if a checkpoint cannot be written
         """
         if self.checkpoints is None:
             return False
@@ -162,7 +162,7 @@ class Saves:
                 if leaving or run.number == self.last:
                     self.checkpoints.wait()
             except OSError as error:
-                raise Mistake(advised(error)) from error
+                raise Failure(advised(error)) from error
         return leaving and run.number < self.last
 
     def check_folder(self) -> None:
@@ -377,14 +377,20 @@ def saving(add: Callable[..., Any]) -> None:
     """The options for checkpoints."""
     add(
         "--checkpoints",
-        type=Path,
+        type=folder_to_write,
         metavar="FOLDER",
         help="save the run into this folder, and go on from the newest checkpoint in it",
     )
-    add("--save-every", type=int, metavar="STEPS", default=100, help="how often")
+    add(
+        "--save-every",
+        type=whole(1, 10**12),
+        metavar="STEPS",
+        default=100,
+        help="how often",
+    )
     add(
         "--keep",
-        type=int,
+        type=whole(1, 10**6),
         metavar="NUMBER",
         default=2,
         help="how many checkpoints stay, the newest ones",

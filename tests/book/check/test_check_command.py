@@ -54,11 +54,19 @@ def test_under_torchrun_each_rank_runs_the_script_in_its_place(tmp_path: Path) -
     ("arguments", "sentence"),
     [
         (["missing.py"], "there is no file missing.py; name a Python script"),
-        (["--steps", "0", "here.py"], "--steps is 0, but it must be at least 1"),
-        (["--ranks", "0", "here.py"], "--ranks is 0, but it must be at least 1"),
+        (
+            ["--steps", "0", "here.py"],
+            "--steps is 0, but it must be a whole number from 1 to 1,000,000; see --help",
+        ),
+        (
+            ["--ranks", "0", "here.py"],
+            "--ranks is 0, but it must be a whole number from 1 to 1,000; see --help",
+        ),
+        (["wrong.py"], "wrong.py:2: this is no Python: '(' was never closed"),
+        (["binary.py"], "binary.py: this is no Python: source code string cannot contain null bytes"),
         (
             ["--json", "no/page.json", "here.py"],
-            "--json no/page.json is no file in a folder that exists; name one",
+            "--json is no/page.json, but there is no folder no; make it first; see --help",
         ),
         (["--wrong", "here.py"], "unrecognized arguments: --wrong; see --help"),
         ([], "the following arguments are required: script, ...; see --help"),
@@ -66,6 +74,8 @@ def test_under_torchrun_each_rank_runs_the_script_in_its_place(tmp_path: Path) -
 )
 def test_a_mistake_is_told_in_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     (tmp_path / "here.py").write_text("")
+    (tmp_path / "wrong.py").write_text("a = 1\nprint(a\n")
+    (tmp_path / "binary.py").write_bytes(b"\x7fELF\0\0")
     ended = warm.start(*CHECK, *arguments, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"python -m shardbook.check: {sentence}\n"

@@ -265,29 +265,48 @@ def test_the_pipeline_program_trains_like_one_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "world_size", "sentence"),
+    ("way", "environment", "sentence"),
     [
-        (["three"], "2", "shardbook.parallel: three cannot run on 2 ranks; start one of 8"),
-        (["tensor"], "3", "shardbook.parallel: tensor cannot run on 3 ranks; start one of 1, 2, 4"),
+        ("three", {"WORLD_SIZE": "2"}, "shardbook.parallel: three cannot run on 2 ranks; start one of 8"),
         (
-            ["tensor"],
-            None,
+            "tensor",
+            {"WORLD_SIZE": "3"},
+            "shardbook.parallel: tensor cannot run on 3 ranks; start one of 1, 2, 4",
+        ),
+        (
+            "tensor",
+            {"WORLD_SIZE": None, "RANK": None},
             "shardbook.parallel: tensor runs on several ranks; start it with "
+            "torchrun --standalone --nproc-per-node 4 -m shardbook.parallel tensor",
+        ),
+        (
+            "tensor",
+            {"WORLD_SIZE": "abc"},
+            "shardbook.parallel: rank 0: WORLD_SIZE is 'abc', but it must be a whole number of at least 1, "
+            "and at most 1,000,000; start the ranks with torchrun --standalone --nproc-per-node 4 -m "
+            "shardbook.parallel tensor",
+        ),
+        (
+            "tensor",
+            {"RANK": None},
+            "shardbook.parallel: RANK is not set; start the ranks with "
             "torchrun --standalone --nproc-per-node 4 -m shardbook.parallel tensor",
         ),
     ],
 )
 def test_a_number_of_ranks_that_does_not_fit_is_refused_in_one_sentence(
-    arguments: list[str],
-    world_size: str | None,
+    way: str,
+    environment: dict[str, str | None],
     sentence: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if world_size is None:
-        monkeypatch.delenv("WORLD_SIZE", raising=False)
-    else:
-        monkeypatch.setenv("WORLD_SIZE", world_size)
-    assert main(arguments) == 1
+    usual = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in {**usual, **environment}.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert main([way]) == 2
     assert capsys.readouterr().err == sentence + "\n"
     assert not dist.is_initialized()

@@ -42,16 +42,17 @@ def test_the_command_answers_for_one_machine(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--flops", "0", "0 is not a number above 0"),
-        ("--bandwidth", "inf", "inf is not a number above 0"),
-        ("--tokens", "1.5", "1.5 is not a whole number"),
-        ("--ranks", "many", "invalid count value: 'many'"),
+        ("--flops", "0", "--flops is 0, but it must be a number from 1 to 1e+30"),
+        ("--bandwidth", "inf", "--bandwidth is inf, but it must be a number"),
+        ("--bandwidth", "1e-300", "--bandwidth is 1e-300, but it must be a number"),
+        ("--tokens", "1.5", "--tokens is 1.5, but it must be a whole number"),
+        ("--ranks", "many", "--ranks is many, but it must be a whole number"),
     ],
 )
 def test_a_mistake_is_told_in_one_sentence(
     option: str, value: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([option, value]) == 1
+    assert main([option, value]) == 2
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1

@@ -288,7 +288,7 @@ def test_several_numbers_are_several_tables(capsys: pytest.CaptureFixture[str]) 
 def test_a_mistake_is_one_sentence(
     capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
 ) -> None:
-    assert formats.main(words) == 1
+    assert formats.main(words) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"shardbook.precision.formats: {sentence}\n")
 

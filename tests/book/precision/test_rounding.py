@@ -134,12 +134,12 @@ def test_the_gradient_of_a_position_is_smaller_in_a_larger_batch() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--steps 0", "--steps must be from 1 to 1,000,000"),
-        ("--batch 1001", "--batch must be from 1 to 1,000"),
-        ("--step many", "argument --steps: invalid int value: 'many'; see --help"),
+        ("--steps 0", "--steps is 0, but it must be a whole number from 1 to 1,000,000; see --help"),
+        ("--batch 1001", "--batch is 1001, but it must be a whole number from 1 to 1,000; see --help"),
+        ("--stage 1", "unrecognized arguments: --stage 1; see --help"),
     ],
 )
 def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], words: str, sentence: str) -> None:
-    assert rounding.main(words.split()) == 1
+    assert rounding.main(words.split()) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"shardbook.precision.rounding: {sentence}\n")

@@ -419,7 +419,7 @@ def test_labml_that_is_not_installed_is_told_in_one_sentence(
     from shardbook.train.loop import main
 
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
-    assert main(["--track", "labml"]) == 1
+    assert main(["--track", "labml"]) == 2
     told = capsys.readouterr().err
     assert "--track labml needs the library labml: pip install 'shardbook[train]'" in told
     assert "--jsonl FILE" in told

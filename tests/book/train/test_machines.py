@@ -148,7 +148,7 @@ def test_the_plan_takes_its_ranks_from_the_mesh(
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert main([*SMALL.split(), "--plan", "--memory", "1", "--mesh", "2x8"]) == 0
     assert "16 ranks" in capsys.readouterr().out
-    assert main([*SMALL.split(), "--plan", "--memory", "1", "--mesh", "2x8", "--ranks", "4"]) == 1
+    assert main([*SMALL.split(), "--plan", "--memory", "1", "--mesh", "2x8", "--ranks", "4"]) == 2
     told = capsys.readouterr().err
     assert told == (
         "shardbook.train: --mesh 2x8 is for 16 ranks, but there are 4; let copies times ranks be 4\n"
@@ -161,7 +161,7 @@ def test_what_is_no_shape_is_told(text: str, capsys: pytest.CaptureFixture[str])
 
     with pytest.raises(argparse.ArgumentTypeError, match="is no shape"):
         shape(text)
-    assert main([f"--mesh={text}"]) == 1
+    assert main([f"--mesh={text}"]) == 2
     assert "write copies x ranks without blanks, such as 2x8" in capsys.readouterr().err
 
 

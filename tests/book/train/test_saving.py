@@ -430,6 +430,6 @@ def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
         (["--data", __file__], "the hash of the text .* was .* when the checkpoint was saved, and is "),
     ):
         run = start(*line, "--steps", "9", *options)
-        assert run.returncode == 1
+        assert run.returncode == 2
         assert re.search(sentence, run.stderr), run.stderr
         assert run.stderr.count("\n") == 1

@@ -124,33 +124,41 @@ def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "sentence"),
     [
         ("--width 100 --heads 3", "width 100 is not divisible by heads 3; choose a multiple of heads"),
-        ("--layers 0", "layers is 0, but it must be at least 1"),
-        ("--batch 0", "--batch is 0, but it must be at least 1"),
-        ("--lr nan", "--lr is nan, but it must be a positive number"),
-        ("--lr -1", "--lr is -1.0, but it must be a positive number"),
-        ("--seed -1", "--seed is -1, but it must be from 0 to 2**63 - 1"),
-        ("--json /", "--json / is a folder; name a file"),
-        ("--steps 1", "--steps is 1, but it must be at least 2"),
-        ("--warmup -1", "--warmup is -1, but it must be at least 0"),
+        ("--layers 0", "--layers is 0, but it must be a whole number from 1 to 1,000"),
+        ("--layers 1e6", "--layers is 1e6, but it must be a whole number from 1 to 1,000"),
+        (
+            "--layers 1e3 --width 1e6",
+            "the parameters alone take 48,000,054.6 GB on a rank, and this ",
+        ),
+        ("--batch 0", "--batch is 0, but it must be a whole number from 1"),
+        ("--lr nan", "--lr is nan, but it must be a number from 1e-30 to 1e+30"),
+        ("--lr -1", "--lr is -1, but it must be a number from 1e-30 to 1e+30"),
+        ("--seed -1", "--seed is -1, but it must be a whole number from 0 to 1,000,000,000,000"),
+        ("--json /", "--json is /, a folder; name a file"),
+        ("--steps 1", "--steps is 1, but it must be a whole number from 2"),
+        ("--warmup -1", "--warmup is -1, but it must be a whole number from 0"),
         ("--warmup 200", "--warmup is 200, but the run has only 200 steps"),
-        ("--clip 0", "--clip is 0.0, but it must be a positive number"),
-        ("--lr-end 2", "--lr-end is 2.0, but it must be from 0 to 1"),
-        ("--held-out 1", "--held-out is 1.0, but it must be between 0 and 1"),
-        ("--evaluate-every 0", "--evaluate-every is 0, but it must be at least 1"),
-        ("--evaluate-batches 0", "--evaluate-batches is 0, but it must be at least 1"),
-        ("--sample -1", "--sample is -1, but it must be at least 0"),
-        ("--prompt=", "--prompt is empty, but a text has to go on from something"),
+        ("--clip 0", "--clip is 0, but it must be a number from 1e-30"),
+        ("--lr-end 2", "--lr-end is 2, but it must be a number from 0 to 1"),
+        ("--held-out 1", "--held-out is 1, but it must be a number from 1e-06 to 0.999999"),
+        ("--evaluate-every 0", "--evaluate-every is 0, but it must be a whole number from 1"),
+        ("--evaluate-batches 0", "--evaluate-batches is 0, but it must be a whole number from 1"),
+        ("--sample -1", "--sample is -1, but it must be a whole number from 0"),
+        ("--prompt=", "--prompt is empty; write a text, or leave it out"),
         ("--ranks 2", "--ranks is for a plan; add --plan"),
         ("--memory 2", "--memory is for a plan; add --plan"),
-        ("--plan --ranks 0", "--ranks is 0, but it must be at least 1"),
-        ("--plan --memory nan", "--memory is nan, but it must be a positive number"),
+        ("--plan --ranks 0", "--ranks is 0, but it must be a whole number from 1"),
+        ("--plan --memory nan", "--memory is nan, but it must be a number"),
+        ("--data=", "--data/--text is empty; name a file or a folder, or leave it out"),
+        ("--profile /proc/1/x", "is /proc/1/x, but nothing can be written to /proc/1: No such file"),
+        ("--checkpoints /proc", "is /proc, but nothing can be written to /proc: No such file"),
         ("--data nowhere", "--data nowhere: there is no such file or folder"),
         ("--tokenizer nowhere", "--tokenizer nowhere: there is no such file"),
         ("--config nowhere.toml", "--config nowhere.toml: No such file or directory"),
-        ("--jsonl /", "--jsonl / is a folder; name a file"),
-        ("--profile /etc/passwd", "--profile /etc/passwd is a file; name a folder"),
+        ("--jsonl /", "--jsonl is /, a folder; name a file"),
+        ("--profile /etc/passwd", "--profile is /etc/passwd, a file; name a folder"),
         ("--step 3", "unrecognized arguments: --step 3; see --help"),
-        ("--steps many", "argument --steps: invalid int value: 'many'; see --help"),
+        ("--steps many", "--steps is many, but it must be a whole number from 2"),
         ("--optimizer adafactor", "invalid choice: 'adafactor'"),
         ("--stepz 3", "unrecognized arguments: --stepz 3; see --help"),
         ("--json nowhere/figures.json", "there is no folder nowhere; make it first"),
@@ -214,6 +222,12 @@ def test_a_file_is_written_where_a_link_leads_and_whole_or_not_at_all(tmp_path: 
         ({"RANK": "0"}, "WORLD_SIZE is not set; start the ranks with torchrun"),
         ({"WORLD_SIZE": "4", "RANK": "9"}, "RANK is 9, but WORLD_SIZE is 4, so the last rank is 3"),
         ({"WORLD_SIZE": "2", "RANK": "abc"}, "RANK is 'abc', but it must be a whole number"),
+        ({"WORLD_SIZE": "", "RANK": "0"}, "WORLD_SIZE is '', but it must be a whole number"),
+        ({"WORLD_SIZE": "1" + "0" * 23, "RANK": "0"}, "and at most 1,000,000; start the ranks with torchrun"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "70000"},
+            "MASTER_PORT is '70000', but it must be a whole number of at least 0, and at most 65,535",
+        ),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR is not set, so the ranks cannot meet"),
     ],
 )
@@ -259,8 +273,10 @@ def test_a_mistake_in_the_options_is_told_once_on_each_machine(
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     for name, value in {"WORLD_SIZE": "16", **environment}.items():
         monkeypatch.setenv(name, value)
-    assert main(["--layers", "0"]) == 1
-    said = "shardbook.train: layers is 0, but it must be at least 1\n" if speaks else ""
+    assert main(["--width", "3"]) == 2
+    said = (
+        "shardbook.train: width 3 is not divisible by heads 4; choose a multiple of heads\n" if speaks else ""
+    )
     assert capsys.readouterr() == ("", said)
 
 
@@ -290,7 +306,7 @@ def test_a_mistake_of_a_rank_alone_is_told_by_that_rank(
     """A process as it runs on a second machine, whose surroundings are not those of rank 0."""
     places = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": ""}
     run = start("-m", "shardbook.train", "--steps", "2", *options.split(), **places, **environment)
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert run.stdout == ""
     assert run.stderr.startswith(f"shardbook.train: rank 1: {sentence}")
     assert run.stderr.count("\n") == 1
@@ -312,7 +328,7 @@ def test_gpus_are_given_out_and_shared_only_on_gloo(monkeypatch: pytest.MonkeyPa
 
 
 def check_mistake(options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(options) == 1
+    assert main(options) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert sentence in err
