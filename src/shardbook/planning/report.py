@@ -336,8 +336,6 @@ OTHER_KINDS = {
     stat.S_ISSOCK: "a socket",
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
-    # All other links were followed.
-    stat.S_ISLNK: "a link that leads back to itself",
 }
 
 

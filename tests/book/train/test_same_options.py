@@ -144,7 +144,7 @@ def test_a_rank_says_which_address_it_waits_for_and_does_not_wait_forever(
 def test_a_port_in_use_is_told_in_one_sentence(taken: int) -> None:
     places = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken)}
     run = start("-m", "shardbook.train", *LINE, **places)
-    assert (run.returncode, run.stdout) == (1, "")
+    assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == (
         f"shardbook.train: rank 0: port {taken} (MASTER_PORT) of this machine is in use; "
         "choose another one for all ranks\n"
@@ -179,7 +179,7 @@ def test_an_option_that_the_checkpoint_depends_on_is_named(
 ) -> None:
     from shardbook.train.loop import main
 
-    assert main([*LINE, "--checkpoints", str(saved), *words.split()]) == 1
+    assert main([*LINE, "--checkpoints", str(saved), *words.split()]) == 2
     said = capfd.readouterr().err
     assert said.startswith(f"shardbook.train: --checkpoints {saved}: {sentence}")
     assert said.endswith("; go on with the same, or name another folder\n")

@@ -206,7 +206,7 @@ def test_a_second_run_in_a_folder_is_refused_at_its_start(tmp_path: Path) -> Non
     line = ["-m", "shardbook.train", *LINE, "--steps", "5", "--checkpoints", str(folder)]
     claim = Claim(folder)
     run = start(*line)
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert run.stderr == (
         f"shardbook.train: --checkpoints {folder}: another run uses this folder (process {os.getpid()} on "
         f"{socket.gethostname()}); end it first, or name another folder\n"
@@ -310,7 +310,7 @@ def test_a_file_of_somebody_is_no_log(
     if line is None:
         assert parse([*LINE, "--jsonl", str(file)]).jsonl == file
         return
-    assert main([*LINE, "--jsonl", str(file)]) == 1
+    assert main([*LINE, "--jsonl", str(file)]) == 2
     sentence = f"{file} has a line {line} that no run has written; name another file, so that this one stays"
     assert capsys.readouterr().err == f"shardbook.train: --jsonl {sentence} as it is\n"
     with pytest.raises(Mistake, match="no run has written"), json_lines(file, 1, again=True):
