@@ -377,7 +377,7 @@ def refuse_other_rule(
     """
     if optimizer is None or text.get("rule") == type(optimizer).__name__:
         return
-    for group in restored(text["optimizer"]):
+    for group in text["optimizer"]:
         lacks = [key for key in optimizer.defaults if key not in group]
         instead = [key for key in group if key not in optimizer.param_groups[0]]
         if lacks and instead:

@@ -161,7 +161,7 @@ def test_no_path_of_the_command_runs_a_program(tmp_path: Path) -> None:
         (["--tokenizer", str(tmp_path / "options.toml"), "--data", __file__], r"options\.toml"),
     ):
         run = start(*LINE.split(), *options)
-        assert run.returncode == 1, run.stdout
+        assert run.returncode == 2, run.stdout
         assert re.search(expected, run.stderr), run.stderr
         assert run.stderr.count("\n") == 1
         assert not evil.ran.exists()
