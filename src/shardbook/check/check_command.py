@@ -79,8 +79,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--ranks",
-        # All of them run on this machine.
-        type=whole(1, 1000),
+        # Each is a process on this machine, and takes about 300 MB.
+        type=whole(1, 64),
         metavar="NUMBER",
         help="how many ranks to start (2), if torchrun has started none",
     )

@@ -17,7 +17,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardbook.command import TRIAL, Mistake, Parser, folder_to_write, path, phrase
+from shardbook.command import (
+    TRIAL,
+    Mistake,
+    Parser,
+    folder_to_write,
+    path,
+    phrase,
+    whole,
+)
+from shardbook.models.gpt import Config
 from shardbook.train.option_groups import (
     LAYERS,
     SIZE,
@@ -115,7 +124,7 @@ def trained(add: Add) -> None:
     )
     add(
         "--lora-rank",
-        type=SIZE,
+        type=whole(1, 10**4),
         metavar="NUMBER",
         default=8,
         help="columns of a LoRA matrix",
@@ -157,6 +166,10 @@ def refuse_nonsense(options: argparse.Namespace) -> None:
             raise Mistake(
                 f"--{name} is for a random model; leave it out, or leave out --model"
             )
+    try:
+        Config(width=options.width or 128, heads=options.heads or 4)
+    except ValueError as refusal:
+        raise Mistake(str(refusal)) from refusal
     if options.lora_targets is not None and options.train != "lora":
         raise Mistake("--lora-targets is for LoRA; add --train lora")
     if options.train == "lora" and options.out is not None and options.model is None:

@@ -60,7 +60,7 @@ def test_under_torchrun_each_rank_runs_the_script_in_its_place(tmp_path: Path) -
         ),
         (
             ["--ranks", "0", "here.py"],
-            "--ranks is 0, but it must be a whole number from 1 to 1,000; see --help",
+            "--ranks is 0, but it must be a whole number from 1 to 64; see --help",
         ),
         (["wrong.py"], "wrong.py:2: this is no Python: '(' was never closed"),
         (["binary.py"], "binary.py: this is no Python: source code string cannot contain null bytes"),
