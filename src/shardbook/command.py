@@ -235,6 +235,7 @@ def variable(
     return int(value)
 
 
+# sidelit: core
 # sidelit: depth The kinds of values that options take, with their limits.
 
 

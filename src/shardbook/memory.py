@@ -371,6 +371,7 @@ def count(text: str) -> int:
     >>> count("7.5e9"), count("124_000_000")
     (7500000000, 124000000)
     """
+    # Not `float`, which knows no whole numbers between 2**53 and 2**53 + 2.
     return whole(1, LARGEST)(text)
 
 

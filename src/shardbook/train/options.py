@@ -123,7 +123,7 @@ def refuse_unwritable(options: argparse.Namespace) -> None:
 
     :raises Mistake: naming the option
     """
-    # Rank 0 writes the files.
+    # Rank 0 writes the file, and the folder need not exist on other machines.
     if os.environ.get("RANK", "0") != "0":
         return
     for name in ("json", "jsonl"):

@@ -55,8 +55,8 @@ def start(options: argparse.Namespace) -> Iterator[torch.device]:
     # If one rank fails, the others should wait for it at most five minutes. The default
     # of the backend is longer.
     limit = timedelta(minutes=5)
-    # A process that was started without `torchrun` is the only rank, so its store is in
-    # its own memory.
+    # A process that was started alone meets nobody, so its meeting place is in its own
+    # memory.
     store = dist.HashStore()  # type: ignore[attr-defined]
     if launched:
         mine = given(options) | {"--device": device.type, "--backend": backend}

@@ -110,6 +110,8 @@ def keep_state_dict_whole(unit: Unit, module: nn.Module) -> None:
                 flat.store()
         unit.free()
 
+    # A part of the unit has no shard of its own, so it cannot gather by itself. Asked
+    # directly, it would save slices.
     for part in {site.module for site in unit.sites} - {module}:
         part.register_state_dict_post_hook(partial(names_alone, unit))
     module.register_state_dict_pre_hook(gather)
@@ -217,9 +219,8 @@ def refuse_in_block(unit: Unit) -> None:
         )
 
 
-# A part of a unit has no shard of its own, so it cannot gather. Some programs call its
-# `state_dict` for the names alone: `peft` picks those of a trained copy from the
-# `state_dict` of the model.
+# Some programs ask a part for the names alone: `peft` picks the values under them from
+# the `state_dict` of the model.
 def names_alone(
     unit: Unit, part: nn.Module, found: dict[str, Any], prefix: str, *_: Any
 ) -> None:
@@ -234,17 +235,21 @@ def names_alone(
             whole = unit.counterpart[id(site.parameter)]
             nothing = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
             found[key] = nothing.as_subclass(Named)
-            found[key].said = (
-                f"the state_dict() of a {type(part).__name__} inside {unit.name} has the "
-                "names and shapes of its parameters, and not their values; call "
-                "state_dict() on the unit or on the model"
-            )
+            found[key].refuse = partial(refuse_part, unit, part)
+
+
+def refuse_part(unit: Unit, part: nn.Module) -> NoReturn:
+    """:raises RuntimeError: always"""
+    raise RuntimeError(
+        f"a {type(part).__name__} inside {unit.name} has no state_dict of its "
+        "own; call state_dict() on the unit or on the model"
+    )
 
 
 class Named(Tensor):
     """A tensor of which only the shape and the dtype are known here."""
 
-    said: str
+    refuse: Callable[[], NoReturn]
 
     @classmethod
     def __torch_function__(
@@ -262,15 +267,16 @@ class Named(Tensor):
         if name in ("__get__", "__hash__", "size", "dim", "numel"):
             with as_plain():
                 return func(*args, **(kwargs or {}))
-        leaves = tree_leaves((args, kwargs))
-        raise RuntimeError(next(each.said for each in leaves if type(each) is cls))
+        for each in tree_leaves((args, kwargs)):
+            if type(each) is cls:
+                each.refuse()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be saved or copied.
 
         :raises RuntimeError: always
         """
-        raise RuntimeError(self.said)
+        self.refuse()
 
 
 def refuse_other_values(unit: Unit) -> None:

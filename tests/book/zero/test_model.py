@@ -389,8 +389,7 @@ def test_what_would_silently_train_or_save_something_else_is_refused() -> None:
             )
         )
         assert part.endswith(
-            "inside 0 has the names and shapes of its parameters, and not their values; call state_dict() on "
-            "the unit or on the model"
+            "inside 0 has no state_dict of its own; call state_dict() on the unit or on the model"
         )
         assert hook == "the gradient hook on 0.0.weight in unit 0 would never be called; remove it"
 
