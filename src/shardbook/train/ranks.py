@@ -189,12 +189,15 @@ def waited_for(
     thread = Thread(target=wait, name="meeting", daemon=True)
     thread.start()
     thread.join(PATIENCE.total_seconds())
+    # Most often, the address is wrong or a rank was not started. The line lets the user
+    # see which, long before the time limit.
     if not ended:
         print(
             f"rank {rank}: still waiting for all {world_size} ranks {where}",
             file=sys.stderr,
         )
         thread.join((limit - PATIENCE).total_seconds())
+    # The errors of PyTorch name neither the variables nor what to do.
     result, error = ended[0] if ended else (None, TimeoutError())
     if isinstance(error, TimeoutError):
         raise OwnMistake(

@@ -183,7 +183,7 @@ def kept(path: Path, last: int | None = None) -> int:
                 break
             before, step = step, int(found[1])
             if step <= before:
-                # Here begins another run.
+                # A step that does not grow begins another run.
                 cut = None
             if cut is None and last is not None and step > last:
                 cut = end

@@ -219,7 +219,7 @@ def refuse_in_block(unit: Unit) -> None:
         )
 
 
-# Some programs ask a part for the names alone: `peft` picks the values under them from
+# A program may need only the names in a part: `peft` picks the values under them from
 # the `state_dict` of the model.
 def names_alone(
     unit: Unit, part: nn.Module, found: dict[str, Any], prefix: str, *_: Any
