@@ -130,7 +130,7 @@ def stoppable() -> Iterator[None]:
         raise KeyboardInterrupt
 
     # Only the main thread receives signals. A shell may have started this command
-    # without them.
+    # with the signal ignored.
     hears = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -226,7 +226,7 @@ def variable(
     value = os.environ.get(name, default)
     if value is None:
         raise OwnMistake(f"{name} is not set; start the ranks with {launch}")
-    # A number of seven digits is read before it is compared, and no longer one.
+    # A text of more digits is refused before it is read as a number.
     if not value.isdecimal() or len(value) > 7 or not least <= int(value) <= most:
         raise OwnMistake(
             f"{name} is {short(value)!r}, but it must be a whole number of at least {least}, and at most "

@@ -186,8 +186,9 @@ class Part(Guarded, Tensor):
 class Elements(Tensor):
     """The elements of a slice, as `detach` and `.data` give them: a plain tensor.
 
-    Only an error gets other words. A wrapper that averages weights, and was made before
-    the model was sharded, would otherwise fail with two sizes that no user knows.
+    Only the text of an error is another. Suppose a wrapper that averages weights was made
+    before the model was sharded. PyTorch's own error would name the sizes of two vectors
+    that no user has seen.
     """
 
     @classmethod
@@ -225,7 +226,7 @@ class Elements(Tensor):
 
 
 def elements(piece: Any, values: Tensor) -> Tensor:
-    """Note of which slice these are the elements, or were computed from."""
+    """Record the slice whose elements these are, or from which they were computed."""
     noted = values.as_subclass(Elements)
     setattr(noted, _PLACE, place_of(piece))
     return noted
@@ -403,7 +404,7 @@ _LOOKS = names(
     "register_post_accumulate_grad_hook zeros_like ones_like empty_like full_like "
     "rand_like randn_like randint_like"
 )
-# Of these the results are the elements, or the terms of an average.
+# The results of these operations are the elements, or the terms of an average.
 _ELEMENTS = names(
     "data detach mul __mul__ __rmul__ add __add__ __radd__ sub __sub__ __rsub__ div "
     "__truediv__"

@@ -78,7 +78,7 @@ def with_rest(
     model: nn.Module,
     optimizer: Optimizer,
 ) -> dict[int, dict[str, Any]]:
-    """An optimizer's state, of the tensors of a checkpoint and what is no tensor.
+    """An optimizer's state, made of the tensors of a checkpoint and of what is no tensor.
 
     :param entries: the tensors, by the parameter's number and the entry's key
     :param rest: what `stretches_of_state` gave, by the parameter's name

@@ -14,7 +14,7 @@ may have all three. So they are marked:
 | `torch.tensor(0.1)` | `{"dtype": "float32", "tensor": 0.10000000149011612}` |
 
 Numbers are restored bit for bit, even `nan` and infinities. A large tensor does not
-belong into JSON, so it is kept beside the text:
+belong in JSON, so it is kept beside the text:
 
 | Python | JSON | kept |
 |---|---|---|
@@ -39,8 +39,8 @@ def plain(value: Any, where: str, kept: dict[str, Tensor] | None = None) -> Any:
     {'dict': [['betas', {'tuple': [0.9, 0.999]}], ['milestones', {'dict': [[10, 1]]}]]}
 
     :param where: the owner of the value, for the message
-    :param kept: takes the tensors, by their places below `where`; without it the
-        tensors are small, and part of the text
+    :param kept: takes the tensors, by their places below `where`; without it all
+        tensors must be small, and become part of the text
     :raises ValueError: naming a part of the value that is no number, string, list,
         tuple, dictionary or tensor, or a tensor that is too large for the text
     """

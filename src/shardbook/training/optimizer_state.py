@@ -269,7 +269,7 @@ def refuse_different(model: nn.Module, entries: list[Entry]) -> None:
 
 
 def refuse_in_parts(place: Slice, key: str, value: Any) -> None:
-    """Refuse state of a slice that cannot be put together to state of the parameter.
+    """Refuse state of a slice that cannot be put together into the parameter's state.
 
     :raises ValueError: naming the entry
     """

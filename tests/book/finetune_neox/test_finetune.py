@@ -211,7 +211,7 @@ def tune_in_parts(home: Path, out: Path) -> dict[str, Any]:
 
     loop.step = signalled
     code = go(*words, *other)
-    return {"code": code, "out": ended.exists(), "saved": sorted((out / "signal").iterdir())}
+    return {"code": code, "out": ended.exists(), "saved": sorted((out / "signal").glob("step-*"))}
 
 
 def go_on(home: Path, out: Path) -> int:
