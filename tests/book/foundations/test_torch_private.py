@@ -42,7 +42,7 @@ OF_TRANSFORMERS = {"_init_weights", "_model_mapping", "_no_split_modules"}
 # IPython asks errors for the first, as it documents. Only the second hands a notebook over in Colab, and
 # without it a lab goes on in English.
 OF_NOTEBOOKS = {"_render_traceback_", "_message"}
-OF_OTHERS = {"finetune_neox": OF_TRANSFORMERS, "labs": OF_NOTEBOOKS}
+OF_OTHERS = {"finetune_neox": OF_TRANSFORMERS, "labs": OF_NOTEBOOKS, "parameters": OF_TRANSFORMERS}
 
 
 # What holds all of this together.
