@@ -137,8 +137,9 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
     They are the modules of one class in `ModuleList`s and `Sequential`s. Of several
     classes it is the one with the most parameters. Another one counts, too, if it holds
-    a quarter of the model, as the decoder's blocks beside those of the encoder. A model
-    of `transformers` names the classes itself.
+    a quarter of the model, as the decoder's blocks beside those of the encoder. Single
+    layers do not count, because a model may use one of several heads. A model of
+    `transformers` names the classes itself.
 
     >>> with torch.device("meta"):
     ...     model = nn.Transformer(8, 2, 2, 1, batch_first=True)
@@ -149,8 +150,9 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     for path, container in model.named_modules():
         if isinstance(container, nn.ModuleList | nn.Sequential):
             for name, block in container.named_children():
-                blocks = found.setdefault(type(block), {})
-                blocks[f"{path}.{name}".removeprefix(".")] = block
+                if any(block.children()):
+                    blocks = found.setdefault(type(block), {})
+                    blocks[f"{path}.{name}".removeprefix(".")] = block
     sizes = {k: elements(found[k].values()) for k in found if len(found[k]) > 1}
     named = getattr(model, "_no_split_modules", None) or ()
     kinds = [kind for kind in sizes if kind.__name__ in named]
