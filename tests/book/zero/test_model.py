@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ranks
 from book.live import LiveStorages
-from book.toys import batch, chain, error, features, linears
+from book.toys import assert_equal, batch, chain, error, features, linears
 from shardbook.guards.optimizer_guard import depends_on_shapes
 from shardbook.zero.model import select
 
@@ -465,6 +465,34 @@ def test_a_model_without_units_has_those_that_it_repeats() -> None:
 
 class Derived(torch.optim.Adafactor):
     """As the libraries that train models wrap optimizers."""
+
+
+def stepped(model: nn.Module, kind: Any) -> dict[str, Any]:
+    optimizer = kind(p for p in model.parameters() if p.ndim > 1)
+
+    def closure() -> Tensor:
+        model.zero_grad()
+        loss: Tensor = model(torch.linspace(-1, 1, 12).view(2, 6)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        closure()
+        optimizer.step(closure)
+    return dict(model.state_dict())
+
+
+def optimizers_of_whole_parameters() -> None:
+    from shardbook import shard
+
+    for kind in (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Muon):
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6))
+        assert_equal(stepped(shard(copy.deepcopy(plain), stage=0), kind), stepped(plain, kind))
+
+
+def test_stage_0_takes_optimizers_that_need_whole_parameters() -> None:
+    ranks.run(2, optimizers_of_whole_parameters)
 
 
 def optimizers_that_depend_on_shapes() -> list[str]:
