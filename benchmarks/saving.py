@@ -171,11 +171,16 @@ def ours(folder: Path, size: Size) -> Ways:
     """Our two ways."""
     model = shard(GPT(config_of(size)), units=Block)
     optimizer = stepped(model)
-    checkpoints, path = Checkpoints(folder / "checkpoints", keep=1), folder / "folder"
+    path = folder / "folder"
+
+    # The folder is removed between rounds, which one object would refuse.
+    def checkpoints() -> Checkpoints:
+        return Checkpoints(folder / "checkpoints", keep=1)
+
     return {
         "checkpoints": (
-            lambda: checkpoints.save(1, model, optimizer),
-            lambda: checkpoints.load(model, optimizer),
+            lambda: checkpoints().save(1, model, optimizer),
+            lambda: checkpoints().load(model, optimizer),
         ),
         "folder": (lambda: save_safetensors(model, path), lambda: load_safetensors(model, path)),
     }
