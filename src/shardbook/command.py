@@ -55,6 +55,7 @@ __all__ = [
     "phrase",
     "rank_and_ranks",
     "real",
+    "short",
     "stoppable",
     "variable",
     "was_launched",
@@ -331,7 +332,7 @@ def writable(text: str) -> Path:
         raise argparse.ArgumentTypeError(
             f"is {short(text)}, but there is no folder {file.parent}; make it first"
         )
-    # A pipe or a terminal is written to as it is, and a file by way of a draft beside it.
+    # What is no file [is refused](report.py#named_file) by its name.
     if file.exists() and not file.is_file():
         return file
     if file.exists() and not os.access(file, os.W_OK):

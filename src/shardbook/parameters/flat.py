@@ -41,6 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from shardbook.foundations.collectives import PendingGather
+from shardbook.foundations.exchange_order import Order
 from shardbook.foundations.huge_pages import ask_for_large_pages
 from shardbook.foundations.layout import Layout, flatten, shares_storage, views
 from shardbook.foundations.torch_private import as_plain
@@ -85,7 +86,7 @@ class Flat:
         self.writes = WritesInUse()
         # [The order](exchange_order.py) of the unit's exchanges and [its
         # hooks](hooks.py), for code that has only a parameter.
-        self.order: Any = None
+        self.order: Order
         self.driver: Callable[[], Any] = lambda: None
         # While a unit is copied, its parameters exist twice, in the model and in
         # `full`. Units are converted one by one, so this doubles the memory of one unit

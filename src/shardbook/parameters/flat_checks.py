@@ -151,6 +151,7 @@ _SEEN = "shardbook"
 
 def accumulator(parameter: Tensor) -> Any:
     """The node that accumulates a parameter's gradient."""
+    # The types of PyTorch take the dictionary `metadata` of a node for a method.
     with torch.enable_grad():
         node: Any = parameter.view_as(parameter).grad_fn
     return node.next_functions[0][0]

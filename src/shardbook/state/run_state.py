@@ -30,6 +30,7 @@ scaler](sharded_scaler.py), as keyword arguments.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -73,27 +74,28 @@ __all__ = [
 ]
 
 
-class Compared:
+class Compared(ABC):
     """State that a run does not change, but that has to fit its checkpoint.
 
     An object of this class is passed like the other objects with a state. `compare` is
     called before any value is loaded.
     """
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """What is saved."""
-        raise NotImplementedError
 
+    @abstractmethod
     def compare(self, saved: Any) -> None:
         """Compare what was saved with what is now.
 
         :param saved: `None` for a checkpoint that an older version has saved
         :raises ValueError: on every rank, if this run cannot go on from there
         """
-        raise NotImplementedError
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Nothing, because it was compared already."""
+        return
 
 
 class Stateful(Protocol):

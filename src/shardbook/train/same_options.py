@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardbook.command import Mistake
+from shardbook.command import Mistake, short
 from shardbook.foundations.store_rounds import FAREWELL, until
 from shardbook.state.run_state import Compared
 
@@ -139,11 +139,6 @@ def listed(ranks: Sequence[str]) -> str:
     """The first of some ranks, and how many there are more."""
     more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
     return ", ".join(ranks[:8]) + more
-
-
-def short(value: str) -> str:
-    """A value that fits into a sentence."""
-    return value if len(value) <= 80 else f"{value[:77]}..."
 
 
 class RunOptions(Compared):

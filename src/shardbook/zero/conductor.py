@@ -292,8 +292,11 @@ class Driver(Protocol):
     parts: tuple[nn.Module, ...]
     expected: int
     uses: Nesting[Any]
-    in_backward: Any
     owes: bool
+
+    @property
+    def in_backward(self) -> object | None:
+        """The use whose backward pass is under way."""
 
     def older(self, number: int) -> None:
         """End the unit's backward pass, if all of its nodes are younger than this number."""
