@@ -24,9 +24,10 @@ section => {
     return section.id;
 }
 """
-# Which of the blocks of a page is the first that is seen: they are the same in every language.
+# Which of the blocks of a page is the first that is seen: they are the same in every language, but for the
+# marks that a translation has.
 READ = """
-() => [...document.querySelectorAll("main :is(p:not(.aside), li, tr, .line)")]
+() => [...document.querySelectorAll("main :is(p:not(.aside, .badge), li, tr, .line)")]
     .filter(block => block.checkVisibility())
     .findIndex(block => block.getBoundingClientRect().bottom > document.querySelector(".top").offsetHeight)
 """

@@ -12,7 +12,7 @@ import pytest
 
 from browser import parsed
 from browser.parsed import Read, parse, read
-from built import CHAPTERS, LANGUAGES, LONG_CHAPTERS, NAMES, PAGES, file_of, name_of, path_of
+from built import CHAPTER, CHAPTERS, LANGUAGES, NAMES, PAGES, file_of, name_of, path_of
 
 Check = Callable[[Read, str, Path], Iterator[str]]
 
@@ -87,10 +87,9 @@ def test_every_page_is_right(site: Path, name: str) -> None:
     ("name", "old", "new"), MISTAKES, ids=[f"{name} {place}" for place, (name, *_) in enumerate(MISTAKES)]
 )
 def test_a_mistake_is_noticed(site: Path, name: str, old: str, new: str) -> None:
-    path = LONG_CHAPTERS[-1]
-    html, count = re.subn(old, new, (site / path).read_text("utf-8"), count=1)
-    assert count == 1, f"{path} has no {old}"
-    assert list(CHECKS[name](parse(html), path, site))
+    html, count = re.subn(old, new, (site / CHAPTER).read_text("utf-8"), count=1)
+    assert count == 1, f"{CHAPTER} has no {old}"
+    assert list(CHECKS[name](parse(html), CHAPTER, site))
 
 
 def test_the_pages_have_what_is_checked(site: Path) -> None:

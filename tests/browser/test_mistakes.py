@@ -22,13 +22,10 @@ from browser.looks import (
     violations,
     without_scripts,
 )
-from built import NARROW, Open, show
+from built import CHAPTER, NARROW, Open, show
 from matrix import rows
 
 Check = Callable[[Look], Iterator[str]]
-# A short chapter that has all that is spoilt below: a formula, a table, a drawing, and commentary that is
-# longer than its code.
-CHAPTER = "zero1.html"
 WIDELY, NARROWLY = WAYS
 BOTH = "main section:has(.doc > p):has(pre.code)"
 # Commentary that is much longer than its code has no column beside it.

@@ -36,7 +36,7 @@ from sidelit.site.search.terms import UNSPACED
 from sidelit.site.uses import Use
 
 # How much of the index one file of words holds, in characters.
-_SHARD = 48_000
+_SHARD = 24_000
 # So many pages are put together and kept: after an edit, one such stretch is put together again.
 _STRETCH = 16
 
