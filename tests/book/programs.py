@@ -238,6 +238,22 @@ def offloaded_low(stage: int) -> None:
             training.loss()
 
 
+def uncut(stage: int) -> None:
+    """Each matrix of the blocks belongs whole to one rank, computed with in 16 bits."""
+    policy = Policy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+    matrices = partial(is_matrix, "blocks.")
+    training = Training(stage, torch.float32, torch.float32, policy=policy, uncut=matrices)
+    for _ in range(STEPS):
+        training.step(micro_batches=2)
+        with full_precision(training.model):
+            training.loss()
+        training.model.load_state_dict(training.model.state_dict())
+
+
+def is_matrix(place: str, name: str, parameter: Tensor) -> bool:
+    return name.startswith(place) and parameter.dim() > 1
+
+
 def repeated(stage: int) -> None:
     """Both ranks hold a copy of the model, in a mesh that could also share it out."""
     mesh = init_device_mesh(Training.device.type, (2, 1), mesh_dim_names=("replicate", "shard"))

@@ -38,6 +38,15 @@ large. For a transformer block of 12 FP32 parameters on 8 ranks that is less tha
 elements, beside some millions of values. If the model is [repeated](groups.py), the
 bound at the end is multiplied by the number of copies.
 
+**Whole matrices.** An optimizer such as Muon computes with a whole matrix. For it the
+cuts of a vector can fall between the parameters, [in a vector of their
+own](#uncut_offsets). A rank's piece is then as long as the most that one rank stores:
+
+| rank | of a transformer block of width $d$ in 2 pieces | elements | padding |
+|---|---|---|---|
+| 0 | the first matrix of the MLP; queries, keys and values | $7d^2$ | 0 |
+| 1 | the second matrix of the MLP; the output of attention | $5d^2$ | $2d^2$ |
+
 PyTorch's FSDP2 has left the flat vector and cuts each parameter along its first
 dimension. Each parameter then has a dtype and a `requires_grad` of its own, and the
 saved pieces are rows of named parameters. The price is a copy before and after each
@@ -53,9 +62,9 @@ memory with which modules compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +108,8 @@ class Layout:
     :param computes_in: the dtype in which the modules compute with them
     :param trainable: whether the parameters require gradients; one layout never mixes
         the two kinds
+    :param uncut: whether each parameter belongs whole to one rank; the slots then stand
+        in the order of the ranks
     :param numel: $\Psi_u$, the number of values of all slots together
     :param padded: $P_u$, the number of elements of the vector, padding included; a
         multiple of $N_d$
@@ -107,6 +118,7 @@ class Layout:
     dtype: torch.dtype
     computes_in: torch.dtype
     trainable: bool
+    uncut: bool
     slots: tuple[Slot, ...]
     world_size: int
     numel: int
@@ -146,6 +158,23 @@ class Layout:
         size = self.shard_numel
         return _clamp(start, size), _clamp(start + slot.numel, size)
 
+    def shape_of(self, slot: Slot, numel: int) -> tuple[int, ...]:
+        """The shape in which a rank has its slice of a parameter.
+
+        A slice has one dimension. If the parameter is not cut, one rank has it in its
+        shape, and the others have none of its rows.
+
+        >>> weight = nn.Parameter(torch.ones(5, 8))
+        >>> (layout,) = plan([("weight", weight)], 2, uncut=["weight"])
+        >>> [layout.shape_of(layout.slots[0], numel) for numel in (40, 0)]
+        [(5, 8), (0, 8)]
+
+        :param numel: the number of elements of the slice
+        """
+        if not self.uncut:
+            return (numel,)
+        return tuple(slot.shape) if numel == slot.numel else (0, *slot.shape[1:])
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -167,6 +196,7 @@ def plan(
     world_size: int,
     copies: int = 1,
     computes_in: Callable[[nn.Parameter], torch.dtype] = attrgetter("dtype"),
+    uncut: Container[str] = (),
 ) -> tuple[Layout, ...]:
     """One layout for each dtype, and separate layouts for trainable and frozen
     parameters.
@@ -188,6 +218,8 @@ def plan(
         so it must divide by their number, too
     :param computes_in: the dtype in which modules compute with a parameter; by default
         the parameter's own
+    :param uncut: the names of parameters that belong whole to one rank; these have
+        layouts of their own
     :raises ValueError: if there are no ranks, or the parameters are not on one device
     """
     if world_size < 1:
@@ -201,13 +233,14 @@ def plan(
     for name, parameter in named:
         names.setdefault(parameter, []).append(name)
     _refuse_mixed_devices(names)
-    kinds: dict[tuple[torch.dtype, torch.dtype, bool], list[nn.Parameter]] = {}
-    for parameter in names:
-        kind = parameter.dtype, computes_in(parameter), parameter.requires_grad
+    kinds: dict[tuple[torch.dtype, torch.dtype, bool, bool], list[nn.Parameter]] = {}
+    for parameter, known in names.items():
+        low, trained = computes_in(parameter), parameter.requires_grad
+        kind = parameter.dtype, low, trained, any(name in uncut for name in known)
         kinds.setdefault(kind, []).append(parameter)
     return tuple(
-        _lay_out(group, names, world_size, copies, low)
-        for (_, low, _), group in kinds.items()
+        _lay_out(group, names, world_size, copies, low, whole)
+        for (_, low, _, whole), group in kinds.items()
     )
 
 
@@ -286,6 +319,7 @@ def _lay_out(
     world_size: int,
     copies: int,
     computes_in: torch.dtype,
+    uncut: bool,
 ) -> Layout:
     """One layout, whose offsets grow in the order of the names.
 
@@ -293,14 +327,20 @@ def _lay_out(
     """
     # An offset that is aligned in the narrower of the two dtypes is aligned in both.
     align = ALIGN_BYTES // min(group[0].element_size(), computes_in.itemsize)
-    slots: list[Slot] = []
-    end = 0
-    for parameter in group:
-        offset = _round_up(end, align)
-        slots.append(
-            Slot(tuple(names[parameter]), parameter.shape, parameter.numel(), offset)
+    sizes = [parameter.numel() for parameter in group]
+    if uncut:
+        offsets, end = uncut_offsets(sizes, world_size, align * copies)
+    else:
+        offsets, end = [], 0
+        for size in sizes:
+            offsets.append(_round_up(end, align))
+            end = offsets[-1] + size
+    slots = [
+        Slot(tuple(names[parameter]), parameter.shape, parameter.numel(), offset)
+        for offset, parameter in sorted(
+            zip(offsets, group, strict=True), key=itemgetter(0)
         )
-        end = offset + parameter.numel()
+    ]
     # The end is rounded up, too, so that the pieces of all ranks are aligned, and not
     # only the first. It becomes a multiple of $16 N_d$ elements if the narrower dtype
     # is FP32, and of $32 N_d$ if it has 16 bits. If the model is repeated, the ranks
@@ -310,6 +350,7 @@ def _lay_out(
         dtype=group[0].dtype,
         computes_in=computes_in,
         trainable=group[0].requires_grad,
+        uncut=uncut,
         slots=tuple(slots),
         world_size=world_size,
         numel=sum(slot.numel for slot in slots),
@@ -325,7 +366,33 @@ def _clamp(number: int, high: int) -> int:
     return max(0, min(number, high))
 
 
-# sidelit: depth Parameters on two devices, and a vector of another length than its layout.
+# sidelit: depth Parameters that are not cut or on two devices, and a vector of another length.
+
+
+def uncut_offsets(
+    sizes: Sequence[int], world_size: int, align: int
+) -> tuple[list[int], int]:
+    """Give each parameter whole to one rank, so that the ranks store about equally many
+    elements.
+
+    The largest parameter is given away first, each to the rank that stores the fewest so
+    far. If a unit has fewer such parameters than there are ranks, some ranks store
+    nothing of it. Larger units, of several blocks, are shared out more evenly.
+
+    >>> uncut_offsets([48, 16, 64, 64], world_size=2, align=16)
+    ([64, 112, 0, 128], 256)
+
+    :param sizes: the numbers of elements of the parameters
+    :returns: the first place of each parameter, and the length of the vector
+    """
+    ends = [0] * world_size
+    homes = [(0, 0)] * len(sizes)
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        rank = min(range(world_size), key=ends.__getitem__)
+        homes[place] = rank, ends[rank]
+        ends[rank] += _round_up(sizes[place], align)
+    length = max(ends)
+    return [rank * length + start for rank, start in homes], world_size * length
 
 
 def _refuse_mixed_devices(names: dict[nn.Parameter, list[str]]) -> None:

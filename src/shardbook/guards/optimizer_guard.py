@@ -114,25 +114,36 @@ def refuse_unfit(
         if flat.sliced
         for slot, parameter in zip(flat.layout.slots, flat.parameters, strict=True)
     }
-    refuse_state_of_whole(optimizer, slots)
+    uncut = {id(p) for flat in flats if flat.layout.uncut for p in flat.parameters}
+    cut = {key: slot for key, slot in slots.items() if key not in uncut}
+    refuse_state_of_whole(optimizer, cut)
     if options != before:
-        if depends_on_shapes(type(optimizer)):
-            raise TypeError(
-                f"{type(optimizer).__name__} depends on a parameter's shape; "
-                "use an elementwise optimizer such as AdamW, or shard with stage=0"
-            )
-        refuse_lost_split(optimizer, slots)
-        kinds = {
-            id(parameter): Kind(
-                len(slots[id(parameter)].shape),
-                parameter.dtype,
-                parameter.device,
-                slots[id(parameter)].numel,
-            )
+        trained = [
+            (parameter, slots[id(parameter)])
             for group in optimizer.param_groups
             for parameter in group["params"]
             # Integers never get a gradient, so no optimizer changes them.
             if id(parameter) in slots and parameter.is_floating_point()
+        ]
+        if depends_on_shapes(type(optimizer)):
+            for parameter, slot in trained:
+                if id(parameter) in cut:
+                    raise TypeError(
+                        f"{type(optimizer).__name__} depends on a parameter's shape, and "
+                        f"{slot.names[0]} is cut; name what it trains by "
+                        "shard(uncut=...), use an elementwise optimizer such as AdamW, or "
+                        "shard with stage=0"
+                    )
+        refuse_lost_split(optimizer, cut)
+        kinds = {
+            id(parameter): Kind(
+                len(slot.shape),
+                parameter.dtype,
+                parameter.device,
+                slot.numel,
+                id(parameter) in uncut,
+            )
+            for parameter, slot in trained
         }
         refuse_unless_elementwise(optimizer, kinds, closure=closure)
     _passed[optimizer] = options, optimizer.state

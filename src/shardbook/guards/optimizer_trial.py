@@ -56,12 +56,14 @@ class Kind(NamedTuple):
 
     :param dimensions: the number of dimensions of the whole parameter
     :param numel: the number of its elements
+    :param uncut: whether one rank has all of them
     """
 
     dimensions: int
     dtype: torch.dtype
     device: torch.device
     numel: int = 0
+    uncut: bool = False
 
 
 # The groups to try, each with the kinds of its parameters: of each kind the smallest
@@ -153,11 +155,20 @@ class Trial:
         ]
         values = [[self.draw(*each, gaps=True) for each in group] for group in shapes]
         self.shapes = [each for group in shapes for each in group]
+        self.homes = [
+            home_of(n, k) for group in shapes for n, (_, k) in enumerate(group)
+        ]
         self.drift = [self.draw(*each) for each in self.shapes]
         self.stand_ins: dict[Rank, StandIns] = {}
         self.copies: dict[Rank, Optimizer] = {}
         for rank in RANKS:
-            here = [[nn.Parameter(piece(v, rank)) for v in group] for group in values]
+            here = [
+                [
+                    nn.Parameter(piece(value, rank, home_of(number, kind)))
+                    for number, (value, (_, kind)) in enumerate(zip(*pair, strict=True))
+                ]
+                for pair in zip(values, shapes, strict=True)
+            ]
             self.stand_ins[rank] = [each for group in here for each in group]
             self.copies[rank] = copied(
                 optimizer, [group for group, _ in groups], here, filled=filled
@@ -203,8 +214,10 @@ class Trial:
         stand_ins = self.stand_ins[rank]
 
         def gradients() -> Tensor:
-            for stand_in, pull in zip(stand_ins, pulls, strict=True):
-                stand_in.grad = piece(pull, rank) + stand_in.detach()
+            for stand_in, pull, home in zip(stand_ins, pulls, self.homes, strict=True):
+                # [A step sees no gradient](access.py#hide) of what is on another rank.
+                if home is None or rank in (None, home):
+                    stand_in.grad = piece(pull, rank, home) + stand_in.detach()
             return torch.ones((), device=stand_ins[0].device)
 
         gradients()
@@ -215,7 +228,7 @@ class Trial:
     def alike(self) -> bool:
         """Whether the slices, put together, equal the whole tensors."""
         for whole, *parts in zip(*self.stand_ins.values(), strict=True):
-            joined = torch.cat([part.detach() for part in parts])
+            joined = torch.cat([part.detach().flatten() for part in parts])
             expected = whole.detach().flatten()
             # NaN in the same places counts as equal.
             pair = joined, expected
@@ -271,14 +284,27 @@ def shapes_of(kind: Kind) -> list[tuple[int, ...]]:
 MOST = 2**18
 
 
-def piece(tensor: Tensor, rank: Rank) -> Tensor:
+def home_of(number: int, kind: Kind) -> Rank:
+    """The rank that has all of a tensor, if it is not cut.
+
+    The tensors of a group go to both ranks in turn, because a rule that combines several
+    parameters would see only those of one rank.
+    """
+    return number % 2 if kind.uncut else None
+
+
+def piece(tensor: Tensor, rank: Rank, home: Rank) -> Tensor:
     """A copy of a tensor, or of the slice that one of two ranks has of it.
 
     A large tensor is cut inside a row, at an offset at which [a real slice](layout.py)
     can begin. Of a small tensor rank 1 has nothing.
+
+    :param home: the rank that has all of the tensor, if it is not cut
     """
-    if rank is None:
+    if rank is None or rank == home:
         return tensor.clone()
+    if home is not None:
+        return tensor.new_empty(0, *tensor.shape[1:])
     size = tensor.numel()
     cut = min(size, 32 * (size // 64 | 1))
     return (tensor.flatten()[:cut] if rank == 0 else tensor.flatten()[cut:]).clone()

@@ -84,6 +84,7 @@ class Place(NamedTuple):
     :param shape: the shape of the whole parameter
     :param offset: the parameter's first place in the unit's flat vector
     :param length: the number of elements of that vector that each rank keeps
+    :param uncut: whether one rank has the whole parameter, and the others nothing
     """
 
     name: str
@@ -91,6 +92,7 @@ class Place(NamedTuple):
     shape: torch.Size
     offset: int
     length: int
+    uncut: bool
 
     def refusal(self, operation: str) -> RuntimeError:
         """An error that names the parameter that was read, and says what to do instead."""
@@ -248,9 +250,9 @@ def guard_slices(flat: Flat, unit: str) -> None:
             pickle_plain = partial(without_owner, weakref.ref(parameter))
             vars(parameter).update(__reduce_ex__=pickle_plain)
         return
-    length = flat.layout.shard_numel
+    length, uncut = flat.layout.shard_numel, flat.layout.uncut
     for slot, parameter in zip(flat.layout.slots, flat.parameters, strict=True):
-        place = Place(slot.names[0], unit, slot.shape, slot.offset, length)
+        place = Place(slot.names[0], unit, slot.shape, slot.offset, length, uncut)
         setattr(parameter, _PLACE, place)
         set_class(parameter, Slice)
 
@@ -472,6 +474,7 @@ def unguard(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
                 )
             if type(parameter) is Slice:
                 set_class(parameter, nn.Parameter)
+                hide(parameter)
                 owner = owner_of(parameter)
                 if owner is not None:
                     owner.plain = True
@@ -489,6 +492,27 @@ def guard_stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for parameter in group["params"]:
             if hasattr(parameter, _PLACE):
                 set_class(parameter, Slice)
+                show(parameter)
+
+
+def hide(parameter: nn.Parameter) -> None:
+    """Hide the gradient of a parameter that is whole on another rank from a step.
+
+    The optimizer then skips it. Not every rule can compute with a matrix without rows.
+    """
+    place = place_of(parameter)
+    if place.uncut and place.shape.numel() and not parameter.numel():
+        vars(parameter)[_HIDDEN], parameter.grad = parameter.grad, None
+
+
+def show(parameter: nn.Parameter) -> None:
+    """Give a parameter the gradient again that was hidden."""
+    hidden = vars(parameter).pop(_HIDDEN, None)
+    if parameter.grad is None:
+        parameter.grad = hidden
+
+
+_HIDDEN = "_shardbook_hidden"
 
 
 def guard_again(flat: Flat) -> None:
@@ -501,6 +525,7 @@ def guard_again(flat: Flat) -> None:
         flat.plain = False
         for parameter in flat.parameters:
             set_class(parameter, Slice)
+            show(parameter)
 
 
 def steps_under_way() -> int:

@@ -107,7 +107,8 @@ class Flat:
         """Keep the part of one rank.
 
         Each of the model's parameters becomes the 1-D slice that falls into that part,
-        often an empty one.
+        often an empty one; if [none is cut](layout.py#Layout.shape_of), the whole
+        parameter or nothing.
 
         :param rank: the index of this rank's part
         :param apart: whether the part is a vector of its own, so that `full` can be
@@ -116,8 +117,11 @@ class Flat:
         size = self.layout.shard_numel
         self.sliced = True
         self.take(slice(rank * size, (rank + 1) * size), apart=apart)
-        pieces = (self.layout.piece(slot, rank) for slot in self.layout.slots)
-        self.point_at((start, stop, (stop - start,)) for start, stop in pieces)
+        pieces = [(slot, self.layout.piece(slot, rank)) for slot in self.layout.slots]
+        self.point_at(
+            (start, stop, self.layout.shape_of(slot, stop - start))
+            for slot, (start, stop) in pieces
+        )
 
     def take(self, place: slice, *, apart: bool) -> None:
         """Take `shard` from `full`, and make the whole parameters views into `full`.

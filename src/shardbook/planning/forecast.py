@@ -44,6 +44,7 @@ allocator rounds a size up.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -197,8 +198,10 @@ def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, in
             for layout in layouts
         )
         terms["moments"] = 2 * FLOAT * trained
-        # AdamW counts the steps of each tensor, even of one that is empty on this rank.
-        terms["step counters"] = FLOAT * sum(len(layout.slots) for layout in layouts)
+        # AdamW counts the steps of each tensor, even of one that is empty on this rank,
+        # unless [another rank has all of it](access.py#hide).
+        counted = [n for layout in layouts for n in counts(layout, rank, setup.stage)]
+        terms["step counters"] = FLOAT * sum(counted)
     if setup.scaled:
         # The factor, and the steps since it last changed.
         terms["loss scale"] = FLOAT + FLOAT
@@ -297,6 +300,12 @@ def units_in_flight(setup: Setup, layouts: list[Layout], k: int, rank: int = 0) 
 def waiting_gradients(setup: Setup, layouts: list[Layout]) -> int:
     """The elements of gradients that the earlier micro-batches have left."""
     return sum(layout.shard_numel for layout in layouts) if setup.accumulate > 1 else 0
+
+
+def counts(layout: Layout, rank: int, stage: int) -> Iterator[bool]:
+    """Whether a rank's optimizer counts the steps of each parameter of a vector."""
+    for slot, size in zip(layout.slots, pieces(layout, rank), strict=True):
+        yield not (stage and layout.uncut and size < slot.numel)
 
 
 def pieces(layout: Layout, rank: int) -> list[int]:

@@ -132,11 +132,11 @@ def own_bytes(
     # A unit has one vector for each kind of parameter.
     largest: dict[tuple[Any, ...], int] = {}
     for layout in layouts:
-        kind = layout.dtype, layout.computes_in, layout.trainable
+        kind = layout.dtype, layout.computes_in, layout.trainable, layout.uncut
         largest[kind] = max(largest.get(kind, 0), layout.padded)
     in_flight = sum(
         padded * (whole * dtype.itemsize + vectors * policy.collects_in(dtype).itemsize)
-        for (_, dtype, _), padded in largest.items()
+        for (_, dtype, *_), padded in largest.items()
     )
     # Two more means are exchanged [with the other
     # copies](conductor.py#Conductor.advance), each with memory for the received pieces.

@@ -41,7 +41,7 @@ by [an all-to-all](exchange.py), and added in FP32.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, fields
 
 from torch import nn
@@ -144,14 +144,19 @@ def total(
 
 
 def layouts_with(
-    policy: Policy, unit: nn.Module, world_size: int, copies: int = 1
+    policy: Policy,
+    unit: nn.Module,
+    world_size: int,
+    copies: int = 1,
+    uncut: Container[str] = (),
 ) -> tuple[Layout, ...]:
     """The layouts of a unit's vectors, as sharding under the policy would cut them.
 
     :param unit: not sharded; it may be on the meta device
     :param world_size: the number of ranks that share one copy of the model
     :param copies: the number of copies
+    :param uncut: the names in the unit of parameters that belong whole to one rank
     :returns: one layout for each kind of parameter
     """
     dtypes = dtypes_of(policy, sites_of(unit))
-    return plan(unit.named_parameters(), world_size, copies, dtypes)
+    return plan(unit.named_parameters(), world_size, copies, dtypes, uncut)

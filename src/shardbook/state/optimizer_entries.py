@@ -63,9 +63,9 @@ def wanted_state(
         if key != "step" and len(there.size)
     }
     for number, (place, entries) in enumerate(zip(places, keys, strict=True)):
-        for key, there in entries.items():
+        for key, there in () if place.absent else entries.items():
             alone = key in numbers or "." in key
-            whole = alone or not place.flat.sliced
+            whole = alone or not place.cut
             shape = there.size if whole else place.parameter.shape
             device = "cpu" if alone else place.parameter.device
             room = torch.empty(shape, dtype=there.properties.dtype, device=device)
@@ -85,6 +85,8 @@ def with_rest(
     """
     found: dict[int, dict[str, Any]] = {}
     for number, place in enumerate(places_in(model, optimizer)):
+        if place.absent:
+            continue
         here = entries.get(number, {})
         state: dict[str, Any] = {k: each for k, each in here.items() if "." not in k}
         for key, value in rest.get(place.slot.names[0], {}).items():

@@ -58,8 +58,14 @@ from shardbook.state.optimizer_entries import (
 from shardbook.state.plain_data import plain, restored
 from shardbook.state.sharded import read, write
 from shardbook.state.sharded_files import Reader
-from shardbook.state.stored import MODEL, Stretch, stretches, stretches_of_state
-from shardbook.state.together import on_each, on_first
+from shardbook.state.stored import (
+    MODEL,
+    Stretch,
+    places_in,
+    stretches,
+    stretches_of_state,
+)
+from shardbook.state.together import gathered, on_each, on_first
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.state_dict import refuse_in_block
 
@@ -157,6 +163,10 @@ def state_of(
         stored += tensors
         text["optimizer"] = plain(groups_of(model, optimizer), "the optimizer")
         text["entries"] = rest
+        if any(place.apart for place in places_in(model, optimizer)):
+            # Of a parameter that is not cut, one rank alone has the state.
+            for more in gathered(rest):
+                text["entries"] = {**more, **text["entries"]}
         text["rule"] = type(optimizer).__name__
         settings = settings_of(model, optimizer)
     for name, other in others.items():

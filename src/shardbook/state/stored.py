@@ -130,8 +130,8 @@ def stretches_of_state(
     rest: dict[str, dict[str, Any]] = {}
     for number, place in enumerate(places_in(model, optimizer)):
         name = place.slot.names[0]
-        for key, value in state.get(number, {}).items():
-            if place.flat.sliced:
+        for key, value in () if place.absent else state.get(number, {}).items():
+            if place.cut:
                 refuse_in_parts(place, key, value)
             if isinstance(value, Tensor):
                 found.append(entry(place, key, value, alone=key in alone))
@@ -153,10 +153,10 @@ def entry(place: Slice, key: str, value: Tensor, *, alone: bool) -> Stretch:
     :param alone: whether the entry is not cut like the parameter
     """
     names = (f"{OPTIMIZER}.{place.slot.names[0]}.{key}",)
-    other = not place.flat.sliced and value.shape != place.slot.shape
+    other = not place.cut and value.shape != place.slot.shape
     if not alone and not other:
         return stretch(place, names, value)
-    share = share_of(place.unit.groups, sliced=False)
+    share = share_of(place.unit.groups, sliced=place.apart)
     return Stretch(names, tuple(value.shape), 0, value.reshape(-1), share)
 
 

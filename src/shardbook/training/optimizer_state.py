@@ -34,13 +34,14 @@ from hashlib import sha256
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import all_gather, world
 from shardbook.foundations.layout import Slot, views
-from shardbook.foundations.torch_private import tree_leaves
+from shardbook.foundations.torch_private import tree_leaves, tree_map_only
 from shardbook.parameters.flat import owner_of
 from shardbook.parameters.gradients import FlatWithGradients
 from shardbook.zero.conductor import conductor_of
@@ -73,20 +74,25 @@ def optimizer_state_dict(model: nn.Module, optimizer: Optimizer) -> StateDict:
         number: {key: copied(value, "cpu") for key, value in entries.items()}
         for number, entries in found["state"].items()
     }
-    entries = list(entries_of_slices(found["state"], slices))
+    cut = {number: place for number, place in slices.items() if place.cut}
+    entries = list(entries_of_slices(found["state"], cut))
     refuse_different(model, entries)
     for unit, flat, key, dtype in dict.fromkeys(entry.vector for entry in entries):
         here = [e for e in entries if e.vector == (unit, flat, key, dtype)]
         part = torch.zeros(flat.layout.shard_numel, dtype=dtype, device=flat.device)
         for entry in here:
             start, stop, _ = flat.places[entry.place.index]
-            part[start:stop] = entry.value
+            part[start:stop] = entry.value.flatten()
         whole = gathered(unit, part, f"the optimizer's {key}").cpu()
         shaped = views(flat.layout, whole)
         for entry in here:
             # A view instead of a clone would keep the whole vector in memory.
             state[entry.number][key] = shaped[entry.place.index].clone()
-    return {**found, "state": state}
+    for number in slices.keys() - cut.keys():
+        there = from_home(slices[number], state.pop(number, {}))
+        if there:
+            state[number] = there
+    return {**found, "state": dict(sorted(state.items()))}
 
 
 def load_optimizer_state_dict(
@@ -106,14 +112,16 @@ def load_optimizer_state_dict(
     """
     slices = slices_of(model, optimizer)
     alone = keys_of_numbers(state_dict["state"])
+    cut = {number: place for number, place in slices.items() if place.cut}
     state = {
         number: {
-            key: cut(value, slices[number], key)
-            if number in slices and isinstance(value, Tensor) and key not in alone
+            key: cut_from(value, cut[number], key)
+            if number in cut and isinstance(value, Tensor) and key not in alone
             else copied(value)
             for key, value in entries.items()
         }
         for number, entries in state_dict["state"].items()
+        if number not in slices or not slices[number].absent
     }
     optimizer.load_state_dict({**state_dict, "state": state})
 
@@ -138,6 +146,29 @@ class Slice:
     def parameter(self) -> nn.Parameter:
         """The model's own parameter."""
         return self.flat.parameters[self.index]
+
+    @property
+    def cut(self) -> bool:
+        """Whether each rank has state for a part of the parameter."""
+        return self.flat.sliced and not self.flat.layout.uncut
+
+    @property
+    def apart(self) -> bool:
+        """Whether one rank has all of the parameter, and of its state."""
+        return self.flat.sliced and self.flat.layout.uncut
+
+    @property
+    def absent(self) -> bool:
+        """Whether that is another rank than this one."""
+        return self.apart and self.parameter.numel() < self.slot.numel
+
+    @property
+    def home(self) -> int:
+        """The rank that has all of a parameter that is not cut."""
+        layout = self.flat.layout
+        return min(
+            self.slot.offset // max(1, layout.shard_numel), layout.world_size - 1
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,22 +238,33 @@ def gathered(unit: Unit, part: Tensor, what: str) -> Tensor:
     return whole
 
 
-def cut(value: Tensor, place: Slice, key: str) -> Tensor:
+def from_home(place: Slice, entries: StateDict) -> StateDict:
+    """The state of a parameter that is not cut, from the one rank that has it."""
+    unit, name = place.unit, place.slot.names[0]
+    unit.order.before("gather", f"the optimizer's state of {name}", unit.sites[0].name)
+    shared = [entries]
+    dist.broadcast_object_list(shared, group=unit.groups.shards, group_src=place.home)
+    return shared[0]
+
+
+def cut_from(value: Tensor, place: Slice, key: str) -> Tensor:
     """Cut this rank's slice from an entry of the whole state."""
     slot, flat = place.slot, place.flat
     refuse_shape(value, slot, key)
-    start, stop, _ = flat.places[place.index]
+    start, stop, shape = flat.places[place.index]
     # If this rank's part begins inside the parameter, its first elements are on an
     # earlier rank.
     first = max(0, place.unit.rank * flat.layout.shard_numel - slot.offset)
-    return value.flatten()[first : first + stop - start].clone()
+    return value.flatten()[first : first + stop - start].view(shape).clone()
 
 
 def copied(value: Any, device: str | None = None) -> Any:
-    """Copy a tensor, so that the next step does not change the saved state."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().to(device or value.device, copy=True)
+    """Copy all tensors of an entry, so that the next step does not change the saved state."""
+    return tree_map_only(
+        Tensor,
+        lambda each: each.detach().to(device or each.device, copy=True),
+        value,
+    )
 
 
 # sidelit: depth Parameters without dimensions, and state that differs between ranks or from the model.

@@ -97,6 +97,7 @@ M = TypeVar("M", bound=nn.Module)
 Classes = type[nn.Module] | Sequence[type[nn.Module]]
 Predicate = Callable[[str, nn.Module], bool]
 Select = Classes | Predicate
+Uncut = Callable[[str, nn.Parameter], bool]
 # sidelit: show
 
 STAGES: dict[int, type[Unit]] = {
@@ -117,6 +118,7 @@ def shard(
     device: torch.device | str | None = None,
     init: Init | None = None,
     unused: str = "none",
+    uncut: Uncut | None = None,
 ) -> M:
     """Shard a model over the ranks and return it.
 
@@ -152,6 +154,9 @@ def shard(
         means each module's own `reset_parameters`
     :param unused: the gradient of a parameter that [no rank has used](unused.py) in a
         step: `"none"` leaves it as it was, often `None`, and `"zero"` makes it zero
+    :param uncut: a function of a parameter's name and the parameter, for an optimizer
+        such as Muon that computes with whole matrices: what it selects belongs [whole
+        to one rank](layout.py#uncut_offsets) and keeps its dimensions
     :returns: the same object
     :raises ValueError: on every rank, if ranks disagree about the model or it cannot be
         sharded; and for an unknown stage, a `DeviceMesh` of more than two dimensions, a
@@ -163,7 +168,7 @@ def shard(
     Source: [ZeRO](bib:rajbhandari2020zero), stages 1 to 3.
     """
     policy = Policy() if policy is None else policy
-    refuse_arguments(model, stage, policy, unused)
+    refuse_arguments(model, stage, policy, unused, uncut)
     if not isinstance(prefetch, Prefetch):
         prefetch = Prefetch(depth=prefetch)
     groups = groups_of(mesh) if stage else groups_of(mesh).repeated()
@@ -176,12 +181,19 @@ def shard(
         for site in sites[name]
     ]
     buffers = [(called(""), *pair) for pair in model.named_buffers()]
+    kept = {name for _, name, one in parameters if uncut and uncut(name, one)}
     agree(
         [*parameters, *buffers],
         groups.everyone,
         settings=f"stage={stage}, {policy}, {prefetch}, unused={unused!r}, "
-        f"device={construction.device.type}",
-        objection=wrapped(model) or objections(model, sites, units, construction),
+        f"device={construction.device.type}, uncut={sorted(kept)}",
+        objection=wrapped(model)
+        or objections(model, sites, units, construction)
+        or (
+            "uncut= selects no parameter; let it return True for some names"
+            if uncut and not kept
+            else None
+        ),
     )
     # One unit after the other gets memory, is copied into its flat vector, cut, and
     # freed. So at its peak the construction takes the memory of the model as it was
@@ -201,6 +213,7 @@ def shard(
             policy=policy,
             order=chain.order,
             synchronize=synchronize,
+            uncut=kept if stage else (),
         )
         for name in construction.unit_by_unit()
         if sites[name]
@@ -354,7 +367,9 @@ def tell_units(model: nn.Module, sites: dict[str, list[Site]], groups: Groups) -
 LARGE = 2**20
 
 
-def refuse_arguments(model: Any, stage: Any, policy: Any, unused: Any) -> None:
+def refuse_arguments(
+    model: Any, stage: Any, policy: Any, unused: Any, uncut: Any
+) -> None:
     """Refuse arguments of the wrong kind before anything is exchanged."""
     if type(stage) is not int or stage not in STAGES:
         raise ValueError(f"stage={stage!r} is not a stage; choose 0, 1, 2 or 3")
@@ -362,6 +377,11 @@ def refuse_arguments(model: Any, stage: Any, policy: Any, unused: Any) -> None:
         raise TypeError(f"pass the model itself, not a {type(model).__name__}")
     if unused not in ("none", "zero"):
         raise ValueError(f"unused={unused!r} is not a choice; choose 'none' or 'zero'")
+    if uncut is not None and not callable(uncut):
+        raise TypeError(
+            f"uncut={uncut!r} selects no parameters; pass a function of a parameter's "
+            "name and the parameter"
+        )
     if not isinstance(policy, Policy):
         raise TypeError(
             f"policy={policy!r} is not a Policy; pass shardbook.Policy(param_dtype=...)"

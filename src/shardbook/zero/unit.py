@@ -63,7 +63,7 @@ at an aligned address. Hence $P_u \ge \Psi_u$.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -114,6 +114,8 @@ class Unit(ABC):
     :param order: [the check](exchange_order.py#Order) that all ranks issue the same
         exchanges
     :param synchronize: whether the values of rank 0 replace those of the other ranks
+    :param uncut: the names of parameters that [belong whole to one
+        rank](layout.py#uncut_offsets)
     """
 
     # `reduces_early` is true in stages that exchange the gradients as soon as the
@@ -130,6 +132,7 @@ class Unit(ABC):
         policy: Policy,
         order: Order,
         synchronize: bool = True,
+        uncut: Container[str] = (),
     ) -> None:
         self.name = name
         self.sites = tuple(sites)
@@ -152,7 +155,7 @@ class Unit(ABC):
         dtypes = dtypes_of(policy, self.sites)
         self.flats = tuple(
             FlatWithGradients(layout, named, policy)
-            for layout in plan(named.items(), world_size, groups.copies, dtypes)
+            for layout in plan(named.items(), world_size, groups.copies, dtypes, uncut)
         )
         for flat in self.flats:
             if synchronize:

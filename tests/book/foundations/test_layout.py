@@ -38,6 +38,12 @@ def parameters(draw: st.DrawFn) -> list[tuple[str, nn.Parameter]]:
     return named
 
 
+def uncut() -> st.SearchStrategy[set[str]]:
+    """Names of parameters that are not cut: none, all, or some."""
+    names = [f"layer{i}.weight" for i in range(8)]
+    return st.just(set[str]()) | st.just({*names}) | st.sets(st.sampled_from(names))
+
+
 def world_sizes() -> st.SearchStrategy[int]:
     return st.integers(1, 9)
 
@@ -60,14 +66,14 @@ def filled(layout: Layout, named: list[tuple[str, nn.Parameter]]) -> torch.Tenso
     return full
 
 
-@given(parameters(), world_sizes())
+@given(parameters(), world_sizes(), uncut())
 def test_every_name_has_one_slot_and_kinds_do_not_mix(
-    named: list[tuple[str, nn.Parameter]], world_size: int
+    named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str]
 ) -> None:
-    layouts = plan(named, world_size)
+    layouts = plan(named, world_size, uncut=uncut)
     names = [name for layout in layouts for slot in layout.slots for name in slot.names]
     assert sorted(names) == sorted(name for name, _ in named)
-    assert len({(layout.dtype, layout.trainable) for layout in layouts}) == len(layouts)
+    assert len({(layout.dtype, layout.trainable, layout.uncut) for layout in layouts}) == len(layouts)
     for layout in layouts:
         assert layout.slots
         for slot in layout.slots:
@@ -76,15 +82,16 @@ def test_every_name_has_one_slot_and_kinds_do_not_mix(
             parameter = by_name(named)[slot.names[0]]
             assert (parameter.dtype, parameter.requires_grad) == (layout.dtype, layout.trainable)
             assert (slot.shape, slot.numel) == (parameter.shape, parameter.numel())
+            assert layout.uncut == any(name in uncut for name in slot.names)
     slots = sum(len(layout.slots) for layout in layouts)
     assert slots == len({id(parameter) for _, parameter in named}), "a shared parameter is stored once"
 
 
-@given(parameters(), world_sizes())
+@given(parameters(), world_sizes(), uncut())
 def test_slots_and_gaps_cover_the_vector_once_and_are_aligned(
-    named: list[tuple[str, nn.Parameter]], world_size: int
+    named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str]
 ) -> None:
-    for layout in plan(named, world_size):
+    for layout in plan(named, world_size, uncut=uncut):
         itemsize = layout.dtype.itemsize
         covered = torch.zeros(layout.padded, dtype=torch.int)
         for slot in layout.slots:
@@ -98,14 +105,19 @@ def test_slots_and_gaps_cover_the_vector_once_and_are_aligned(
         assert layout.shard_numel * world_size == layout.padded
         assert layout.shard_numel * itemsize % ALIGN_BYTES == 0
         waste = layout.padded - layout.numel
-        assert waste * itemsize < ALIGN_BYTES * (len(layout.slots) + world_size)
+        if layout.uncut:
+            # The rank with the most has no more than the mean and the largest parameter.
+            waste -= (world_size - 1) * max(slot.numel for slot in layout.slots)
+        assert waste * itemsize < ALIGN_BYTES * (len(layout.slots) + world_size) * (
+            1 + layout.uncut * world_size
+        )
 
 
-@given(parameters(), world_sizes())
+@given(parameters(), world_sizes(), uncut())
 def test_values_come_back_unchanged_through_views(
-    named: list[tuple[str, nn.Parameter]], world_size: int
+    named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str]
 ) -> None:
-    for layout in plan(named, world_size):
+    for layout in plan(named, world_size, uncut=uncut):
         full = filled(layout, named)
         for start, stop in layout.gaps:
             assert not full[start:stop].any()
@@ -118,33 +130,39 @@ def test_values_come_back_unchanged_through_views(
         assert not full.any(), "writing to the views is writing to the vector"
 
 
-@given(parameters(), world_sizes())
+@given(parameters(), world_sizes(), uncut())
 def test_pieces_of_all_ranks_together_are_the_parameter(
-    named: list[tuple[str, nn.Parameter]], world_size: int
+    named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str]
 ) -> None:
-    for layout in plan(named, world_size):
+    for layout in plan(named, world_size, uncut=uncut):
         shards = filled(layout, named).chunk(world_size) if layout.padded else [torch.empty(0)] * world_size
         for slot in layout.slots:
             values = by_name(named)[slot.names[0]].detach().reshape(-1)
-            put_together = 0
+            put_together, sizes = 0, set[int]()
             for rank, shard in enumerate(shards):
                 start, stop = layout.piece(slot, rank)
                 assert 0 <= start <= stop <= layout.shard_numel
                 # In rank order, without gap or overlap: each piece goes on where the last one ended.
                 first, put_together = put_together, put_together + stop - start
                 assert same_bits(shard[start:stop], values[first:put_together])
+                shape = layout.shape_of(slot, stop - start)
+                assert math.prod(shape) == stop - start
+                sizes.add(stop - start)
             assert put_together == slot.numel
+            assert not layout.uncut or sizes <= {0, slot.numel}
 
 
-@given(parameters(), world_sizes())
-def test_the_layout_is_the_same_on_every_rank(named: list[tuple[str, nn.Parameter]], world_size: int) -> None:
+@given(parameters(), world_sizes(), uncut())
+def test_the_layout_is_the_same_on_every_rank(
+    named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str]
+) -> None:
     """It follows from shapes and names alone: other values, even none at all, change nothing."""
     twins: dict[int, nn.Parameter] = {}
     for _, parameter in named:
         twin = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
         twins.setdefault(id(parameter), twin)
     others = [(name, twins[id(parameter)]) for name, parameter in named]
-    assert plan(others, world_size) == plan(named, world_size)
+    assert plan(others, world_size, uncut=uncut) == plan(named, world_size, uncut=uncut)
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.float16, torch.float64)])

@@ -1,4 +1,4 @@
-"""A run that walks through numbers of ranks, meshes, stages and formats, and loses no bit on the way.
+"""A run that walks through numbers of ranks, meshes, cuts, stages and formats, and loses no bit on the way.
 
 Each leg loads what the leg before has saved. What it holds then is compared with what was saved, bit for bit:
 parameters, the optimizer's state and settings, the scaler, the schedule, the place in the data. A leg may
@@ -72,7 +72,14 @@ class Run:
             {"params": [p for p in model.parameters() if p.ndim > 1 and p.requires_grad]},
             {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
         ]
-        self.model = shard(model, units=nn.Linear, stage=leg["stage"], mesh=mesh, policy=policy)
+        self.model = shard(
+            model,
+            units=nn.Linear,
+            stage=leg["stage"],
+            mesh=mesh,
+            policy=policy,
+            uncut=(lambda name, parameter: parameter.dim() > 1) if leg["uncut"] else None,
+        )
         self.optimizer = torch.optim.AdamW(groups, lr=0.02, weight_decay=0.1)
         self.scaler = ShardedGradScaler("cpu", init_scale=4.0, growth_interval=2)
         self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [3, 6, 9, 12], gamma=0.7)
@@ -165,6 +172,7 @@ def legs(seed: int, count: int) -> list[dict[str, Any]]:
         "format": drawn(FORMATS),
         "steps": drawn([0, 1, 2]),
         "background": drawn([False, True]),
+        "uncut": drawn([True, False]),
     }
     return [
         {"number": number, **dict(zip(columns, row, strict=True))}
