@@ -380,7 +380,7 @@ def uncut_offsets(
     nothing of it. Larger units, of several blocks, are shared out more evenly.
 
     >>> uncut_offsets([48, 16, 64, 64], world_size=2, align=16)
-    ([64, 112, 0, 128], 256)
+    ([64, 176, 0, 112], 224)
 
     :param sizes: the numbers of elements of the parameters
     :returns: the first place of each parameter, and the length of the vector

@@ -21,7 +21,9 @@ In the other direction, state from a plain program can be loaded here, at any st
 on any number of ranks.
 
 The ranks gather one entry of one [flat vector](flat.py) at a time. So beside the result
-a rank needs memory for a single vector of $P_u$ elements.
+a rank needs memory for a single vector of $P_u$ elements. The state of a parameter that
+[is not cut](layout.py#uncut_offsets) is on one rank, which sends it to the others as it
+is.
 
 :notation $P_u$: `padded`, the length of a unit's flat vector with its padding
 """

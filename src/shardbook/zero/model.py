@@ -32,7 +32,8 @@ Three habits of an unsharded program need care:
   only, must be made before sharding. In stages 1 to 3 every parameter is 1-D
   afterwards, so a group made later would take every weight for a bias.
 - Conversions such as `model.half()` must come before sharding, too.
-- An optimizer must treat each element separately, as SGD and Adam do.
+- An optimizer must treat each element separately, as SGD and Adam do. What trains whole
+  matrices, such as Muon, needs `uncut=`.
 
 In stages 1 to 3 a rank sees only its own part of the gradients. This concerns some functions of
 PyTorch:
@@ -154,15 +155,15 @@ def shard(
         means each module's own `reset_parameters`
     :param unused: the gradient of a parameter that [no rank has used](unused.py) in a
         step: `"none"` leaves it as it was, often `None`, and `"zero"` makes it zero
-    :param uncut: a function of a parameter's name and the parameter, for an optimizer
-        such as Muon that computes with whole matrices: what it selects belongs [whole
-        to one rank](layout.py#uncut_offsets) and keeps its dimensions
+    :param uncut: a function of a parameter's name and the parameter. What it selects
+        belongs [whole to one rank](layout.py#uncut_offsets) and keeps its dimensions,
+        for an optimizer such as Muon that computes with whole matrices
     :returns: the same object
     :raises ValueError: on every rank, if ranks disagree about the model or it cannot be
         sharded; and for an unknown stage, a `DeviceMesh` of more than two dimensions, a
         device that does not exist, or a prefetch that is no whole number
-    :raises TypeError: if the model, `units`, `mesh`, `policy` or `init` is of another
-        kind than those above
+    :raises TypeError: if the model, `units`, `mesh`, `policy`, `init` or `uncut` is of
+        another kind than those above
     :raises RuntimeError: if there is no process group yet
 
     Source: [ZeRO](bib:rajbhandari2020zero), stages 1 to 3.
