@@ -52,6 +52,7 @@ GUARDS: dict[str, list[str]] = {
     "a parameter belongs to no unit": [
         "guards.unowned.refuse_unowned_in",
         "guards.unowned.refuse_unowned_of",
+        "guards.unowned.refuse_replaced_in",
     ],
     "an optimizer's step does not fit, or comes at a wrong time": ["guards.optimizer_guard.before_step"],
     "an optimizer's rule needs the whole": ["guards.optimizer_trial.refuse_unless_elementwise"],
@@ -72,7 +73,14 @@ GUARDS: dict[str, list[str]] = {
         "parameters.parameter_sites.Site.check",
         "parameters.flat_checks.refuse_replaced",
     ],
-    "a whole parameter was written to": ["parameters.flat_checks.refuse_writes"],
+    "a whole parameter was written to": [
+        "parameters.flat_checks.WritesInUse.note",
+        "parameters.flat_checks.refuse_writes",
+    ],
+    "a backward pass meets other weights than its forward pass": [
+        "guards.stale_backward.Computed.refuse_others"
+    ],
+    "two threads call units": ["guards.unsupported.refuse_threads"],
     "another wrapper or a transformation calls the model": [
         *("guards.wrappers.refuse_call_by_wrapper", "guards.unsupported.refuse_transforms"),
     ],

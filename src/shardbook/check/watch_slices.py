@@ -186,7 +186,7 @@ class Slices(Watch):
                 "compute it before shard(), or in with whole(model):",
             )
         elif name in ("dim", "ndim", "ndimension"):
-            if len(whole.shape) != 1:
+            if len(whole.shape) != 1 and not whole.uncut:
                 self.warn(
                     "slice-shape",
                     f"{name} of {whole.name} is 1, that of a slice; the parameter has {len(whole.shape)}",

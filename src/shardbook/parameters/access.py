@@ -507,9 +507,9 @@ def hide(parameter: nn.Parameter) -> None:
 
 def show(parameter: nn.Parameter) -> None:
     """Give a parameter the gradient again that was hidden."""
-    hidden = vars(parameter).pop(_HIDDEN, None)
-    if parameter.grad is None:
-        parameter.grad = hidden
+    if _HIDDEN in vars(parameter):
+        hidden = vars(parameter).pop(_HIDDEN)
+        parameter.grad = hidden if parameter.grad is None else parameter.grad
 
 
 _HIDDEN = "_shardbook_hidden"
