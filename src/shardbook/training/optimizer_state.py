@@ -76,21 +76,21 @@ def optimizer_state_dict(model: nn.Module, optimizer: Optimizer) -> StateDict:
         number: {key: copied(value, "cpu") for key, value in entries.items()}
         for number, entries in found["state"].items()
     }
-    cut = {number: place for number, place in slices.items() if place.cut}
-    entries = list(entries_of_slices(found["state"], cut))
+    in_parts = {n: place for n, place in slices.items() if place.cut}
+    entries = list(entries_of_slices(found["state"], in_parts))
     refuse_different(model, entries)
     for unit, flat, key, dtype in dict.fromkeys(entry.vector for entry in entries):
         here = [e for e in entries if e.vector == (unit, flat, key, dtype)]
         part = torch.zeros(flat.layout.shard_numel, dtype=dtype, device=flat.device)
         for entry in here:
             start, stop, _ = flat.places[entry.place.index]
-            part[start:stop] = entry.value.flatten()
+            part[start:stop] = entry.value
         whole = gathered(unit, part, f"the optimizer's {key}").cpu()
         shaped = views(flat.layout, whole)
         for entry in here:
             # A view instead of a clone would keep the whole vector in memory.
             state[entry.number][key] = shaped[entry.place.index].clone()
-    for number in slices.keys() - cut.keys():
+    for number in sorted(slices.keys() - in_parts.keys()):
         there = from_home(slices[number], state.pop(number, {}))
         if there:
             state[number] = there
@@ -114,11 +114,11 @@ def load_optimizer_state_dict(
     """
     slices = slices_of(model, optimizer)
     alone = keys_of_numbers(state_dict["state"])
-    cut = {number: place for number, place in slices.items() if place.cut}
+    in_parts = {n: place for n, place in slices.items() if place.cut}
     state = {
         number: {
-            key: cut_from(value, cut[number], key)
-            if number in cut and isinstance(value, Tensor) and key not in alone
+            key: cut(value, in_parts[number], key)
+            if number in in_parts and isinstance(value, Tensor) and key not in alone
             else copied(value)
             for key, value in entries.items()
         }
@@ -249,15 +249,15 @@ def from_home(place: Slice, entries: StateDict) -> StateDict:
     return shared[0]
 
 
-def cut_from(value: Tensor, place: Slice, key: str) -> Tensor:
+def cut(value: Tensor, place: Slice, key: str) -> Tensor:
     """Cut this rank's slice from an entry of the whole state."""
     slot, flat = place.slot, place.flat
     refuse_shape(value, slot, key)
-    start, stop, shape = flat.places[place.index]
+    start, stop, _ = flat.places[place.index]
     # If this rank's part begins inside the parameter, its first elements are on an
     # earlier rank.
     first = max(0, place.unit.rank * flat.layout.shard_numel - slot.offset)
-    return value.flatten()[first : first + stop - start].view(shape).clone()
+    return value.flatten()[first : first + stop - start].clone()
 
 
 def copied(value: Any, device: str | None = None) -> Any:
