@@ -56,6 +56,7 @@ memory with which modules compute.
 
 :figure: vector_of_a_block
 :notation $N_d$: `world_size`, the number of ranks
+:notation $d$: the width of a transformer block
 :notation $\Psi_u$: `numel`, the number of values in one flat vector, without its padding
 :notation $P_u$: `padded`, the number of elements of one flat vector with its padding
 """
@@ -93,9 +94,9 @@ class Layout:
     r"""The place of every value in one flat vector.
 
     A layout is a plan, without memory. It follows from the parameters' names, shapes,
-    dtypes and `requires_grad`, from the dtype in which modules compute, and from the
-    numbers of ranks and of copies of the model. All ranks know these, so they need no
-    message to lay out alike.
+    dtypes and `requires_grad`, from the dtype in which modules compute, from the choice
+    of what is not cut, and from the numbers of ranks and of copies of the model. All
+    ranks know these, so they need no message to lay out alike.
 
     >>> model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 8))
     >>> (layout,) = plan(model.named_parameters(), world_size=2)
@@ -199,7 +200,7 @@ def plan(
     uncut: Container[str] = (),
 ) -> tuple[Layout, ...]:
     """One layout for each dtype, and separate layouts for trainable and frozen
-    parameters.
+    parameters, and for those that are not cut.
 
     A vector has one dtype. If it mixed frozen parameters with trainable ones, values
     that never change would need gradient memory and a reduce-scatter. For the same
@@ -321,25 +322,23 @@ def _lay_out(
     computes_in: torch.dtype,
     uncut: bool,
 ) -> Layout:
-    """One layout, whose offsets grow in the order of the names.
+    """One layout, whose offsets grow in the order of the names if the parameters are cut.
 
     Parameters that are used together then lie side by side.
     """
     # An offset that is aligned in the narrower of the two dtypes is aligned in both.
     align = ALIGN_BYTES // min(group[0].element_size(), computes_in.itemsize)
     sizes = [parameter.numel() for parameter in group]
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(_round_up(end, align))
+        end = offsets[-1] + size
     if uncut:
         offsets, end = uncut_offsets(sizes, world_size, align * copies)
-    else:
-        offsets, end = [], 0
-        for size in sizes:
-            offsets.append(_round_up(end, align))
-            end = offsets[-1] + size
+    places = sorted(zip(offsets, group, strict=True), key=itemgetter(0))
     slots = [
         Slot(tuple(names[parameter]), parameter.shape, parameter.numel(), offset)
-        for offset, parameter in sorted(
-            zip(offsets, group, strict=True), key=itemgetter(0)
-        )
+        for offset, parameter in places
     ]
     # The end is rounded up, too, so that the pieces of all ranks are aligned, and not
     # only the first. It becomes a multiple of $16 N_d$ elements if the narrower dtype

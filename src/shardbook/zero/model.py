@@ -29,8 +29,8 @@ around the unit in use are whole, too.
 Three habits of an unsharded program need care:
 
 - Parameter groups that depend on a parameter's shape, such as weight decay for matrices
-  only, must be made before sharding. In stages 1 to 3 every parameter is 1-D
-  afterwards, so a group made later would take every weight for a bias.
+  only, must be made before sharding. In stages 1 to 3 every parameter that is cut is
+  1-D afterwards, so a group made later would take every weight for a bias.
 - Conversions such as `model.half()` must come before sharding, too.
 - An optimizer must treat each element separately, as SGD and Adam do. What trains whole
   matrices, such as Muon, needs `uncut=`.
@@ -124,7 +124,8 @@ def shard(
     """Shard a model over the ranks and return it.
 
     The model starts from the values of rank 0. Afterwards each parameter is this rank's
-    1-D slice of its unit's shard, often an empty one; in stage 0 it keeps its shape.
+    1-D slice of its unit's shard, often an empty one; in stage 0 it keeps its shape, and
+    what is `uncut` keeps its dimensions.
     `model.state_dict()` is collective: all ranks call it, and each gets the whole
     parameters in their original shapes.
 
