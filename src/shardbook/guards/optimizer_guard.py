@@ -116,7 +116,7 @@ def refuse_unfit(
     }
     uncut = {id(p) for flat in flats if flat.layout.uncut for p in flat.parameters}
     cut = {key: slot for key, slot in slots.items() if key not in uncut}
-    refuse_state_of_whole(optimizer, cut)
+    refuse_state_of_whole(optimizer, slots, uncut)
     if options != before:
         trained = [
             (parameter, slots[id(parameter)])
@@ -134,7 +134,7 @@ def refuse_unfit(
                         "shard(uncut=...), use an elementwise optimizer such as AdamW, or "
                         "shard with stage=0"
                     )
-        refuse_lost_split(optimizer, cut)
+        refuse_lost_split(optimizer, slots, uncut)
         kinds = {
             id(parameter): Kind(
                 len(slot.shape),
@@ -171,7 +171,7 @@ _SHAPE_DEPENDENT = re.compile(
 
 
 def refuse_state_of_whole(
-    optimizer: torch.optim.Optimizer, slots: dict[int, Slot]
+    optimizer: torch.optim.Optimizer, slots: dict[int, Slot], uncut: set[int]
 ) -> None:
     """Refuse an optimizer whose state does not fit its slices.
 
@@ -187,7 +187,12 @@ def refuse_state_of_whole(
         for key, value in state.items():
             if not isinstance(value, Tensor) or value.numel() == 1:
                 continue
-            if value.shape != parameter.shape:
+            # A rank that has all of a parameter may have state of any shape, and one
+            # that has nothing of it may have none.
+            fits = value.shape == parameter.shape
+            if id(parameter) in uncut:
+                fits = parameter.numel() > 0 or value.numel() == 0
+            if not fits:
                 raise ValueError(
                     f"{key} of {slots[id(parameter)].names[0]} in this "
                     f"{type(optimizer).__name__} has shape {tuple(value.shape)}, and the "
@@ -196,26 +201,36 @@ def refuse_state_of_whole(
                 )
 
 
-def refuse_lost_split(optimizer: torch.optim.Optimizer, slots: dict[int, Slot]) -> None:
+def refuse_lost_split(
+    optimizer: torch.optim.Optimizer, slots: dict[int, Slot], uncut: set[int]
+) -> None:
     """Refuse groups that were to differ by the shapes of parameters, but were made from
     slices.
 
-    `p.dim() >= 2` is false for every slice. So the group that was to decay is empty,
-    and the other one holds the matrices beside the vectors.
+    `p.dim() >= 2` is false for every slice. So the group that was to decay is empty, or
+    holds only matrices that are not cut, and the other one holds the matrices beside the
+    vectors.
 
     :raises ValueError: naming the first of the matrices
     """
     groups = optimizer.param_groups
-    decays = {g.get("weight_decay") for g in groups if not g["params"]}
+    decays = {
+        group.get("weight_decay")
+        for group in groups
+        if all(id(p) in uncut and p.dim() > 1 for p in group["params"])
+    }
     for group in groups:
-        here = [slots[id(p)] for p in group["params"] if id(p) in slots]
+        here = [slots[id(p)] for p in group["params"] if id(p) in slots.keys() - uncut]
         matrix = next((slot for slot in here if len(slot.shape) > 1), None)
-        vector = any(len(slot.shape) < 2 for slot in here)
+        vector = any(
+            len(slots[id(p)].shape) < 2 for p in group["params"] if id(p) in slots
+        )
         if matrix and vector and decays - {group.get("weight_decay")}:
             raise ValueError(
                 f"{matrix.names[0]} is in one group with vectors, and a group with "
-                "another weight_decay is empty, because slices have one dimension; make "
-                "groups by shape before shard(), or leave the empty group out"
+                "another weight_decay holds no slice, because slices have one "
+                "dimension; make groups by shape before shard(), leave an empty group "
+                "out, or leave this optimizer's parameters out of uncut="
             )
 
 

@@ -36,6 +36,7 @@ larger size than the trial has, or a method with another name than `step`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -148,26 +149,29 @@ class Trial:
         # The error that the slices raised although the whole tensors did not.
         self.error: Exception | None = None
         self.random = torch.Generator("cpu").manual_seed(0)
-        shapes = [
+        once = [
             # The smallest and the largest of a kind have most of their shapes in common.
             dict.fromkeys((s, k._replace(numel=0)) for k in kinds for s in shapes_of(k))
             for _, kinds in groups
         ]
+        # What is on one rank is tried on each of the two.
+        shapes = [
+            [each for each in group for _ in range(1 + is_together(each[1]))]
+            for group in once
+        ]
         values = [[self.draw(*each, gaps=True) for each in group] for group in shapes]
         self.shapes = [each for group in shapes for each in group]
-        self.homes = [
-            home_of(n, k) for group in shapes for n, (_, k) in enumerate(group)
-        ]
         self.drift = [self.draw(*each) for each in self.shapes]
         self.stand_ins: dict[Rank, StandIns] = {}
         self.copies: dict[Rank, Optimizer] = {}
         for rank in RANKS:
+            numbers = itertools.count()
             here = [
                 [
-                    nn.Parameter(piece(value, rank, home_of(number, kind)))
-                    for number, (value, (_, kind)) in enumerate(zip(*pair, strict=True))
+                    nn.Parameter(self.piece(value, rank, next(numbers)))
+                    for value in group
                 ]
-                for pair in zip(values, shapes, strict=True)
+                for group in values
             ]
             self.stand_ins[rank] = [each for group in here for each in group]
             self.copies[rank] = copied(
@@ -214,16 +218,38 @@ class Trial:
         stand_ins = self.stand_ins[rank]
 
         def gradients() -> Tensor:
-            for stand_in, pull, home in zip(stand_ins, pulls, self.homes, strict=True):
-                # [A step sees no gradient](access.py#hide) of what is on another rank.
-                if home is None or rank in (None, home):
-                    stand_in.grad = piece(pull, rank, home) + stand_in.detach()
+            for number, (stand_in, pull) in enumerate(
+                zip(stand_ins, pulls, strict=True)
+            ):
+                # [A step sees no gradient](access.py#hide_absent) of what is on another rank.
+                if not self.shapes[number][1].uncut or rank in (None, number % 2):
+                    stand_in.grad = self.piece(pull, rank, number) + stand_in.detach()
             return torch.ones((), device=stand_ins[0].device)
 
         gradients()
         optimizer = self.copies[rank]
         kind: Any = type(optimizer)
         kind.step(optimizer, *[gradients] * self.closure)
+
+    def piece(self, tensor: Tensor, rank: Rank, number: int) -> Tensor:
+        """A copy of a tensor, or of the slice that one of two ranks has of it.
+
+        A large tensor is cut inside a row, at an offset at which [a real
+        slice](layout.py) can begin. Of a small tensor rank 1 has nothing.
+
+        :param number: the number of the tensor
+        """
+        kind, home = self.shapes[number][1], number % 2
+        if rank is None or (kind.uncut and rank == home):
+            return tensor.clone()
+        if kind.uncut:
+            return tensor.new_empty(0, *tensor.shape[1:])
+        size = tensor.numel()
+        cut = min(size, 32 * (size // 64 | 1))
+        if is_together(kind):
+            cut = size * (home == 0)
+        values = tensor.flatten()
+        return (values[:cut] if rank == 0 else values[cut:]).clone()
 
     def alike(self) -> bool:
         """Whether the slices, put together, equal the whole tensors."""
@@ -284,30 +310,13 @@ def shapes_of(kind: Kind) -> list[tuple[int, ...]]:
 MOST = 2**18
 
 
-def home_of(number: int, kind: Kind) -> Rank:
-    """The rank that has all of a tensor, if it is not cut.
+def is_together(kind: Kind) -> bool:
+    """Whether one rank has all elements of a parameter, and the other none.
 
-    The tensors of a group go to both ranks in turn, because a rule that combines several
+    Such parameters go to both ranks in turn, because a rule that combines several
     parameters would see only those of one rank.
     """
-    return number % 2 if kind.uncut else None
-
-
-def piece(tensor: Tensor, rank: Rank, home: Rank) -> Tensor:
-    """A copy of a tensor, or of the slice that one of two ranks has of it.
-
-    A large tensor is cut inside a row, at an offset at which [a real slice](layout.py)
-    can begin. Of a small tensor rank 1 has nothing.
-
-    :param home: the rank that has all of the tensor, if it is not cut
-    """
-    if rank is None or rank == home:
-        return tensor.clone()
-    if home is not None:
-        return tensor.new_empty(0, *tensor.shape[1:])
-    size = tensor.numel()
-    cut = min(size, 32 * (size // 64 | 1))
-    return (tensor.flatten()[:cut] if rank == 0 else tensor.flatten()[cut:]).clone()
+    return kind.uncut or kind.dimensions == 0
 
 
 # sidelit: depth State that a rule begins with, and options whose change needs another trial.

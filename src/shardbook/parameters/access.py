@@ -238,8 +238,8 @@ def guard_slices(flat: Flat, unit: str) -> None:
     """Give the model's own parameters in a flat vector the class that applies the
     rules.
 
-    They remain the same objects and change only their class. Where a rank keeps the
-    whole parameter, every operation is right, so its class stays.
+    They remain the same objects and change only their class. Where every rank keeps
+    the whole parameter, every operation is right, so its class stays.
 
     :param flat: the flat vector
     :param unit: the name of its unit
@@ -460,8 +460,10 @@ def watch_optimizers() -> None:
     register_optimizer_step_post_hook(torch.compiler.disable(guard_stepped))
 
 
-def unguard(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def unguard(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     """Give an optimizer's slices the plain class for the time of the step.
+
+    :returns: the arguments of the step, if they have to change
 
     :raises RuntimeError: if it was given whole parameters, which exist only for a while
     """
@@ -474,10 +476,24 @@ def unguard(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
                 )
             if type(parameter) is Slice:
                 set_class(parameter, nn.Parameter)
-                hide(parameter)
                 owner = owner_of(parameter)
                 if owner is not None:
                     owner.plain = True
+    if not hide_absent(optimizer):
+        return None
+
+    # The backward pass in a closure brings the gradients again.
+    def hiding(closure: Any) -> Any:
+        def call() -> Any:
+            result = closure()
+            hide_absent(optimizer)
+            return result
+
+        return call if callable(closure) else closure
+
+    first, *others = args
+    changed = {key: hiding(value) for key, value in kwargs.items()}
+    return (first, *map(hiding, others)), changed
 
 
 def guard_stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -495,14 +511,22 @@ def guard_stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
                 show(parameter)
 
 
-def hide(parameter: nn.Parameter) -> None:
-    """Hide the gradient of a parameter that is whole on another rank from a step.
+def hide_absent(optimizer: Optimizer) -> bool:
+    """Hide the gradients of parameters that are whole on another rank from a step.
 
-    The optimizer then skips it. Not every rule can compute with a matrix without rows.
+    The optimizer then skips these parameters. Not every rule can compute with a matrix
+    without rows.
+
+    :returns: whether there are any
     """
-    place = place_of(parameter)
-    if place.uncut and place.shape.numel() and not parameter.numel():
-        vars(parameter)[_HIDDEN], parameter.grad = parameter.grad, None
+    found = False
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            place = getattr(parameter, _PLACE, None)
+            if place and place.uncut and place.shape.numel() > parameter.numel():
+                vars(parameter)[_HIDDEN], parameter.grad = parameter.grad, None
+                found = True
+    return found
 
 
 def show(parameter: nn.Parameter) -> None:

@@ -199,7 +199,7 @@ def steady_terms(setup: Setup, layouts: list[Layout], rank: int) -> dict[str, in
         )
         terms["moments"] = 2 * FLOAT * trained
         # AdamW counts the steps of each tensor, even of one that is empty on this rank,
-        # unless [another rank has all of it](access.py#hide).
+        # unless [another rank has all of it](access.py#hide_absent).
         counted = [n for layout in layouts for n in counts(layout, rank, setup.stage)]
         terms["step counters"] = FLOAT * sum(counted)
     if setup.scaled:

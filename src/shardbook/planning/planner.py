@@ -73,7 +73,10 @@ __all__ = ["Own", "activations", "layouts_of", "one_vector", "own_bytes", "table
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The bytes that this library stores and sends on rank 0 at one stage.
+    """The bytes that this library stores and sends on one rank at one stage.
+
+    It is the rank that stores the most: rank 0, unless some parameters [are not
+    cut](layout.py#uncut_offsets).
 
     With offload `host` counts the bytes on the host, gradients included, and the other
     kinds count those on the device.
@@ -121,8 +124,10 @@ def own_bytes(
         Config(), layouts[0].world_size, 1, 1, optimizer, stage=stage, policy=policy
     )
     kinds = total(layouts, stage, policy, copies)
-    _, *terms = steady_terms(setup, layouts, rank=0).values()
-    state = sum(terms)
+    uneven = any(layout.uncut for layout in layouts)
+    ranks = range(layouts[0].world_size if uneven else 1)
+    terms = [list(steady_terms(setup, layouts, rank).values()) for rank in ranks]
+    state = max(sum(others) for _, *others in terms)
     on_host = kinds.masters_on_host + kinds.gradients_on_host + state
     # From stage 2 on three vectors of gradients exist at once: one is filled, one is
     # sent, one is received. At stage 3 two units are gathered besides, one that

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from shardbook.state.plain_data import restored
 from shardbook.state.stored import OPTIMIZER, Stretch, entry, places_in
+from shardbook.training.optimizer_state import kept_by_absent
 
 __all__ = [
     "groups_from",
@@ -83,8 +84,9 @@ def with_rest(
     :param entries: the tensors, by the parameter's number and the entry's key
     :param rest: what `stretches_of_state` gave, by the parameter's name
     """
-    found: dict[int, dict[str, Any]] = {}
-    for number, place in enumerate(places_in(model, optimizer)):
+    places = dict(enumerate(places_in(model, optimizer)))
+    found: dict[int, dict[str, Any]] = kept_by_absent(optimizer, places)
+    for number, place in places.items():
         if place.absent:
             continue
         here = entries.get(number, {})

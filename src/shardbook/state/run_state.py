@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.optim import Optimizer
 
+from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import world
 from shardbook.foundations.torch_private import as_plain
 from shardbook.state import rank_state
@@ -61,11 +62,11 @@ from shardbook.state.sharded_files import Reader
 from shardbook.state.stored import (
     MODEL,
     Stretch,
-    places_in,
     stretches,
     stretches_of_state,
 )
-from shardbook.state.together import gathered, on_each, on_first
+from shardbook.state.together import on_each, on_first
+from shardbook.training.optimizer_state import groups_as_text
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.state_dict import refuse_in_block
 
@@ -159,14 +160,14 @@ def state_of(
     text: dict[str, Any] = {"ranks": world(None)[1], "optimizer": None, "others": {}}
     settings: dict[str, Any] = {}
     if optimizer is not None:
-        tensors, rest = stretches_of_state(model, optimizer)
+        # One rank alone has the state of a parameter that is not cut, and all ranks
+        # raise its error.
+        tensors: list[Stretch] = []
+        found = on_each(partial(collect, tensors, model, optimizer))
+        refuse_other_groups([groups for _, groups in found])
         stored += tensors
         text["optimizer"] = plain(groups_of(model, optimizer), "the optimizer")
-        text["entries"] = rest
-        if any(place.apart for place in places_in(model, optimizer)):
-            # Of a parameter that is not cut, one rank alone has the state.
-            for more in gathered(rest):
-                text["entries"] = {**more, **text["entries"]}
+        text["entries"] = {k: rest for each, _ in found for k, rest in each.items()}
         text["rule"] = type(optimizer).__name__
         settings = settings_of(model, optimizer)
     for name, other in others.items():
@@ -174,6 +175,18 @@ def state_of(
     if world(None)[0] == 0:
         stored.append(rank_state.blob(TEXT, rank_state.as_bytes(json.dumps(text))))
     return stored, settings
+
+
+def collect(
+    tensors: list[Stretch], model: nn.Module, optimizer: Optimizer
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """Collect the stretches of an optimizer's state.
+
+    :returns: what is no tensor, and the optimizer's groups as text
+    """
+    found, rest = stretches_of_state(model, optimizer)
+    tensors += found
+    return rest, groups_as_text(model, optimizer)
 
 
 def copied(stored: list[Stretch]) -> list[Stretch]:
@@ -262,7 +275,9 @@ def load_run(
         entries: dict[int, dict[str, Tensor]] = {}
         for number, key, value, _ in state:
             entries.setdefault(number, {})[key] = value
-        groups = groups_from(text["optimizer"], model, optimizer)
+        groups: list[dict[str, Any]] = []
+        saved = text["optimizer"]
+        on_each(lambda: groups.extend(groups_from(saved, model, optimizer)))
         with taken_by("the optimizer", folder):
             whole = with_rest(entries, text.get("entries", {}), model, optimizer)
             optimizer.load_state_dict({"state": whole, "param_groups": groups})
@@ -357,6 +372,20 @@ def taken_by(name: str, folder: Path) -> Iterator[None]:
         raise ValueError(
             f"{folder} holds a state that {name} does not take: {reason(error)}"
         ) from error
+
+
+def refuse_other_groups(found: list[str]) -> None:
+    """Refuse an optimizer whose groups, or their options, differ between the ranks.
+
+    :param found: the groups of each rank, as text
+    :raises Disagreement: on every rank
+    """
+    for rank, groups in enumerate(found):
+        if groups != found[0]:
+            raise Disagreement(
+                f"rank {rank} has other parameter groups in its optimizer than rank 0, or "
+                "other options in them; make groups by shape before shard()"
+            )
 
 
 def refuse_missing(

@@ -30,6 +30,7 @@ is.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -49,7 +50,13 @@ from shardbook.parameters.gradients import FlatWithGradients
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.unit import Unit
 
-__all__ = ["load_optimizer_state_dict", "optimizer_state_dict", "refuse_in_parts"]
+__all__ = [
+    "groups_as_text",
+    "kept_by_absent",
+    "load_optimizer_state_dict",
+    "optimizer_state_dict",
+    "refuse_in_parts",
+]
 
 # sidelit: hide
 StateDict = dict[str, Any]
@@ -78,7 +85,7 @@ def optimizer_state_dict(model: nn.Module, optimizer: Optimizer) -> StateDict:
     }
     in_parts = {n: place for n, place in slices.items() if place.cut}
     entries = list(entries_of_slices(found["state"], in_parts))
-    refuse_different(model, entries)
+    refuse_different(model, optimizer, entries)
     for unit, flat, key, dtype in dict.fromkeys(entry.vector for entry in entries):
         here = [e for e in entries if e.vector == (unit, flat, key, dtype)]
         part = torch.zeros(flat.layout.shard_numel, dtype=dtype, device=flat.device)
@@ -109,8 +116,8 @@ def load_optimizer_state_dict(
         saved one
     :param state_dict: as `optimizer_state_dict` returns it, or the `state_dict` of an
         unsharded optimizer; it is not changed
-    :raises ValueError: if the shape of an entry is not that of the whole parameter, or
-        for an error of `optimizer.load_state_dict`
+    :raises ValueError: if an entry of a parameter that is cut has not the shape of the
+        whole parameter, or for an error of `optimizer.load_state_dict`
     """
     slices = slices_of(model, optimizer)
     alone = keys_of_numbers(state_dict["state"])
@@ -125,6 +132,7 @@ def load_optimizer_state_dict(
         for number, entries in state_dict["state"].items()
         if number not in slices or not slices[number].absent
     }
+    state |= kept_by_absent(optimizer, slices)
     optimizer.load_state_dict({**state_dict, "state": state})
 
 
@@ -244,9 +252,26 @@ def from_home(place: Slice, entries: StateDict) -> StateDict:
     """The state of a parameter that is not cut, from the one rank that has it."""
     unit, name = place.unit, place.slot.names[0]
     unit.order.before("gather", f"the optimizer's state of {name}", unit.sites[0].name)
-    shared = [entries]
+    shared: list[Any] = [None]
+    if not place.absent:
+        try:
+            shared = [pickle.dumps(entries)]
+        except Exception as error:
+            shared = [f"the optimizer's state of {name} cannot be sent ({error})"]
     dist.broadcast_object_list(shared, group=unit.groups.shards, group_src=place.home)
-    return shared[0]
+    if isinstance(shared[0], str):
+        raise ValueError(shared[0])
+    state: StateDict = pickle.loads(shared[0])
+    return state
+
+
+def kept_by_absent(
+    optimizer: Optimizer, slices: dict[int, Slice]
+) -> dict[int, StateDict]:
+    """The state without elements that a rule has made for parameters of other ranks."""
+    state = optimizer.state_dict()["state"]
+    absent = [number for number, place in slices.items() if place.absent]
+    return {number: state[number] for number in absent if number in state}
 
 
 def cut(value: Tensor, place: Slice, key: str) -> Tensor:
@@ -291,14 +316,17 @@ def keys_of_numbers(state: dict[int, StateDict]) -> set[str]:
     return {key for key, most in dimensions.items() if most == 0}
 
 
-def refuse_different(model: nn.Module, entries: list[Entry]) -> None:
-    """Check that all ranks are about to gather the same entries.
+def refuse_different(
+    model: nn.Module, optimizer: Optimizer, entries: list[Entry]
+) -> None:
+    """Check that all ranks are about to gather the same entries, and have the same groups.
 
-    The ranks compare one number, a digest of the names of all entries.
+    The ranks compare one number, a digest of the names of all entries and of the groups.
 
     :raises Disagreement: on every rank
     """
-    names = [(e.number, e.key, str(e.value.dtype)) for e in entries]
+    names: list[Any] = [(e.number, e.key, str(e.value.dtype)) for e in entries]
+    names.append(groups_as_text(model, optimizer))
     digest = int.from_bytes(sha256(repr(names).encode()).digest()[:7], "big")
     unit = next(iter(conductor_of(model).drivers), None)
     if unit is None:
@@ -308,8 +336,39 @@ def refuse_different(model: nn.Module, entries: list[Entry]) -> None:
     if gathered(unit, mine, "the names of the optimizer's state").unique().numel() > 1:
         raise Disagreement(
             "ranks hold different optimizer state; step the optimizer equally often on "
-            "every rank, and load the same state"
+            "every rank, load the same state, and make the same groups"
         )
+
+
+def groups_as_text(model: nn.Module, optimizer: Optimizer) -> str:
+    """An optimizer's groups, with the names of their parameters, for the ranks to compare.
+
+    Suppose a program makes groups by `p.numel()` after sharding. They then differ
+    between the ranks.
+    """
+    names = {
+        id(parameter): slot.names[0]
+        for unit in conductor_of(model).drivers
+        for flat in unit.flats
+        for slot, parameter in zip(flat.layout.slots, flat.parameters, strict=True)
+    }
+    return repr(
+        [
+            [names.get(id(p)) for p in group["params"]]
+            + [(key, as_text(group[key])) for key in group if key != "params"]
+            for group in optimizer.param_groups
+        ]
+    )
+
+
+def as_text(option: Any) -> str:
+    """An option of a group as text; of an object only its class, which ranks can compare."""
+    if isinstance(option, Tensor):
+        return str(option.tolist())
+    if isinstance(option, tuple | list):
+        return f"({', '.join(map(as_text, option))})"
+    known = option is None or isinstance(option, int | float | str)
+    return repr(option) if known else type(option).__name__
 
 
 def refuse_in_parts(place: Slice, key: str, value: Any) -> None:

@@ -58,6 +58,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -188,7 +189,8 @@ def shard(
         [*parameters, *buffers],
         groups.everyone,
         settings=f"stage={stage}, {policy}, {prefetch}, unused={unused!r}, "
-        f"device={construction.device.type}, uncut={sorted(kept)}",
+        f"device={construction.device.type}, "
+        f"{len(kept)} uncut of checksum {crc32(repr(sorted(kept)).encode()):08x}",
         objection=wrapped(model)
         or objections(model, sites, units, construction)
         or (

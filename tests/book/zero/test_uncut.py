@@ -256,6 +256,12 @@ def counted() -> tuple[list[int], list[int]]:
     block = Block()
     names = [name for name, each in block.named_parameters() if each.dim() > 1]
     layouts = layouts_with(Policy(), block, 3, uncut=names)
+    # AdamW has two numbers for each element, and a count for each parameter that is not on another rank.
+    here = [(flat, each) for flat in units[0].flats for each in flat.parameters]
+    counts = sum(not flat.layout.uncut or each.numel() > 0 for flat, each in here)
+    mine = torch.tensor([8.0 * sum(each.numel() for _, each in here) + 4 * counts])
+    dist.all_reduce(mine, dist.ReduceOp.MAX)
+    assert own_bytes(list(layouts), 3, "adamw").state == mine.item()
     kept = sum(flat.shard.nbytes for flat in units[0].flats)
     return [kept, units[0].nbytes], [
         own_bytes(list(layouts), 3, "sgd").parameters,
@@ -300,3 +306,153 @@ def test_what_cannot_be_whole_is_refused_by_name() -> None:
             strict=True,
         ):
             assert sentence.startswith(start), sentence
+
+
+class Scaled(Rule):
+    """Two parameters of one shape are divided by their common norm."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        shapes: dict[Any, list[nn.Parameter]] = {}
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                shapes.setdefault(parameter.shape, []).append(parameter)
+        for alike in shapes.values():
+            norm = torch.stack([each.grad.norm() for each in alike]).norm()  # type: ignore[union-attr]
+            for each in alike:
+                each.sub_(each.grad / norm, alpha=0.1)  # type: ignore[operator]
+
+
+class Counting(Rule):
+    """Counts the steps of a group of which it has seen a gradient."""
+
+    def change(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        group["seen"] = group.get("seen", 0) + 1
+        return g
+
+
+class Unknown(Rule):
+    """Its state can be neither sent nor stored."""
+
+    def change(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        state["rule"] = lambda: 0
+        return g
+
+
+class Numbers(nn.Module):
+    """Two parameters without dimensions, at both ends of a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.tensor(2.0))
+        self.weight = nn.Parameter(torch.ones(40))
+        self.last = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.first * self.last * self.weight.sum()
+
+
+def told(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except (ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def traps(folder: Path) -> dict[str, str]:
+    found = {}
+    for uncut in (None, lambda name, parameter: True):
+        model = shard(Numbers(), stage=3, uncut=uncut)
+        model(torch.ones(())).backward()
+        found[f"common norm of numbers {uncut is None}"] = told(Scaled([model.first, model.last]).step)
+    run = Run(MAKES["muon"], 3)
+    run.train(1)
+    raw = [run.optimizers[0].state_dict()]
+    dist.broadcast_object_list(raw, src=0)
+    other = Run(MAKES["muon"], 3)
+    other.optimizers[0].load_state_dict(raw[0])
+    other.model(torch.ones(4, 5)).square().mean().backward()
+    found[f"another rank's state {dist.get_rank()}"] = told(other.optimizers[0].step)
+
+    run = Run(MAKES["normalized"], 3)
+    named = dict(run.model.named_parameters())
+    groups = [
+        {"params": [each for each in named.values() if each.dim() > 1], "weight_decay": 0.1},
+        {"params": [each for each in named.values() if each.dim() < 2], "weight_decay": 0.0},
+    ]
+    run.model(torch.ones(4, 5)).square().mean().backward()
+    found["groups by dim"] = told(torch.optim.AdamW(groups).step)
+    large = [each for each in named.values() if each.numel() > 100]
+    small = [each for each in named.values() if each.numel() <= 100]
+    optimizer = torch.optim.AdamW([{"params": large}, {"params": small}])
+    optimizer.step()
+    found["groups by size"] = told(lambda: optimizer_state_dict(run.model, optimizer))
+    found["groups by size, stored"] = told(lambda: Checkpoints(folder / "a").save(1, run.model, optimizer))
+    hidden = [each for name, each in named.items() if is_hidden(name, each)]
+    counting = Counting([{"params": [each]} for each in hidden])
+    counting.step()
+    found["options"] = told(lambda: optimizer_state_dict(run.model, counting))
+    unknown = Unknown(hidden[:1])
+    unknown.step()
+    found["state"] = told(lambda: optimizer_state_dict(run.model, unknown))
+    found["state, stored"] = told(lambda: Checkpoints(folder / "b").save(1, run.model, unknown))
+    return found
+
+
+def test_what_would_differ_without_a_word_is_refused(tmp_path: Path) -> None:
+    found = ranks.run(2, traps, tmp_path)
+    for each in found:
+        for name, start in {
+            "common norm of numbers True": "TypeError: Scaled would train",
+            "common norm of numbers False": "TypeError: Scaled would train",
+            "groups by dim": "ValueError: 0.weight is in one group with vectors",
+            "groups by size": "Disagreement: ranks hold different optimizer state",
+            "groups by size, stored": "Disagreement: rank 1 has other parameter groups",
+            "options": "Disagreement: ranks hold different optimizer state",
+            "state": "ValueError: the optimizer's state of 1.wide.weight cannot be sent",
+            "state, stored": "ValueError: ",
+        }.items():
+            assert each[name].startswith(start), (name, each[name])
+    assert found[1]["another rank's state 1"].startswith("ValueError: momentum_buffer of ")
+
+
+def closed(name: str) -> list[bool]:
+    """Steps with a closure, whose backward pass brings gradients in the middle of a step."""
+    found = []
+    for stage in (1, 3):
+        runs = Run(MAKES[name], 0), Run(MAKES[name], stage)
+        for run in runs:
+            optimizer = run.optimizers[0]
+
+            def closure(run: Run = run) -> Tensor:
+                run.model.zero_grad()
+                loss: Tensor = run.model(torch.ones(4, 5) * (1 + dist.get_rank())).square().mean()
+                loss.backward()
+                return loss
+
+            for _ in range(3):
+                optimizer.step(closure)
+        found.append(equal(runs[0].values(), runs[1].values()))
+    return found
+
+
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
+def test_a_step_with_a_closure_trains_whole_matrices(name: str) -> None:
+    assert ranks.run(2, closed, name) == [[True, True]] * 2
+
+
+class Ready(Rule):
+    """Makes its state before the first step."""
+
+    def __init__(self, parameters: Iterable[Any], lr: float = 0.01, **options: Any) -> None:
+        super().__init__(parameters, lr, **options)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["first"] = torch.zeros_like(parameter)
+
+    def change(self, p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        first: Tensor = state["first"].lerp_(g, 0.1)
+        return first
+
+
+MAKES["ready"] = Ready
