@@ -524,8 +524,9 @@ def hide_absent(optimizer: Optimizer) -> bool:
         for parameter in group["params"]:
             place = getattr(parameter, _PLACE, None)
             if place and place.uncut and place.shape.numel() > parameter.numel():
-                vars(parameter)[_HIDDEN], parameter.grad = parameter.grad, None
                 found = True
+                if parameter.grad is not None:
+                    vars(parameter)[_HIDDEN], parameter.grad = parameter.grad, None
     return found
 
 

@@ -442,6 +442,26 @@ def test_a_step_with_a_closure_trains_whole_matrices(name: str) -> None:
     assert ranks.run(2, closed, name) == [[True, True]] * 2
 
 
+class Around(torch.optim.SGD):
+    """An optimizer whose step is that of another one, as look-ahead wrappers do."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        torch.optim.Muon(self.param_groups[0]["params"]).step()
+
+
+def kept_gradients() -> tuple[list[bool], list[bool]]:
+    run = Run(MAKES["muon"], 3)
+    hidden = [each for name, each in run.model.named_parameters() if is_hidden(name, each)]
+    run.model(torch.ones(4, 5)).square().mean().backward()
+    before = [each.grad is not None for each in hidden]
+    Around(hidden).step()
+    return before, [each.grad is not None for each in hidden]
+
+
+def test_gradients_are_there_after_a_step_in_a_step() -> None:
+    assert ranks.run(2, kept_gradients) == [([True] * 6, [True] * 6)] * 2
+
+
 class Ready(Rule):
     """Makes its state before the first step."""
 
