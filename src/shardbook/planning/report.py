@@ -66,7 +66,7 @@ class Counted:
 
 
 def report(setup: Setup, counted: Counted, options: argparse.Namespace) -> None:
-    """Gather the ranks' figures on rank 0, print the table there, and write the JSON file."""
+    """Gather the ranks' figures; rank 0 prints the table and writes the JSON file."""
     ranks: list[Any] = [None] * setup.world_size
     dist.all_gather_object(ranks, counted)
     if dist.get_rank() != 0:

@@ -115,7 +115,7 @@ class Reader(FileSystemReader):
         self.boxes: dict[MetadataIndex, Any] = {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Read the index, on each rank.
+        """Read the index.
 
         :raises Damaged: if it cannot be read, or does not fit the files
         """

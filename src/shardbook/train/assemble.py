@@ -180,7 +180,7 @@ def setup_of(options: argparse.Namespace, world_size: int, text: int) -> Setup:
 
 @contextmanager
 def mistakes() -> Iterator[None]:
-    """A block in which a `ValueError` of the library becomes a message of the command line."""
+    """A block in which a `ValueError` of the library, or a lack of memory, becomes a message."""
     try:
         yield
     except ValueError as refusal:

@@ -286,7 +286,7 @@ def select(model: nn.Module, units: Select | None) -> dict[str, nn.Module]:
 
     The first one is the root, whose name is `""`.
 
-    :raises TypeError: if `units` chooses no modules
+    :raises TypeError: if `units` cannot choose modules
     """
     if units is None:
         sequential = isinstance(model, nn.Sequential)
