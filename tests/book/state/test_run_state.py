@@ -247,7 +247,7 @@ def list_in_slices(folder: Path) -> list[str]:
 
 def test_tensors_in_a_list_of_a_slice_are_refused_by_name(tmp_path: Path) -> None:
     for save, gather in ranks.run(2, list_in_slices, tmp_path / "saved"):
-        assert save == gather
+        assert save == f"rank 0: {gather}"
         assert save.endswith("train with stage=0, or save without the optimizer")
 
 
