@@ -192,12 +192,7 @@ def shard(
         f"device={construction.device.type}, "
         f"{len(kept)} uncut of checksum {crc32(repr(sorted(kept)).encode()):08x}",
         objection=wrapped(model)
-        or objections(model, sites, units, construction)
-        or (
-            "uncut= selects no parameter; let it return True for some names"
-            if uncut and not kept
-            else None
-        ),
+        or objections(model, sites, units, construction, uncut and kept),
     )
     # One unit after the other gets memory, is copied into its flat vector, cut, and
     # freed. So at its peak the construction takes the memory of the model as it was
@@ -397,12 +392,15 @@ def objections(
     sites: dict[str, list[Site]],
     units: Select | None,
     construction: Construction,
+    kept: set[str] | None,
 ) -> str | None:
     """The reason why this rank cannot shard its model, or `None`."""
     if units and len(sites) == 1:
         return (
             f"units={units!r} selects no module; name a class that the model contains"
         )
+    if kept is not None and not kept:
+        return "uncut= selects no parameter; let it return True for some names"
     if torch.is_inference_mode_enabled():
         return (
             "torch.inference_mode() is on, and parameters made in it cannot be trained; "
