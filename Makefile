@@ -19,6 +19,9 @@ LABS := .venv-labs
 SLOWEST := --durations 30
 PINS := pyproject.toml constraints.txt tools/environment.py
 
+# Every start of Python would compile again what it imports, and a test run starts thousands.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help site pack book slides serve labs test test-all gpu mutants soak lint bench bench-press record clean
 

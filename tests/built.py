@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +74,13 @@ def longest(names: list[str], count: int) -> list[str]:
 
 
 def template_of(prose: Prose) -> str:
-    """Which template prints a page of prose: lists, lessons and the home page have one of their own."""
+    """Which template prints a page of prose: lists, lessons, labs and the home page have one of their own."""
     if isinstance(prose, Lesson):
-        return "lesson"
+        return prose.output.partition("/")[0] if "/" in prose.output else "lesson"
     return prose.append or ("home" if prose.output == CONFIG.home else "prose")
 
 
 PAGES = [path_of(name, language) for name in NAMES for language in LANGUAGES]
-# Where the pages of a template can only go wrong alike, its longest ones stand for all in `make test`.
 # A short chapter that has all that a test may spoil: a formula, a table, a drawing, and commentary that is
 # longer than its code.
 CHAPTER = "zero1.html"
@@ -87,11 +90,50 @@ LONG_PROSE = [
     for template in sorted({template_of(prose) for prose in CONFIG.prose})
     for name in longest([prose.output for prose in CONFIG.prose if template_of(prose) == template], 1)
 ]
-LONG = {path_of(name, language) for name in [LONG_CHAPTERS[-1], *LONG_PROSE] for language in LANGUAGES}
-# Where a change goes in, every third page is opened, in one language, each in turn.
-IN_TURN = LONG | {path_of(name, LANGUAGES[place % len(LANGUAGES)]) for place, name in enumerate(NAMES[::3])}
-# What takes seconds a page is asked there of every third of them.
-SLOWLY = LONG | {*sorted(IN_TURN)[::3]}
-# Where boxes and colours are looked at: on every sixth page in English, and in a translation on those that
-# stand for the others.
-LOOKED_AT = LONG | set([path for path in PAGES if language_of(path) == LANGUAGES[0]][::6])
+# The pages of a template can only go wrong alike: its longest one stands for all.
+LONG_IN_ENGLISH = {LONG_CHAPTERS[-1], *LONG_PROSE}
+LONG = {path_of(name, language) for name in LONG_IN_ENGLISH for language in LANGUAGES}
+
+
+# --- the pages that have changed since all was green ---
+
+# Where the site is that was built before the tests; without it they build their own.
+SITE = Path(os.environ["BUILT_SITE"]).resolve() if "BUILT_SITE" in os.environ else None
+# A digest of each page, written by a green run that was given a site. It is no part of the repository.
+DIGESTS = ROOT / ".cache" / "pages.json"
+AT_MOST = 24  # A change of all pages is one of the press, for which the templates stand.
+
+
+def digest(path: str) -> str:
+    """A digest of what a page itself says: its foot names the commit, and its head the style sheets."""
+    assert SITE is not None
+    main = re.search(rb"<main.*</main>", (SITE / path).read_bytes(), re.DOTALL)
+    assert main, f"{path} has no <main>"
+    return hashlib.sha256(main[0]).hexdigest()[:16]
+
+
+def changed() -> dict[str, str]:
+    """The pages whose digest is another than in the last green run, with the new one; none without a list."""
+    if SITE is None or not DIGESTS.is_file():
+        return {}
+    before = json.loads(DIGESTS.read_text("utf-8"))
+    return {path: now for path in PAGES if (now := digest(path)) != before.get(path)}
+
+
+def some(paths: Iterable[str], count: int) -> list[str]:
+    """At most so many, spread over all."""
+    paths = list(paths)
+    return paths[:: -(-len(paths) // count) or 1]
+
+
+CHANGED = some(changed(), AT_MOST)
+
+
+def all_is_green() -> None:
+    """Note the digests of all pages but those that have changed and that no test has opened."""
+    if SITE is None:
+        return
+    unseen = set(changed()).difference(CHANGED)
+    DIGESTS.parent.mkdir(exist_ok=True)
+    seen = {path: digest(path) for path in PAGES if path not in unseen}
+    DIGESTS.write_text(json.dumps(seen, indent=0), "utf-8")

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+import later
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 # No time limits and no luck: an example is as slow as its machine, and a red run must be red again.
 settings.register_profile(
@@ -61,10 +72,36 @@ def accelerator(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the pages of the site last: they are many and short, so that all processes end together."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Mark what `later.toml` leaves to longer runs, before pytest chooses by marks.
+
+    Then put the pages of the site last: they are many and short, so that all processes end together.
+    """
+    table = tomllib.loads(Path(__file__).with_name("later.toml").read_text("utf-8"))
+    for item in items:
+        for mark in later.marks(item.nodeid, table):
+            item.add_marker(mark)
+    if config.args == config.getini("testpaths") and (gone := later.gone([i.nodeid for i in items], table)):
+        raise pytest.UsageError(f"tests/later.toml names no test: {', '.join(gone)}")
+    yield
     items.sort(key=lambda item: page_of(item.nodeid) is not None)
+
+
+def pytest_collection_finish() -> None:
+    """What is here now stays: no collection of garbage during a test has to look through all of it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """After a green run its pages need not be opened again until they change."""
+    if exitstatus == 0 and "BUILT_SITE" in os.environ and not hasattr(session.config, "workerinput"):
+        from built import all_is_green
+
+        all_is_green()
 
 
 def page_of(nodeid: str) -> str | None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+LATER = [pytest.mark.full, pytest.mark.matrix]  # The marks of what only `make test-all` tries.
+
 
 def rows(every: Iterable[Any], *, now: Sequence[Any], turn: int = 1) -> list[Any]:
     """The rows for `pytest.mark.parametrize`, of which `make test` runs those in `now`, and `.ci/run` these
@@ -28,7 +30,7 @@ def rows(every: Iterable[Any], *, now: Sequence[Any], turn: int = 1) -> list[Any
         if row in now
         else pytest.param(
             *row if isinstance(row, tuple) else (row,),
-            marks=[pytest.mark.full] if row in early else [pytest.mark.full, pytest.mark.matrix],
+            marks=[pytest.mark.full] if row in early else LATER,
         )
         for row in every
     ]

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
+from built import CONFIG, ROOT, file_of
 from built import NAMES as PAGES
-from built import ROOT, file_of
-from sidelit import config
 from sidelit.errors import SidelitError
 from sidelit.figures.drawing import Drawing, Easel
 from sidelit.figures.figure import FOLDER, Figure, read
@@ -28,7 +27,7 @@ TRIES = 120
 @cache
 def figure(name: str) -> Figure:
     """A figure as it was written."""
-    return read(config.load(SITE / "sidelit.toml"), name)
+    return read(CONFIG, name)
 
 
 def draw(of: Figure) -> Drawing:

@@ -10,6 +10,7 @@ regular expression holds neither a quotation mark nor white space.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _STRING = r'"(?:\\.|[^"\\\n])*"|`(?:\\.|[^`\\])*`'
 _PART = re.compile(rf"(?P<string>{_STRING})|(?P<gap>(?:\s|//[^\n]*)+)")
@@ -19,6 +20,7 @@ _OPEN = frozenset("{;,(=>&|?:[+")
 _CLOSED = frozenset("})].,?:;&|")
 
 
+@lru_cache
 def compact(text: str) -> str:
     """Leave out of a script what a browser does not need.
 

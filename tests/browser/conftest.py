@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Page, Request, Response, expect, sync_p
 import chromium
 from browser.looks import WAYS, Looks, look
 from browser.serving import serve
-from built import HEIGHT, IN_TURN, LOOKED_AT, PAGES, ROOT, WIDE, Open, show
+from built import CHANGED, HEIGHT, LONG, LONG_IN_ENGLISH, PAGES, ROOT, SITE, WIDE, Open, show
 from press.project import SAMPLE, sidelit
 
 # As long as playwright waits for everything else: on a busy machine five seconds are not enough.
@@ -47,7 +47,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("pages")
     given = mark.kwargs if mark else {}
     every = given.get("of", getattr(metafunc.module, "PATHS", PAGES))
-    now, turn = given.get("now", LOOKED_AT), given.get("turn", IN_TURN)
+    now, turn = given.get("now", LONG_IN_ENGLISH), {*given.get("turn", LONG), *CHANGED}
+    # The thousands that only `make test-all` opens take seconds to collect.
+    chosen = metafunc.config.getoption("markexpr")
+    if "not matrix" in chosen or "not full" in chosen:
+        every = [path for path in every if path in now or path in turn]
     marks = {path: [pytest.mark.full] * (path not in now) for path in every}
     for path in set(every).difference(now, turn):
         marks[path].append(pytest.mark.matrix)
@@ -59,7 +63,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make site` builds it: once for all processes that share the tests."""
+    """The site, as `make site` builds it: the one that is there, or one for all processes that share the tests."""
+    if SITE is not None:
+        return SITE
     own = tmp_path_factory.getbasetemp()
     common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     target = common / "site" / "book"

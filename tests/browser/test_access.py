@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page
 
-from built import CONFIG, FRAMES, HEIGHT, LANGUAGES, LONG, NARROWEST, ZOOMED, Open, path_of
+from built import CONFIG, FRAMES, HEIGHT, LANGUAGES, NARROWEST, ZOOMED, Open, path_of
 
 # One page of each kind, in each language in turn: a home, a chapter, a lesson with a stepper, prose.
 KINDS = [CONFIG.home, "ja/casting.html", "zh/one_step.html", "hardware.html"]
@@ -60,7 +60,6 @@ def test_the_keyboard_reaches_the_end_and_never_loses_its_place(visit: Open, pat
     assert page.evaluate(STOP)["marked"]
 
 
-@pytest.mark.pages(now=LONG, turn=())
 def test_a_page_flows_into_a_quarter_of_the_window(shared: Page) -> None:
     """At 200 % and at 400 % nothing but a wide box itself scrolls sideways."""
     shared.emulate_media(media="screen", color_scheme="light")

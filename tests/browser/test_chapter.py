@@ -11,16 +11,14 @@ from browser.looks import Looks, columns, stacked
 from built import CHAPTERS, CONFIG, LANGUAGES, LONG_CHAPTERS, Open, language_of, name_of, path_of, written
 
 PATHS = [path_of(name, language) for name in CHAPTERS for language in LANGUAGES]
-OTHER_CHAPTERS = [name for name in CHAPTERS if name != LONG_CHAPTERS[-1]]
-REST = [name for place, name in enumerate(OTHER_CHAPTERS) if place % 12]
+OTHER_CHAPTERS = [name for name in CHAPTERS if name not in LONG_CHAPTERS]
 # The sections that a reader sees who has unfolded nothing.
 CORE = "main > section[id]"
-# The ways from one language to another are walked once a chapter, from each language in turn. `make test`
-# walks those of the longest chapter, and `.ci/run` those of every twelfth.
-FULL, MATRIX = [pytest.mark.full], [pytest.mark.full, pytest.mark.matrix]
+# The ways from one language to another are walked once a chapter, from each language in turn. All but
+# `make test-all` walk those of the longest chapters.
 STARTS = [
     pytest.param(path_of(name, LANGUAGES[place % len(LANGUAGES)]), marks=marks)
-    for chapters, marks in ((LONG_CHAPTERS[-1:], ()), (OTHER_CHAPTERS[::12], FULL), (REST, MATRIX))
+    for chapters, marks in ((LONG_CHAPTERS, ()), (OTHER_CHAPTERS, [pytest.mark.full, pytest.mark.matrix]))
     for place, name in enumerate(chapters)
 ]
 

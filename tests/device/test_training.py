@@ -33,8 +33,17 @@ def differences(names: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
     return found
 
 
+# Gathers ahead, casts, offload, a mesh, accumulation, and a step that reduces while it computes.
+SOME = ["3-stepped", "3-scattered", "3-rerouted", "3-offloaded", "failed_on_a_mesh"]
+
+
 @pytest.mark.parametrize(
-    "names", [pytest.param(OTHERS, id="3"), pytest.param(LOWER, id="0 to 2", marks=pytest.mark.matrix)]
+    "names",
+    [
+        pytest.param(SOME, id="some"),
+        pytest.param(OTHERS, id="3", marks=pytest.mark.matrix),
+        pytest.param(LOWER, id="0 to 2", marks=pytest.mark.matrix),
+    ],
 )
 def test_every_program_trains_as_on_the_cpu(names: list[str]) -> None:
     for found in ranks.run(2, differences, names, backend=runtime.BACKEND, timeout=300):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from html.parser import HTMLParser
 from io import StringIO
@@ -24,6 +27,11 @@ SAMPLE_PAGES = [
     "glossary.html",
     "bibliography.html",
 ]
+
+# What the press has compiled of its templates is kept for all tests, as it is for a user's projects. A test that is
+# about this folder names one of its own.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="press-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 Done = subprocess.CompletedProcess[str]
 

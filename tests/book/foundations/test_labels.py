@@ -159,7 +159,6 @@ GRID = list(product((1, 2, 3), (0, 1, 2), (False, True)))
 RUNS: dict[Any, Callable[[], list[Event]]] = {
     **{case: partial(traced, *case[:2], wrapped={} if case[2] else None) for case in GRID},
     "no split": partial(traced, 0),
-    "compiled": partial(traced, 3, compiled=True),
     "reentrant": partial(traced, 3, 0, reentrant),
     "reentrant inside": partial(traced, 3, wrapped={"use_reentrant": True}),
     "function": partial(traced, 3, 0, with_a_function),
@@ -213,9 +212,19 @@ def test_each_step_of_each_unit_has_a_label(traces: Any, stage: int, depth: int,
     assert nested(events) == []
 
 
-@pytest.mark.parametrize("run", ["no split", "compiled"])
-def test_stage_0_and_compiled_units_have_the_same_labels(traces: Any, run: str) -> None:
-    assert counted(traces[run]) == expected([])
+def test_stage_0_has_the_same_labels(traces: Any) -> None:
+    assert counted(traces["no split"]) == expected([])
+
+
+def compiled() -> list[Event]:
+    return traced(3, compiled=True)
+
+
+@pytest.mark.full
+@pytest.mark.matrix
+def test_compiled_units_have_the_same_labels() -> None:
+    for events in ranks.run(2, compiled, timeout=240):
+        assert counted(events) == expected([])
 
 
 def test_the_backward_pass_of_a_unit_reads_as_the_chapter_says(traces: Any) -> None:

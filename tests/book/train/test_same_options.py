@@ -186,16 +186,13 @@ def test_an_option_that_the_checkpoint_depends_on_is_named(
     assert said.count("\n") == 1
 
 
-def test_a_run_goes_on_in_another_precision_and_says_what_changes(
-    saved: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from shardbook.train.loop import main
-
+def test_a_run_goes_on_in_another_precision_and_says_what_changes(saved: Path) -> None:
     words = [*LINE, "--checkpoints", str(saved), "--save-every", "9", "--keep", "3"]
     for number, (precision, before) in enumerate((("fp16", "fp32"), ("bf16", "fp16"), ("fp32", "bf16")), 1):
-        assert main([*words, "--steps", str(2 + 2 * number), "--precision", precision]) == 0
-        told = capfd.readouterr().err.splitlines()[0]
-        assert told == (
+        more = ("--steps", str(2 + 2 * number), "--precision", precision)
+        run = start("-m", "shardbook.train", *words, *more)
+        assert run.returncode == 0, run.stderr
+        assert run.stderr.splitlines()[0] == (
             f"going on after step {2 * number}, with --steps {2 + 2 * number} instead of {2 * number}, "
             f"--precision {precision} instead of {before}"
         )

@@ -369,8 +369,9 @@ def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path, launcher: tuple[str, ..
         "-m",
         "shardbook.train",
         *LINE,
+        # So many that the run is never over before the signal comes, however busy the machine is.
         "--steps",
-        "100",
+        "1000",
         "--checkpoints",
         str(tmp_path / "run"),
     ]
@@ -381,7 +382,7 @@ def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path, launcher: tuple[str, ..
         said = []
         for told in job.stderr:
             said.append(told)
-            if "step 10/100" in told:
+            if "step 100/1000" in told:
                 job.send_signal(signal.SIGINT)
         code = job.wait()
     text = "".join(said)

@@ -185,6 +185,7 @@ def pages_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.full
+@pytest.mark.matrix
 def test_after_every_kind_of_edit_a_build_is_the_one_that_knows_nothing(
     project: Path, tmp_path: Path
 ) -> None:

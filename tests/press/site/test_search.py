@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 import unicodedata
 from pathlib import Path
 
 import pytest
 
-from built import CONFIG
 from press.project import SAMPLE, edit, sidelit, translate, tree
-from sidelit.site import site
 from sidelit.site.search.ask import Answer, Index
 from sidelit.site.search.index import folder
 from sidelit.site.search.terms import terms
@@ -188,22 +185,3 @@ def test_a_file_in_the_place_of_the_index_is_refused(sample: Path) -> None:
     (place / "core.js").write_text("alert(1)", encoding="utf-8")
     told = sidelit("build", cwd=sample, code=1).stderr
     assert told.startswith("site/pages/assets/search/en/core.js: two files would be written to")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("lang", CONFIG.languages)
-def test_the_book_answers(lang: str) -> None:
-    """The questions that the book was asked first, by the ids of the sections that answer them."""
-    files = site.searchable(CONFIG, lang)
-    found = Index(files, lang)
-    every = {"Unit.gather": "unit.html#Unit.gather", "reduce_scatter": "collectives.html#reduce_scatter_mean"}
-    own = {
-        "en": {"master weights": "masters.html#module", "optimizer state": "optimizer_state.html#module"},
-        "ja": {"勾配": "glossary.html#term-gradient", "マスター重み": "masters.html#module"},
-        "zh": {"参数": "glossary.html#term-parameter", "优化器": "glossary.html#term-optimizer"},
-    }
-    for query, address in {**every, **own.get(lang, {})}.items():
-        assert found.ask(query)[0].address == address, query
-        # The names and the words of a first question, as a host sends them; the excerpts come one by one.
-        parts = ("core.js", *found.parts(query))
-        assert sum(len(gzip.compress(files[folder(lang) + name])) for name in parts) < 120_000

@@ -9,19 +9,13 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
+from built import ROOT, name_of
 
-from sidelit import config
-from sidelit.site import site
-
-ROOT = Path(__file__).resolve().parents[3]
 KEPT: dict[str, list[str]] = json.loads(
-    (Path(__file__).parents[1] / "data" / "ids-before-the-move.json").read_text(encoding="utf-8")
+    (ROOT / "tests" / "press" / "data" / "ids-before-the-move.json").read_text(encoding="utf-8")
 )
 # What may stand under an id: a section and an old name of it, or a link to where it is now.
 PLACE = re.compile(
@@ -30,16 +24,10 @@ PLACE = re.compile(
 )
 
 
-@pytest.mark.full
-def test_every_id_that_was_published_leads_to_its_section(tmp_path: Path) -> None:
+def test_every_id_that_was_published_leads_to_its_section(site: Path) -> None:
     # All languages have the same addresses and ids, which another test sees to; so English is enough here.
-    for folder in ("site", "src", "tests", "examples", "benchmarks", "notebooks"):
-        shutil.copytree(
-            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("locale", "__pycache__")
-        )
-    read = config.load(tmp_path / "site/sidelit.toml")
-    book = replace(read, languages=(read.source_language,))
-    pages = {name: data.decode() for name, data in site.files(book).items() if name.endswith(".html")}
+    found = {path.relative_to(site).as_posix(): path for path in site.rglob("*.html")}
+    pages = {name: path.read_text("utf-8") for name, path in found.items() if name_of(name) == name}
     places = {name: list(PLACE.finditer(text)) for name, text in pages.items()}
     sections = {name: {each["section"] or each["alias"] for each in found} for name, found in places.items()}
     moved = {
