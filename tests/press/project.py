@@ -28,8 +28,8 @@ SAMPLE_PAGES = [
     "bibliography.html",
 ]
 
-# What the press has compiled of its templates is kept for all tests, as it is for a user's projects. A test that is
-# about this folder names one of its own.
+# What the press has compiled of its templates is kept for all tests, as it is for all projects of a user.
+# A test that is about this folder names one of its own.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="press-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
