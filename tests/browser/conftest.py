@@ -63,7 +63,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, as `make site` builds it: one that is there, or one for all processes that share the tests."""
+    """The site, as `make site` builds it: one that is there, or one for all processes of this run."""
     if SITE is not None:
         return SITE
     own = tmp_path_factory.getbasetemp()
