@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Generator
@@ -15,11 +16,6 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import later
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # No time limits and no luck: an example is as slow as its machine, and a red run must be red again.
 settings.register_profile(
@@ -80,7 +76,7 @@ def pytest_collection_modifyitems(
 
     Then put the pages of the site last: they are many and short, so that all processes end together.
     """
-    table = tomllib.loads(Path(__file__).with_name("later.toml").read_text("utf-8"))
+    table = later.table()
     for item in items:
         for mark in later.marks(item.nodeid, table):
             item.add_marker(mark)
@@ -94,6 +90,17 @@ def pytest_collection_finish() -> None:
     """What is here now stays: no collection of garbage during a test has to look through all of it."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Before the names of what failed, say how to run one of them again."""
+    bad = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
+    if bad:
+        python = Path(sys.executable)
+        python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+        terminalreporter.write_sep("=", "to run one of those below again")
+        # Without the marks, which may leave it to a longer run.
+        terminalreporter.write_line(f"{python} -m pytest -m '' {shlex.quote(bad[0].nodeid)}")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -18,10 +18,22 @@ that is quick stands in no table.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 Table = Mapping[str, Mapping[str, list[str]]]
 MARKS = {"now": [], "full": ["full"], "matrix": ["full", "matrix"]}
+
+
+def table() -> Table:
+    """The table of this project."""
+    return tomllib.loads(Path(__file__).with_name("later.toml").read_text("utf-8"))
 
 
 def fits(name: str, test: str) -> bool:
