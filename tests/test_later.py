@@ -45,7 +45,10 @@ def test_what_the_readme_claims_is_proved_before_a_change_goes_in() -> None:
     files = [path for name in named for path in paths(name)]
     assert len(files) > 100
     table = later.table()
+    now = {name for kind in ("now", "full") for name in table[kind]}
     for path in files:
+        if path.relative_to(ROOT).as_posix() in now:
+            continue
         tests = [each for each in ast.walk(ast.parse(path.read_text("utf-8"))) if is_test(each)]
         marks = [later.marks(f"{path.relative_to(ROOT).as_posix()}::{each.name}", table) for each in tests]
         assert any("matrix" not in each for each in marks), path

@@ -64,7 +64,7 @@ class Meeting:
     """The rounds of some ranks. Ranks that come to a round leave it together.
 
     A round costs each rank a few messages of some hundred bytes, whatever the number of
-    ranks, and a short message for each `glance` while it waits.
+    ranks, and some short messages after each pause while it waits.
 
     :param store: keys that no other meeting uses, the same ones on all its ranks
     :param rank: this process, numbered among all processes
@@ -72,7 +72,7 @@ class Meeting:
     :param limit: how long a rank waits for the others
     """
 
-    # How long a rank waits for the store before it handles a keyboard interrupt.
+    # How long a rank waits for the store before it looks whether a rank has died.
     glance = timedelta(seconds=1)
 
     def __init__(self, store: Any, rank: int, world_size: int, limit: timedelta):
@@ -178,14 +178,13 @@ class Meeting:
     def wait_for(self, key: str) -> bool:
         """Wait until the store has a key, for as long as the limit allows.
 
-        The store wakes a waiting rank up. Each wait is short, so that the program can
-        handle an interrupt from the keyboard, and other threads can use the store.
+        The store could wake a waiting rank up. But PyTorch prints a warning when such a
+        wait ends without the key, and an interrupt from the keyboard comes only then.
         """
         end = clock() + self.limit.total_seconds()
         while True:
-            with suppress(RuntimeError):
-                self.store.wait([key], self.glance)
-            # If the store has ended, this raises another error.
+            until(lambda: bool(self.store.check([key])), self.glance)
+            # If the store has ended, this raises an error.
             if self.store.check([key]):
                 return True
             # A rank that [has died](ended.py) will not come.
@@ -320,8 +319,7 @@ opened: Counter[tuple[int, ...]] = Counter()
 def until(condition: Callable[[], bool], limit: timedelta) -> bool:
     """Whether a condition came true in time.
 
-    The store can wait for a key, but not for a number. So the condition is checked
-    repeatedly, with pauses that grow with the time waited.
+    The condition is checked repeatedly, with pauses that grow with the time waited.
     """
     end, pause = clock() + limit.total_seconds(), 50e-6
     while not condition():

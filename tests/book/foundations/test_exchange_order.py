@@ -448,11 +448,11 @@ class Waiting(CountingStore):
         super().__init__(store)
         self.begun: threading.Semaphore | None = begun
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
+    def check(self, keys: list[str]) -> bool:
         if self.begun is not None:
             self.begun.release()
             self.begun = None
-        self.store.wait(keys, timeout)
+        return bool(self.store.check(keys))
 
 
 def many_meet(count: int, late: list[int], minutes: float) -> list[str]:
@@ -462,7 +462,6 @@ def many_meet(count: int, late: list[int], minutes: float) -> list[str]:
 
     def rank_main(rank: int) -> None:
         one = store_rounds.Meeting(Waiting(store, begun), rank, count, timedelta(minutes=30))
-        one.glance = timedelta(milliseconds=10)
         try:
             one.agree(0, sentences.Step("forward", 0, "gather", "A", "A.weight"), None)
             said[rank] = f"{one.rounds} round"
@@ -565,7 +564,7 @@ def test_a_monitor_ends_with_its_order() -> None:
 class Interrupting(CountingStore):
     """A user who presses Ctrl-C while a rank waits for the others."""
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
+    def check(self, keys: list[str]) -> bool:
         raise KeyboardInterrupt
 
 

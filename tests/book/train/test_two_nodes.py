@@ -49,20 +49,10 @@ def torchrun(run: str, port: int) -> list[str]:
     return ["PYTHON", "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *place]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Three runs on two nodes, one after the other: the folder with what they wrote, and what they said."""
-    folder = tmp_path_factory.mktemp("nodes")
-    line = [*OPTIONS.split(), "--jsonl"]
-    script = [str(ROOT / "examples" / "torchrun.sh"), "FIRST", "2", "2", *line, str(folder / "mesh")]
-    flat = [*torchrun("flat", 29600), "-m", "shardbook.train", *line, str(folder / "flat")]
-    killed = [*torchrun("killed", 29700), "--max-restarts", "2", str(MORTAL)]
-    killed += ["backward:3:0:20", str(folder / "trace")]
-    killed += [*line, str(folder / "killed"), "--mesh", "2x2", "--checkpoints", str(folder / "killed-run")]
+def on_two_nodes(folder: Path, *runs: list[str]) -> str:
+    """Runs on two nodes, one after the other, and what they said."""
     try:
-        command = nodes.command(
-            sys.executable, str(NODE), str(folder), json.dumps([script, flat, killed]), rate="400mbit"
-        )
+        command = nodes.command(sys.executable, str(NODE), str(folder), json.dumps([*runs]), rate="400mbit")
     except nodes.Missing as missing:
         pytest.fail(str(missing))
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *(entry for entry in sys.path if entry)])
@@ -75,7 +65,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         timeout=280,
     )
     assert job.returncode == 0, job.stderr
-    return folder, job.stderr
+    return job.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what two runs wrote, one on a mesh and one with one copy of the model."""
+    folder = tmp_path_factory.mktemp("nodes")
+    line = [*OPTIONS.split(), "--jsonl"]
+    script = [str(ROOT / "examples" / "torchrun.sh"), "FIRST", "2", "2", *line, str(folder / "mesh")]
+    flat = [*torchrun("flat", 29600), "-m", "shardbook.train", *line, str(folder / "flat")]
+    on_two_nodes(folder, script, flat)
+    return folder
 
 
 def on_one_machine(folder: Path, *options: str) -> Any:
@@ -87,8 +88,8 @@ def on_one_machine(folder: Path, *options: str) -> Any:
 
 
 @pytest.mark.full
-def test_two_nodes_train_like_one_machine_to_the_bit(trained: tuple[Path, str]) -> None:
-    folder, _ = trained
+def test_two_nodes_train_like_one_machine_to_the_bit(trained: Path) -> None:
+    folder = trained
     mesh = losses(folder / "mesh")
     assert len(mesh) == 12
     assert mesh[12] < mesh[1]
@@ -97,10 +98,9 @@ def test_two_nodes_train_like_one_machine_to_the_bit(trained: tuple[Path, str]) 
 
 
 @pytest.mark.full
-def test_on_the_wire_a_mesh_sends_the_mean_and_one_copy_sends_units_too(trained: tuple[Path, str]) -> None:
-    folder, _ = trained
+def test_on_the_wire_a_mesh_sends_the_mean_and_one_copy_sends_units_too(trained: Path) -> None:
     for node in (0, 1):
-        mesh, flat, _ = json.loads((folder / f"crossed-{node}").read_text("utf-8"))
+        mesh, flat = json.loads((trained / f"crossed-{node}").read_text("utf-8"))
         # Each step sends the mean of the gradients, in both directions; the beginning and the end send more.
         assert 12 * MODEL_BYTES < mesh < 18 * MODEL_BYTES
         # With one copy a reduce-scatter sends as much, and two gathers at least half of it each.
@@ -108,10 +108,12 @@ def test_on_the_wire_a_mesh_sends_the_mean_and_one_copy_sends_units_too(trained:
 
 
 @pytest.mark.full
-def test_a_rank_that_dies_on_one_node_is_started_again_on_both(trained: tuple[Path, str]) -> None:
-    folder, said = trained
-    assert '"dies"' in (folder / "trace" / "rank-3").read_text("utf-8"), said
+@pytest.mark.matrix
+def test_a_rank_that_dies_on_one_node_is_started_again_on_both(tmp_path: Path) -> None:
+    line = [*torchrun("killed", 29700), "--max-restarts", "2", str(MORTAL), "backward:3:0:20"]
+    line += [str(tmp_path / "trace"), *OPTIONS.split(), "--jsonl", str(tmp_path / "killed")]
+    said = on_two_nodes(tmp_path, [*line, "--mesh", "2x2", "--checkpoints", str(tmp_path / "run")])
+    assert '"dies"' in (tmp_path / "trace" / "rank-3").read_text("utf-8"), said
     assert re.search(r"going on after step [48]", said), said
-    assert losses(folder / "killed") == losses(folder / "mesh")
-    names = sorted(path.name for path in (folder / "killed-run").iterdir())
-    assert names == ["step-00000008", "step-00000012"]
+    assert losses(tmp_path / "killed") == on_one_machine(tmp_path, "--mesh", "2x2")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step-00000008", "step-00000012"]
