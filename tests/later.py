@@ -12,8 +12,8 @@
     "tests/book/train/test_loop.py" = ["test_the_plan[4]"]
 
 What says more of a test's name wins: `make test` tries the case of `now` though the others of its test wait.
-These are the tests that take seconds, where another test or case makes the same claim in fewer. A test
-that is quick stands in no table.
+These are the tests that take seconds: the other cases of a claim, and single tests whose claim is then proved
+by the longer run alone. A test that is quick stands in no table.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def make(folder, extra, pip_arguments, torch=None):
     if not works(python):
         subprocess.check_call([sys.executable, "-m", "venv", "--clear", folder])
     pins = "constraints.txt" if torch is None else pins_with(torch, folder)
-    # Python compiles what it imports, and keeps that: a tenth of what is installed.
+    # Python compiles what it imports, and keeps that; pip would compile all that it installs.
     quiet = ["--disable-pip-version-check", "install", "--quiet", "--no-compile"]
     pip = [python, "-m", "pip", *quiet, "-c", pins]
     subprocess.check_call([*pip, *pip_arguments, "--editable", f".[{extra}]"])
