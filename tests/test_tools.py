@@ -53,19 +53,21 @@ def test_a_stub_that_does_not_start_is_passed_over(bare: Path) -> None:
     assert chromium.find() == str(real)
 
 
-def test_debians_package_is_tried_by_root(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has", ["chromium-headless-shell", "chromium"])
+def test_debians_packages_are_tried_by_root(bare: Path, monkeypatch: pytest.MonkeyPatch, has: str) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     program(bare, "apt-get", "exit 0")
     tried: list[tuple[str, ...]] = []
 
     def attempt(*command: str) -> None:
         tried.append(command)
-        if "install" in command:
-            program(bare, "chromium", "exit 0")
+        if command[-1] == has:
+            program(bare, has, "exit 0")
 
     monkeypatch.setattr(chromium, "attempt", attempt)
-    assert chromium.ensure() == str(bare / "chromium")
-    assert [command[:2] for command in tried] == [("apt-get", "update"), ("apt-get", "install")]
+    assert chromium.ensure() == str(bare / has)
+    assert {command[1] for command in tried} == {"update", "install"}
+    assert tried[-1][-1] == has
 
 
 def test_others_get_playwrights_download(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:

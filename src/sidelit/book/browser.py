@@ -23,7 +23,7 @@ from sidelit.errors import SidelitError
 OLDEST = 131
 _NAMES = (
     *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"),
-    *("microsoft-edge", "msedge", "brave-browser"),
+    *("microsoft-edge", "msedge", "brave-browser", "chromium-headless-shell"),
 )
 # Where browsers lie that are on no PATH: on macOS, on Windows, and what Playwright downloads.
 _PLACES = (

@@ -371,7 +371,7 @@ def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path, launcher: tuple[str, ..
         *LINE,
         # So many that the run is never over before the signal comes, however busy the machine is.
         "--steps",
-        "1000",
+        "200",
         "--checkpoints",
         str(tmp_path / "run"),
     ]
@@ -382,7 +382,7 @@ def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path, launcher: tuple[str, ..
         said = []
         for told in job.stderr:
             said.append(told)
-            if "step 100/1000" in told:
+            if "step 20/200" in told:
                 job.send_signal(signal.SIGINT)
         code = job.wait()
     text = "".join(said)
