@@ -176,13 +176,14 @@ def test_keys_walk_the_names_in_sight_and_tab_passes_them(page: Page, served: st
 
 @pytest.mark.parametrize("page", [PHONE], indirect=True)
 def test_a_long_press_asks_and_a_tap_follows(page: Page, served: str) -> None:
+    # A clock that goes on by itself would make a long press of a tap on a busy machine. It is there from the
+    # start: a timer of the clock before could not be stopped.
+    page.clock.install(time=0)
     page.goto(served + "ja/tools/window.html")
     link = page.locator(name("Ring")).first
     link.scroll_into_view_if_needed()
     box = link.bounding_box()
     assert box is not None
-    # A clock that goes on by itself would make a long press of a tap on a busy machine.
-    page.clock.install(time=0)
     page.clock.pause_at(3600)
     finger = page.context.new_cdp_session(page)
     place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}

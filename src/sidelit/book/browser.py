@@ -37,6 +37,8 @@ _PLACES = (
 _QUIET = (
     *("--headless", "--disable-gpu", "--no-first-run", "--disable-extensions", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--disable-default-apps"),
+    # Without a window, letters would be as wide as on a coarse screen.
+    "--font-render-hinting=none",
     # Containers give little memory to share, and this one shares with nobody.
     "--disable-dev-shm-usage",
     "--host-resolver-rules=MAP * ~NOTFOUND",
