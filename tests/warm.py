@@ -5,8 +5,9 @@
 A test that runs the book's commands would spend nearly all of its time on imports: four seconds for one
 process, and three processes where `torchrun` starts two ranks. `warm.python()` is the path of a program that
 takes the arguments of Python and asks a server to fork. The fork gets the program's arguments, environment,
-folder, and standard streams; the program passes signals on and ends as the fork ends, by a signal if need be.
-`torchrun` starts its ranks in the same way if `PYTHON_EXEC` names this program.
+folder, standard streams and further open files; the program passes signals on and ends as the fork ends, by a
+signal if need be. What the fork starts by `sys.executable` starts warm, too, and so do the ranks of `torchrun`,
+which `PYTHON_EXEC` names.
 
 What such a process cannot show is the start itself: what is imported, and how the interpreter shuts down. So
 one test of each kind takes `sys.executable`.
@@ -15,6 +16,7 @@ one test of each kind takes `sys.executable`.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import importlib
 import json
@@ -31,6 +33,7 @@ import tempfile
 import threading
 import traceback
 from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -48,10 +51,17 @@ PRELOAD = [
 CLIENT = """\
 import json, os, signal, socket, sys
 
+def is_open(number):
+    try:
+        return os.fstat(number) is not None
+    except OSError:
+        return False
+
+streams = [0, 1, 2, *(number for number in map(int, os.listdir("/dev/fd")) if number > 2 and is_open(number))]
 server = socket.socket(socket.AF_UNIX)
 server.connect(sys.argv[1])
-words = json.dumps([sys.argv[2:], dict(os.environ), os.getcwd()]).encode()
-socket.send_fds(server, [len(words).to_bytes(8, "big")], [0, 1, 2])
+words = json.dumps([sys.argv[2:], dict(os.environ), os.getcwd(), streams]).encode()
+socket.send_fds(server, [len(words).to_bytes(8, "big")], streams)
 server.sendall(words)
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, lambda number, _: server.sendall(bytes([number])))
@@ -127,6 +137,9 @@ def _serve(pipe: Connection, place: str) -> None:
     for name in PRELOAD:
         importlib.import_module(name)
     path = _path_of_python()
+    # What a program starts in its turn.
+    sys.executable = str(Path(place).with_name("python"))
+    multiprocessing.set_executable(sys.executable)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(place)
     listener.listen()
@@ -157,7 +170,7 @@ def _path_of_python() -> list[str]:
 
 def _keep(client: socket.socket, path: list[str]) -> int:
     """Fork the program of one client, pass signals on to it, and tell the client how it has ended."""
-    length, streams, _, _ = socket.recv_fds(client, 8, 3)
+    length, streams, _, _ = socket.recv_fds(client, 8, 250)
     words = client.makefile("rb").read(int.from_bytes(length, "big"))
     heard, ended = os.pipe()
     os.set_blocking(ended, False)
@@ -169,11 +182,9 @@ def _keep(client: socket.socket, path: list[str]) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-        for number in (*streams, heard, ended, client.detach()):
-            os.close(number)
-        _end(_run(*json.loads(words), path))
+        *given, numbers = json.loads(words)
+        _take(dict(zip(numbers, streams, strict=True)), [heard, ended, client.detach()])
+        _end(_run(*given, path))
     for stream in streams:
         os.close(stream)
     while True:
@@ -187,6 +198,24 @@ def _keep(client: socket.socket, path: list[str]) -> int:
             with suppress(OSError):
                 client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
             return 0
+
+
+def _take(streams: dict[int, int], keepers: list[int]) -> None:
+    """Give the streams their numbers, and close what the program does not know."""
+    if len(streams) == 3:
+        above = max([*streams.values(), *keepers])
+    else:
+        # A number may be taken by what this process was forked with, such as the pipes of `multiprocessing`.
+        above = max(int(number) for number in os.listdir("/dev/fd")) + max(streams)
+        resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
+        forkserver._forkserver.__init__()  # type: ignore[attr-defined, misc]
+    held = {number: fcntl.fcntl(stream, fcntl.F_DUPFD, above + 1) for number, stream in streams.items()}
+    for number in (*streams.values(), *keepers) if len(streams) == 3 else range(3, above + 1):
+        with suppress(OSError):
+            os.close(number)
+    for number, stream in held.items():
+        os.dup2(stream, number)
+        os.close(stream)
 
 
 def _end(code: int) -> None:
@@ -217,7 +246,7 @@ def _run(arguments: list[str], environ: dict[str, str], folder: str, path: list[
 
 def _outcome(arguments: list[str]) -> int:
     try:
-        _run_main([word for word in arguments if word != "-u"])
+        _run_main(arguments)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
@@ -233,6 +262,9 @@ def _outcome(arguments: list[str]) -> int:
 
 
 def _run_main(arguments: list[str]) -> None:
+    # Such as -W and -X, which the server was not started with.
+    while arguments[0][0] == "-" and arguments[0] not in ("-m", "-c"):
+        del arguments[: 2 if arguments[0] in ("-W", "-X") else 1]
     kind, *rest = arguments
     if kind == "-m":
         sys.argv = rest
