@@ -15,6 +15,8 @@ import torch
 from tools.gpu import __main__ as kit
 from tools.gpu import table
 
+import warm
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -136,10 +138,11 @@ def rehearsed(device: str, tmp_path: Path, *words: str) -> dict[str, Any]:
         [
             "make",
             "gpu",
-            f"PYTHON={sys.executable}",
+            f"PYTHON={warm.python()}",
             f"ARGS=--device {device} --quick --json {file} {' '.join(words)}",
         ],
         cwd=ROOT,
+        env=warm.environment(),
         capture_output=True,
         text=True,
         check=False,
@@ -159,6 +162,7 @@ def test_the_parts_run_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.matrix
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("late_device")
 def test_training_and_waits_run_on_the_late_device(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ A test that runs the book's commands would spend nearly all of its time on impor
 process, and three processes where `torchrun` starts two ranks. `warm.python()` is the path of a program that
 takes the arguments of Python and asks a server to fork. The fork gets the program's arguments, environment,
 folder, standard streams and further open files; the program passes signals on and ends as the fork ends, by a
-signal if need be. What the fork starts by `sys.executable` starts warm, too, and so do the ranks of `torchrun`,
-which `PYTHON_EXEC` names.
+signal if need be. What the fork starts by `sys.executable` starts warm, too, and so do the ranks of
+`torchrun`, which `PYTHON_EXEC` names.
 
 What such a process cannot show is the start itself: what is imported, and how the interpreter shuts down. So
 one test of each kind takes `sys.executable`.
@@ -206,7 +206,7 @@ def _take(streams: dict[int, int], keepers: list[int]) -> None:
         above = max([*streams.values(), *keepers])
     else:
         # A number may be taken by what this process was forked with, such as the pipes of `multiprocessing`.
-        above = max(int(number) for number in os.listdir("/dev/fd")) + max(streams)
+        above = max(int(entry.name) for entry in Path("/dev/fd").iterdir()) + max(streams)
         resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
         forkserver._forkserver.__init__()  # type: ignore[attr-defined, misc]
     held = {number: fcntl.fcntl(stream, fcntl.F_DUPFD, above + 1) for number, stream in streams.items()}

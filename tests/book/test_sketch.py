@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ def table(text: str) -> dict[str, tuple[int, int]]:
 
 
 def test_on_two_ranks_the_command_learns_and_equals_the_plain_model() -> None:
-    run = start(*TORCHRUN, "2", "-m", "shardbook.sketch", "--steps", "8", program=sys.executable)
+    run = start(*TORCHRUN, "2", "-m", "shardbook.sketch", "--steps", "8")
     assert run.returncode == 0, run.stderr
     losses = re.findall(r"^step +\d+  loss: plain ([\d.]+), sharded ([\d.]+)$", run.stdout, re.MULTILINE)
     assert len(losses) == 8

@@ -23,7 +23,8 @@ PROGRAMS = {
     "arguments": "import sys; print(sys.argv[1:], __name__)",
     "surroundings": "import os; print(os.getcwd(), os.environ['HERE'], 'RANK' in os.environ)",
     "path": "import sys; print(sys.path)",
-    "a file": "import os, subprocess, sys; here, there = os.pipe(); code = f'import os; os.write({there}, b\"ok\")'; "
+    "a file": "import os, subprocess, sys; here, there = os.pipe(); "
+    "code = f'import os; os.write({there}, b\"ok\")'; "
     "subprocess.run([sys.executable, '-W', 'ignore', '-c', code], pass_fds=[there]); print(os.read(here, 9))",
     "import": "import beside; print(beside.__file__)",
 }

@@ -60,6 +60,7 @@ def test_the_keyboard_reaches_the_end_and_never_loses_its_place(visit: Open, pat
     assert page.evaluate(STOP)["marked"]
 
 
+@pytest.mark.pages(turn=())
 def test_a_page_flows_into_a_quarter_of_the_window(shared: Page) -> None:
     """At 200 % and at 400 % nothing but a wide box itself scrolls sideways."""
     shared.emulate_media(media="screen", color_scheme="light")

@@ -58,6 +58,7 @@ def test_dark_is_dark(looks: Looks) -> None:
     assert [said for seen in looks for said in theme(seen)] == []
 
 
+@pytest.mark.pages(turn=())
 def test_a_page_is_whole_without_scripts(shared: Page, scriptless: Page) -> None:
     assert list(without_scripts(scriptless, show(shared))) == []
 
@@ -66,7 +67,7 @@ def test_print_has_all_of_the_text_and_no_menu(shared: Page) -> None:
     assert list(in_print(shared)) == []
 
 
-@pytest.mark.pages(of=[*ENGLISH, *sorted(LONG - LONG_IN_ENGLISH)], now=(), turn=LONG_IN_ENGLISH)
+@pytest.mark.pages(of=[*ENGLISH, *sorted(LONG - LONG_IN_ENGLISH)], now=(), turn=())
 def test_axe_finds_nothing_in_any_way(shared: Page) -> None:
     for width, scheme, rules in OTHER_LOOKS:
         assert violations(show(shared, width, scheme), rules) == [], f"{width} px, {scheme}"

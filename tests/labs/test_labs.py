@@ -3,7 +3,8 @@
 The cells of a lab run in their order, with the solutions. Behind each check stand further pairs of cells: an
 answer that is not right, and the check again, which has to fail with the sentence that
 `answers/LAB.toml` names. So a lab runs once, and what it shows is what a reader sees. Each lab is judged with
-its blanks and one wrong answer of each exercise; `make test-all` gives all of them.
+its blanks and one wrong answer of each exercise, the first one in a kernel that starts as a reader's does; in
+`make test-all` all do, and get all answers.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ else:
     import tomli as tomllib
 
 LABS = sorted(each.stem for each in (ROOT / "notebooks").glob("*.py"))
+FIRST = LABS[0]
 
 
 @dataclass(frozen=True)
@@ -113,14 +115,17 @@ def defined(code: str) -> list[str]:
 
 
 @pytest.mark.parametrize("most", [1, pytest.param(None, marks=LATER)])
-@pytest.mark.parametrize("name", rows(LABS, now=["01_where_memory_goes"]))
+@pytest.mark.parametrize("name", rows(LABS, now=["06_checkpointing"]))
 @pytest.mark.timeout(LIMIT)
 def test_a_lab_runs_and_judges(name: str, most: int | None, tmp_path: Path) -> None:
     notebook, tries = notebook_of(name, most)
-    notebook.cells.append(nbformat.v4.new_code_cell(PEAK))
-    execute(notebook, tmp_path)
+    cold = most is None or name == FIRST
+    if cold:
+        notebook.cells.append(nbformat.v4.new_code_cell(PEAK))
+    execute(notebook, tmp_path, cold=cold)
     judge(notebook, tries)
-    assert 10**8 < int(printed(notebook.cells[-1])) < 2 * 10**9
+    if cold:
+        assert 10**8 < int(printed(notebook.cells[-1])) < 2 * 10**9
 
 
 # The server has waited for its ranks, and the kernel waits for the server: so its largest child is the

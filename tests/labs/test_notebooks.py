@@ -45,7 +45,7 @@ def test_the_code_and_the_ids_are_the_same_in_every_language(kind: str, name: st
 @pytest.mark.timeout(LIMIT)
 def test_a_student_s_notebook_runs_up_to_its_blanks_and_says_what_is_blank(name: str, tmp_path: Path) -> None:
     notebook = read("en", name)
-    execute(notebook, tmp_path)
+    execute(notebook, tmp_path, cold=False)
     graded = [cell.metadata.get("nbgrader", {}) for cell in notebook.cells]
     first = next(number for number, cell in enumerate(graded) if cell.get("solution"))
     before = notebook.cells[:first]

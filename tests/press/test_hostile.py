@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from matrix import LATER
 from press.hostile import cases, limited
 
 FILES = ("scripts", "floods", "sources", "data")
@@ -17,13 +18,10 @@ FILES = ("scripts", "floods", "sources", "data")
 @pytest.mark.parametrize(
     ("kind", "part"),
     [
-        ("scripts", 1.0),
-        ("sources", 0.25),
-        pytest.param("data", 0.25, marks=pytest.mark.full),
-        pytest.param("floods", 0.25, marks=pytest.mark.full),
-        pytest.param("sources", 1.0, marks=[pytest.mark.full, pytest.mark.matrix]),
-        pytest.param("data", 1.0, marks=[pytest.mark.full, pytest.mark.matrix]),
-        pytest.param("floods", 1.0, marks=[pytest.mark.full, pytest.mark.matrix]),
+        pytest.param("scripts", 1.0, marks=LATER),
+        pytest.param("sources", 1.0, marks=LATER),
+        pytest.param("data", 1.0, marks=LATER),
+        pytest.param("floods", 1.0, marks=LATER),
     ],
 )
 def test_none_takes_more_than_ten_seconds_or_500_megabytes(tmp_path: Path, kind: str, part: float) -> None:

@@ -69,7 +69,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return checked(texts, tmp_path_factory.mktemp("scripts"))
 
 
-@pytest.mark.parametrize("name", rows(FAULTS, now=NOW))
+@pytest.mark.parametrize("name", rows(FAULTS, now=NOW, turn=3))
 def test_a_fault_is_found_with_its_line(found: dict[str, Page], name: str) -> None:
     text, weight, kind, part = FAULTS[name]
     page = found[f"{name}.wrong.py"]
@@ -82,14 +82,14 @@ def test_a_fault_is_found_with_its_line(found: dict[str, Page], name: str) -> No
     assert page["code"] == (weight == "error")
 
 
-@pytest.mark.parametrize("name", rows(FAULTS, now=NOW))
+@pytest.mark.parametrize("name", rows(FAULTS, now=NOW, turn=3))
 def test_nothing_is_found_without_it(found: dict[str, Page], name: str) -> None:
     page = found[f"{name}.right.py"]
     assert page["findings"] == []
     assert page["steps"] == 3
 
 
-@pytest.mark.parametrize("name", rows(CLEAN, now=CLEAN_NOW))
+@pytest.mark.parametrize("name", rows(CLEAN, now=CLEAN_NOW, turn=3))
 def test_a_right_program_is_told_nothing(found: dict[str, Page], name: str) -> None:
     """And each unit has sent what the formula says, where there is one."""
     page = found[f"{name}.py"]
