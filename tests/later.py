@@ -12,7 +12,7 @@
     "tests/book/train/test_loop.py" = ["test_the_plan[4]"]
 
 What says more of a test's name wins: `make test` tries the case of `now` though the others of its test wait.
-These are the tests that take seconds: the other cases of a claim, and single tests whose claim is then proved
+These are the tests that take time: the other cases of a claim, and single tests whose claim is then proved
 by the longer run alone. A test that is quick stands in no table.
 """
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from posixpath import dirname, normpath, relpath
@@ -181,6 +182,12 @@ def read(path: Path) -> Read:
     return parse(path.read_text("utf-8"))
 
 
+@cache
+def names_of(path: Path) -> frozenset[str]:
+    """The ids of a file to which others lead; to read all of it would take many times as long."""
+    return frozenset(map(unescape, re.findall(r'<[^>]*?\sid="([^"]*)"', path.read_text("utf-8"))))
+
+
 def languages(page: Read, path: str) -> Iterator[str]:
     """The page and its menu name the language of the folder that the page is in."""
     expected = tag_of(language_of(path))
@@ -271,5 +278,5 @@ def links(page: Read, here: Path) -> Iterator[str]:
         there = Path(normpath(here.parent / unquote(file))) if file else here
         if not is_file(there):
             yield f"{target} leads nowhere"
-        elif fragment and unquote(fragment) not in (page if there == here else read(there)).names:
+        elif fragment and unquote(fragment) not in (page.names if there == here else names_of(there)):
             yield f"{target} leads to no id"

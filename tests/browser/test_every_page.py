@@ -1,8 +1,8 @@
 """What must hold on every page, in every language, wide and narrow, light and dark.
 
 Colours depend on the theme and boxes on the width, and neither on the other. So a page is looked at in two of
-the four ways: wide and light, narrow and dark. The longest page of each template stands for all: `make test`
-opens it in English, `.ci/run` in each language, with pages that have changed, and `make test-all` opens all.
+the four ways: wide and light, narrow and dark. The longest page of each template stands for all: `.ci/run`
+opens it in each language, with pages that have changed, and `make test-all` opens all.
 """
 
 from __future__ import annotations

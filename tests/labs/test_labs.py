@@ -3,8 +3,8 @@
 The cells of a lab run in their order, with the solutions. Behind each check stand further pairs of cells: an
 answer that is not right, and the check again, which has to fail with the sentence that
 `answers/LAB.toml` names. So a lab runs once, and what it shows is what a reader sees. Each lab is judged with
-its blanks and one wrong answer of each exercise, the first one in a kernel that starts as a reader's does; in
-`make test-all` all do, and get all answers.
+its blanks and one wrong answer of each exercise, the first lab in a kernel that starts as a reader's does. In
+`make test-all` every lab has such a kernel, and gets every wrong answer.
 """
 
 from __future__ import annotations

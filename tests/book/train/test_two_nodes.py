@@ -68,15 +68,12 @@ def on_two_nodes(folder: Path, *runs: list[str]) -> str:
     return job.stderr
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with what two runs wrote, one on a mesh and one with one copy of the model."""
-    folder = tmp_path_factory.mktemp("nodes")
+def train(folder: Path, *, flat: bool) -> None:
+    """Train on a mesh and, if wanted, also with one copy of the model over both nodes."""
     line = [*OPTIONS.split(), "--jsonl"]
     script = [str(ROOT / "examples" / "torchrun.sh"), "FIRST", "2", "2", *line, str(folder / "mesh")]
-    flat = [*torchrun("flat", 29600), "-m", "shardbook.train", *line, str(folder / "flat")]
-    on_two_nodes(folder, script, flat)
-    return folder
+    one_copy = [*torchrun("flat", 29600), "-m", "shardbook.train", *line, str(folder / "flat")]
+    on_two_nodes(folder, script, *([one_copy] if flat else []))
 
 
 def on_one_machine(folder: Path, *options: str) -> Any:
@@ -88,23 +85,23 @@ def on_one_machine(folder: Path, *options: str) -> Any:
 
 
 @pytest.mark.full
-def test_two_nodes_train_like_one_machine_to_the_bit(trained: Path) -> None:
-    folder = trained
-    mesh = losses(folder / "mesh")
+@pytest.mark.parametrize("flat", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_two_nodes_train_like_one_machine_to_the_bit(tmp_path: Path, flat: bool) -> None:
+    """A mesh sends the gradients' mean over the wire, and one copy over both nodes its units, too."""
+    train(tmp_path, flat=flat)
+    mesh = losses(tmp_path / "mesh")
     assert len(mesh) == 12
     assert mesh[12] < mesh[1]
-    assert mesh == on_one_machine(folder, "--mesh", "2x2")
-    assert losses(folder / "flat") == on_one_machine(folder)
-
-
-@pytest.mark.full
-def test_on_the_wire_a_mesh_sends_the_mean_and_one_copy_sends_units_too(trained: Path) -> None:
+    assert mesh == on_one_machine(tmp_path, "--mesh", "2x2")
+    if flat:
+        assert losses(tmp_path / "flat") == on_one_machine(tmp_path)
     for node in (0, 1):
-        mesh, flat = json.loads((trained / f"crossed-{node}").read_text("utf-8"))
+        on_mesh, *others = json.loads((tmp_path / f"crossed-{node}").read_text("utf-8"))
         # Each step sends the mean of the gradients, in both directions; the beginning and the end send more.
-        assert 12 * MODEL_BYTES < mesh < 18 * MODEL_BYTES
+        assert 12 * MODEL_BYTES < on_mesh < 18 * MODEL_BYTES
         # With one copy a reduce-scatter sends as much, and two gathers at least half of it each.
-        assert flat > 24 * MODEL_BYTES
+        assert len(others) == flat
+        assert all(one_copy > 24 * MODEL_BYTES for one_copy in others)
 
 
 @pytest.mark.full

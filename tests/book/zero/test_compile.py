@@ -183,9 +183,10 @@ def test_compiled_units_train_as_uncompiled_ones_do(backend: str) -> None:
     ranks.run(2, trains_as_uncompiled, BLOCKS, (3,), {"backend": backend, "fullgraph": True}, timeout=400)
 
 
-def test_units_are_compiled_at_every_stage() -> None:
+@pytest.mark.parametrize("stage", rows([0, 1, 2], now=[2]))
+def test_units_are_compiled_at_every_stage(stage: int) -> None:
     options = {"backend": "aot_eager", "fullgraph": True}
-    ranks.run(2, trains_as_uncompiled, (compile_blocks,), (0, 1, 2), options, timeout=400)
+    ranks.run(2, trains_as_uncompiled, (compile_blocks,), (stage,), options, timeout=400)
 
 
 @pytest.mark.full
