@@ -6,8 +6,8 @@ prints the path of a browser that starts. The order is: the browser named by SHA
 PATH, one that Playwright downloaded, Debian's packages (as root), Playwright's download. Where all of this
 fails it says in one line what to do, and exits with code 1.
 
-The headless shell comes first: it is the same Chromium without a window around the page, and opens a page in a
-third of the time.
+The headless shell comes first: it is the same Chromium without a window around the page, and opens a page in
+a third of the time.
 """
 
 import os
