@@ -17,6 +17,7 @@
     timer = setTimeout(light, wait, mark);
   };
   const light = (mark) => {
+    clearTimeout(timer);
     if (mark === now) return;
     for (const each of all(".lit")) each.classList.remove("lit");
     now = mark;
