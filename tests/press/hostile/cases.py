@@ -8,7 +8,6 @@ of these.
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,6 @@ def read(name: str) -> dict[str, Case]:
 def file_names() -> list[str]:
     """The names of files."""
     return list(tomllib.loads((FOLDER / "files.toml").read_text(encoding="utf-8"))["names"])
-
-
-def lessened(case: Case, part: float) -> Case:
-    """The same case with fewer repetitions."""
-    if "parts" in case:
-        return {**case, "parts": [lessened(each, part) for each in case["parts"]]}
-    return {**case, "times": math.ceil(case["times"] * part)} if case.get("times", 0) > 200 else case
 
 
 def text(case: Case) -> str:

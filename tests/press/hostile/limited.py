@@ -1,9 +1,7 @@
 """Prints hostile inputs one by one, each with a limit of seconds and of bytes that the system enforces.
 
-    python limited.py FOLDER FILE PART [NAME…]
+    python limited.py FOLDER FILE [NAME…]
 
-PART is 1, or a part of it: then each text is repeated that much less often. It has as much time: on a busy
-machine a second of the processor does less, and what never ends does not end in ten seconds either.
 For each case it writes its name and, behind it, how it ended. A case that takes more kills the process, and
 its name is the last one that was written.
 """
@@ -91,7 +89,7 @@ KINDS: dict[str, Callable[[Path, cases.Case], None]] = {
 }
 
 
-def main(folder: Path, kind: str, part: float, names: list[str]) -> None:
+def main(folder: Path, kind: str, names: list[str]) -> None:
     """Print the cases of a file, all or those that are named."""
     # What the first print loads is not the input's fault.
     words(folder, {"text": "Words with $x$."})
@@ -106,7 +104,7 @@ def main(folder: Path, kind: str, part: float, names: list[str]) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(begun) + SECONDS, hard))
         try:
-            KINDS[kind](folder, cases.lessened(case, part))
+            KINDS[kind](folder, case)
             told = "printed"
         except SidelitError as error:
             told = f"refused: {str(error)[:2000]!r}"
@@ -114,4 +112,4 @@ def main(folder: Path, kind: str, part: float, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4:])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
