@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-import later
+import tiers
 
 # No time limits and no luck: an example is as slow as its machine, and a red run must be red again.
 settings.register_profile(
@@ -69,19 +69,12 @@ def accelerator(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Generator[None, None, None]:
-    """Mark what `later.toml` leaves to longer runs, before pytest chooses by marks.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Mark the cases that wait for a longer run, before pytest chooses by marks.
 
     Then put the pages of the site last: they are many and short, so that all processes end together.
     """
-    table = later.table()
-    for item in items:
-        for mark in later.marks(item.nodeid, table):
-            item.add_marker(mark)
-    if config.args == config.getini("testpaths") and (gone := later.gone([i.nodeid for i in items], table)):
-        raise pytest.UsageError(f"tests/later.toml names no test: {', '.join(gone)}")
+    tiers.wait(items)
     yield
     items.sort(key=lambda item: page_of(item.nodeid) is not None)
 

@@ -35,6 +35,7 @@ def measured() -> dict[str, Step]:
     return {name: measure(name, SMALL) for name in CONTENDERS}
 
 
+@pytest.mark.full
 def test_the_blocks_leave_behind_their_inputs() -> None:
     """And the output of the last one; the input of the first one was there before."""
     (found,) = ranks.run(1, measured)
@@ -47,7 +48,7 @@ def test_the_blocks_leave_behind_their_inputs() -> None:
     assert found["shardbook_reentrant"].saved <= found["torch_reentrant"].saved
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_two_are_trained_in_turns_in_one_process() -> None:
     pairs = replace(SMALL, steps=3, warm_up=1)
     assert len(beside("shardbook", "torch", pairs)) == 3

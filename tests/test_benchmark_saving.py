@@ -25,6 +25,7 @@ def measured(folder: Path) -> dict[str, list[float]]:
     return measure(folder, SMALL, 2, cold=True)
 
 
+@pytest.mark.full
 def test_each_way_is_timed_in_each_round(tmp_path: Path) -> None:
     seconds = ranks.run(2, measured, tmp_path)[0]
     ways = [*PAIRS, *PAIRS.values()]
@@ -47,7 +48,7 @@ def test_a_ratio_is_of_one_round() -> None:
     assert "load_folder_ratio_n2" in relative(figures)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_command_writes_its_figures(tmp_path: Path) -> None:
     size = [
         "--layers",

@@ -150,6 +150,7 @@ def at_the_peak(name: str) -> tuple[int, int]:
     return meter.peak, gone
 
 
+@pytest.mark.full
 def test_no_step_takes_less_than_must_be_there_and_at_the_floor_nothing_is_sent() -> None:
     peaks = ranks.run(2, at_the_peak, "shardbook_lean")
     least = sum(lean_bytes(MIDDLE, 2).values())
@@ -176,6 +177,7 @@ def what_is_stored(name: str) -> dict[str, Any]:
     return {**named, "rank": dist.get_rank()}
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("name", ["shardbook", "shardbook_lean", "shardbook_leanest"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_every_byte_between_two_steps_has_a_name(name: str, world_size: int) -> None:
@@ -204,7 +206,7 @@ def test_a_mesh_is_compared_with_one_copy_round_by_round() -> None:
     assert "step_ratio_mesh_flat" in shown
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_every_guard_is_timed() -> None:
     found = measure(SMALL)
     assert list(found["guards"]) == list(GUARDS)

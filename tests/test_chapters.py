@@ -38,6 +38,7 @@ WITH_EXAMPLES = [
 ]
 
 
+@pytest.mark.cases(now=65)
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_the_examples_in_the_text_hold(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name))
@@ -61,6 +62,7 @@ def lines_of_code(path: Path) -> int:
     return len(code - prose)
 
 
+@pytest.mark.cases(now=491)
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT / "src").as_posix())
 def test_a_module_is_small(path: Path) -> None:
     """It has at most 350 lines of code; explanation never has to leave to make room."""

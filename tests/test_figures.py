@@ -70,6 +70,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.cases(now=4, ci=4)
 @pytest.mark.parametrize(("name", "place"), PAIRS)
 def test_another_recording_makes_another_drawing_or_none(name: str, place: int) -> None:
     before, drawn, refused = shown(draw(figure(name))), 0, 0
@@ -83,6 +84,7 @@ def test_another_recording_makes_another_drawing_or_none(name: str, place: int) 
     assert drawn, f"of {TRIES} changed numbers none made another drawing, {refused} were refused"
 
 
+@pytest.mark.cases(now=9, ci=9)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_figure_has_a_drawing_for_narrow_screens(name: str) -> None:
     drawing = draw(figure(name))

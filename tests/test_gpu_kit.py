@@ -45,6 +45,7 @@ def rows_of(found: dict[str, Any], part: str) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows}
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("parts")
 def test_each_kind_of_row_is_written(tmp_path: Path) -> None:
     code, found, text = start(tmp_path, "--part", "good")
@@ -64,6 +65,7 @@ def test_each_kind_of_row_is_written(tmp_path: Path) -> None:
     assert re.search(r"^  a figure +seconds 0.25, spread 0.2 to 0.3, what two numbers$", text, re.MULTILINE)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("parts")
 def test_a_part_that_dies_or_hangs_ends_alone(tmp_path: Path) -> None:
     """What it has found is kept, the next part runs, and nothing is left running."""
@@ -76,6 +78,7 @@ def test_a_part_that_dies_or_hangs_ends_alone(tmp_path: Path) -> None:
     assert dead["dies"]["why"].startswith(f"its process ended with -{signal.SIGKILL.value}")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so_in_one_sentence() -> None:
     done = subprocess.run(
@@ -161,8 +164,7 @@ def test_the_parts_run_on_the_cpu(tmp_path: Path) -> None:
         assert {row["status"] for row in part["rows"]} & {"holds", "shows"}, part
 
 
-@pytest.mark.full
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("late_device")
 def test_training_and_waits_run_on_the_late_device(tmp_path: Path) -> None:

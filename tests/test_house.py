@@ -91,6 +91,7 @@ def imported(path: Path) -> Iterator[str]:
             yield from names or [node.module or ""]
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("package", ORDER)
 def test_imports_run_one_way(package: str) -> None:
     order, root = ORDER[package], SRC / package

@@ -32,6 +32,7 @@ def taken(book: Book) -> list[section.Taken]:
     return [section.take(each, book) for each in given if each.name == "section"]
 
 
+@pytest.mark.nightly
 def test_the_tour_shows_one_step_in_25_sections_and_250_lines(taken: list[section.Taken]) -> None:
     assert len(taken) <= 25
     assert sum(each.stop - each.start for each in taken) <= 250
@@ -56,6 +57,7 @@ def test_the_tour_shows_the_lines_whose_absence_the_twins_replay(taken: list[sec
         assert number in shown, removed
 
 
+@pytest.mark.full
 def test_every_point_of_the_planners_sliders_is_the_planners_answer() -> None:
     made = sliders.read(CONFIG, "planner")
     numels, ranks = made.recording.data["axes"]

@@ -78,6 +78,7 @@ RUNS = {
 }
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_that_does_not_fit_is_what_the_plan_says(capsys: pytest.CaptureFixture[str], run: str) -> None:
     typed = table("all_of_it", "| run | steady | in a step | activations | sum |")[run]

@@ -85,7 +85,7 @@ def mutants(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_mutant_lives_in_the_ranks_and_what_survives_is_an_error(tmp_path: Path) -> None:
     folder = project(tmp_path)
     done = mutants(folder, "tiny", "--all")
@@ -113,6 +113,7 @@ def test_a_test_that_fails_without_a_mutant_proves_nothing(tmp_path: Path) -> No
     assert done.stderr == "tests/test_other.py::test_wrong fails without a mutant, too; mend it first\n"
 
 
+@pytest.mark.full
 def test_a_module_without_tests_is_refused(tmp_path: Path) -> None:
     done = mutants(project(tmp_path), "huge")
     assert done.returncode == 2

@@ -92,6 +92,7 @@ def attempt(*command: object, cwd: Path, **environment: str) -> subprocess.Compl
     )
 
 
+@pytest.mark.full
 def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
     """Both packages with their types, the templates, the text that the model learns, the licences."""
     names = zipfile.ZipFile(wheel).namelist()
@@ -108,6 +109,7 @@ def test_the_wheel_holds_what_it_needs(wheel: Path) -> None:
     assert len(names) == len(held), "a file is in the wheel twice"
 
 
+@pytest.mark.full
 def test_the_book_without_torch_says_what_to_install(outside: Path, tmp_path: Path) -> None:
     done = attempt(outside / "bin" / "python", "-c", "import shardbook", cwd=tmp_path)
     assert done.returncode == 1
@@ -116,6 +118,7 @@ def test_the_book_without_torch_says_what_to_install(outside: Path, tmp_path: Pa
     assert "shardbook[train]" in last
 
 
+@pytest.mark.full
 def test_the_book_imports_with_torch(outside: Path, tmp_path: Path) -> None:
     program = "import shardbook; print(shardbook.__file__, shardbook.shard.__name__)"
     done = run(outside / "bin" / "python", "-c", program, cwd=tmp_path, PYTHONPATH=purelib())
@@ -131,6 +134,7 @@ def test_the_press_without_its_packages_says_what_to_install(outside: Path, tmp_
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.full
 def test_the_press_prints_pages_outside_of_the_clone(outside: Path, tmp_path: Path) -> None:
     """The command finds its templates, its scripts and its formulas in the wheel."""
     (tmp_path / "double.py").write_text(LITERATE, "utf-8")
@@ -157,6 +161,7 @@ FOREIGN = {
 }
 
 
+@pytest.mark.full
 def test_the_press_is_a_distribution_of_its_own(press: Path, tmp_path: Path) -> None:
     """It has the version and the requirements that the repository states, and nothing of the book."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -192,6 +197,7 @@ def test_the_source_archive_of_the_press_gives_the_same_wheel(press: Path, tmp_p
     }
 
 
+@pytest.mark.full
 def test_a_stranger_prints_a_repository_with_it(press: Path, tmp_path: Path) -> None:
     """Installed alone, it makes a whole site in two commands, and no word of the book is on it."""
     for name, text in FOREIGN.items():

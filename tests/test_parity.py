@@ -27,7 +27,7 @@ def trained() -> dict[str, Any]:
     return {name: asdict(train(mode, 0, options)) for name, mode in MODES.items()}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_all_modes_train_the_same_model_in_different_formats() -> None:
     first, second = ranks.run(2, trained, timeout=120)
     assert first == second

@@ -37,6 +37,7 @@ def program(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 # ---- The forge ----
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", SCHEMAS)
 def test_a_file_for_the_forge_is_what_its_schema_asks_for(kind: str, tmp_path: Path) -> None:
     check = ("check-jsonschema", "--builtin-schema", f"vendor.{kind}")

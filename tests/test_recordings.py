@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from matrix import rows
+from tiers import rows
 
 ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
@@ -60,11 +60,12 @@ def test_a_recording_says_where_it_comes_from(name: str) -> None:
     assert path.stat().st_size <= frame.MOST_BYTES
 
 
+@pytest.mark.cases(now=4, ci=14)
 @pytest.mark.parametrize(
     "name",
     [
         *rows([name for name in frame.names() if name not in LONG], now=QUICK),
-        *(pytest.param(name, marks=[pytest.mark.full, pytest.mark.matrix]) for name in LONG),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in LONG),
     ],
 )
 def test_the_library_records_the_same_again(name: str) -> None:

@@ -21,7 +21,7 @@ import ranks
 from book.masters import fill_masters, low_copy
 from book.reference import STAGES, assert_same_gradients, assert_same_values
 from book.toys import VOCABULARY, batch, error, optimizer_for
-from matrix import rows
+from tiers import rows
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CHECKPOINTING = ("none", "reentrant", "non-reentrant")
@@ -114,6 +114,7 @@ def same(name: str, each: nn.Module, plain: nn.Module, compare: Any) -> None:
         raise AssertionError(f"{name}: {difference}") from None
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("frozen", rows([False, True], now=[True]), ids=["all", "frozen"])
 @pytest.mark.parametrize("precision", rows(DTYPES, now=["bf16"]))
 def test_every_combination_trains_like_one_plain_model(precision: str, frozen: bool) -> None:

@@ -182,6 +182,7 @@ def test_every_command_is_here() -> None:
     assert found == {*COMMANDS} - elsewhere | {f"{name.partition('.')[0]}.__main__" for name in elsewhere}
 
 
+@pytest.mark.cases(now=4, ci=4)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_odd_value_is_refused_in_a_sentence_before_work_begins(
     command: str, capsys: pytest.CaptureFixture[str]

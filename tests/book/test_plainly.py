@@ -13,6 +13,8 @@ from book import plainly
 from book.plainly import Program, bound, compared
 from book.programs import RUNS, crossed
 
+pytestmark = pytest.mark.full
+
 ALL: dict[str, Program] = {**RUNS, "3-crossed": partial(crossed, 3)}
 # The book's clipping measures the norm in FP64, and PyTorch's in FP32.
 OTHER_BITS = {f"{stage}-{name}" for stage in range(4) for name in ("clipped", "scaled", "crossed")}
@@ -29,6 +31,7 @@ def refuse_differences(found: dict[str, tuple[bool, float]]) -> None:
     assert {name for name, (same_bits, _) in found.items() if not same_bits} <= OTHER_BITS
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize(
     "names", [pytest.param(OTHERS, id="3"), pytest.param(LOWER, id="0 to 2", marks=pytest.mark.full)]
 )
@@ -37,7 +40,7 @@ def test_every_program_trains_as_a_plain_model(names: list[str]) -> None:
         refuse_differences(found)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_one_rank_trains_as_a_plain_model_and_so_do_four_on_a_mesh() -> None:
     two_ranks = ("repeated", "failed_on_a_mesh")
     for found in ranks.run(1, compare, [name for name in RUNS if not name.endswith(two_ranks)], timeout=300):
@@ -60,6 +63,7 @@ def with_a_lost_gradient() -> dict[str, float]:
         }
 
 
+@pytest.mark.nightly
 def test_a_lost_gradient_is_far_outside_of_the_bound() -> None:
     for found in ranks.run(2, with_a_lost_gradient):
         for name, far in found.items():

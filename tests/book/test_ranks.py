@@ -122,6 +122,7 @@ def destroyed() -> bool:
     return dist.is_initialized()
 
 
+@pytest.mark.cases(now=2, ci=2)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_results_come_in_rank_order(world_size: int) -> None:
     assert ranks.run(world_size, who, 10) == [(10 + rank, world_size) for rank in range(world_size)]
@@ -173,6 +174,7 @@ def test_a_killed_rank_is_named() -> None:
         ranks.run(2, one_is_killed)
 
 
+@pytest.mark.nightly
 def test_a_hanging_rank_is_named_with_its_stack_and_killed() -> None:
     ranks.run(1, who, 0)  # the server is up: the limit below is for the ranks alone
     with pytest.raises(ranks.RanksFailed, match="no answer within 4 s from rank 0") as failure:
@@ -183,6 +185,7 @@ def test_a_hanging_rank_is_named_with_its_stack_and_killed() -> None:
     assert len(children_of(server.pid)) == 1
 
 
+@pytest.mark.full
 def test_a_test_that_is_interrupted_leaves_no_rank_behind() -> None:
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:

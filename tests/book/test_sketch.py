@@ -28,6 +28,7 @@ def table(text: str) -> dict[str, tuple[int, int]]:
     return {name: (int(whole.replace(",", "")), int(part.replace(",", ""))) for name, whole, part in rows}
 
 
+@pytest.mark.full
 def test_on_two_ranks_the_command_learns_and_equals_the_plain_model() -> None:
     run = start(*TORCHRUN, "2", "-m", "shardbook.sketch", "--steps", "8")
     assert run.returncode == 0, run.stderr
@@ -74,6 +75,7 @@ def train(optimizer: str, config: Config = CONFIG) -> tuple[float, float]:
     return sketch.largest_difference(parts, pieces), sketch.largest_difference(whole, pieces)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_it_equals_the_plain_model(optimizer: str) -> None:
     """To the bit where the plain model adds up the ranks' parts; else up to the order of a sum."""

@@ -57,6 +57,7 @@ def sum_of_gradients(optimizer: Any) -> tuple[float, float]:
     return distances(trio)
 
 
+@pytest.mark.full
 def test_sum() -> None:
     only_the_sketch_is_wrong(ranks.run(2, sum_of_gradients, sketches.sgd))
     # AdamW divides by the size of the gradients, and conceals it.
@@ -127,6 +128,7 @@ def stale_prefetch() -> tuple[float, float]:
     return distances(trio)
 
 
+@pytest.mark.full
 def test_stale_prefetch() -> None:
     only_the_sketch_is_wrong(ranks.run(2, stale_prefetch))
 
@@ -141,6 +143,7 @@ def evaluation_with_gradients(gradients: bool) -> tuple[float, float]:
     return distances(trio)
 
 
+@pytest.mark.full
 def test_evaluation() -> None:
     only_the_sketch_is_wrong(ranks.run(2, evaluation_with_gradients, True))
     assert ranks.run(2, evaluation_with_gradients, False) == [(0, 0), (0, 0)]
@@ -160,6 +163,7 @@ def races_of_both() -> tuple[int, int]:
     return counts[0], counts[1]
 
 
+@pytest.mark.full
 def test_two_streams() -> None:
     for wrong, right in ranks.run(2, races_of_both):
         assert wrong > 0
@@ -456,6 +460,7 @@ def unequal_batches() -> tuple[str, float]:
     return str(caught.value), from_plain(plain, library)
 
 
+@pytest.mark.full
 def test_unequal_batches() -> None:
     (hang, first), (_, second) = ranks.run(2, unequal_batches)
     assert hang == "collective 10: rank 0 would gather layer 0, rank 1 would do no more"

@@ -30,6 +30,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.cases(now=2, ci=2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_ends_and_says_what_it_would_from_a_cold_start(name: str, tmp_path: Path) -> None:
     (tmp_path / "beside.py").touch()

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from playwright.sync_api import Browser, Page, Request, Response, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
 
 import chromium
 from browser.looks import WAYS, Looks, look
 from browser.serving import serve
-from built import CHANGED, HEIGHT, LONG, LONG_IN_ENGLISH, PAGES, ROOT, SITE, WIDE, Open, show
+from built import CHANGED, HEIGHT, LONG, PAGES, ROOT, SITE, WIDE, Open, show
 from press.project import SAMPLE, sidelit
 
 # As long as playwright waits for everything else: on a busy machine five seconds are not enough.
@@ -43,22 +43,21 @@ FLAGS = [
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `path` runs for each page, or for the PATHS of its module, or as its mark says."""
+    """A test that takes `path` runs for each page, or for the PATHS of its module, or as its mark says.
+
+    `.ci/run` opens the longest pages and those that have changed; `make test-all` opens all.
+    """
     if "path" not in metafunc.fixturenames:
         return
     mark = metafunc.definition.get_closest_marker("pages")
     given = mark.kwargs if mark else {}
     every = given.get("of", getattr(metafunc.module, "PATHS", PAGES))
-    now, turn = given.get("now", LONG_IN_ENGLISH), {*given.get("turn", LONG), *CHANGED}
-    # The thousands that only `make test-all` opens take seconds to collect.
-    chosen = metafunc.config.getoption("markexpr")
-    if "not matrix" in chosen or "not full" in chosen:
+    early = {*given.get("ci", LONG), *CHANGED}
+    # Thousands take seconds to collect.
+    if "not nightly" in metafunc.config.getoption("markexpr"):
         # One stays, so that the test is there, and left out by its mark.
-        every = [path for path in every if path in now or path in turn] or [*every][:1]
-    marks = {path: [pytest.mark.full] * (path not in now) for path in every}
-    for path in set(every).difference(now, turn):
-        marks[path].append(pytest.mark.matrix)
-    paths = [pytest.param(path, marks=marks[path]) for path in every]
+        every = [path for path in every if path in early] or [*every][:1]
+    paths = [path if path in early else pytest.param(path, marks=pytest.mark.nightly) for path in every]
     # With this scope the tests of one page run after each other, whatever their file, and share what they
     # open.
     metafunc.parametrize("path", paths, scope="session")
@@ -115,10 +114,15 @@ class Window:
         self.messages: list[str] = []
         self.strangers: list[str] = []
         self.page = page = context.new_page()
-        page.on("console", lambda said: self.messages.append(f"{page.url}: {said.type}: {said.text}"))
+        page.on("console", self.said)
         page.on("pageerror", lambda error: self.messages.append(f"{page.url}: {error}"))
         page.on("request", self.asked)
         page.on("response", self.answered)
+
+    def said(self, message: ConsoleMessage) -> None:
+        # By a timer, and of a font it has from the page before, too; `test_fonts.py` looks at what is used.
+        if "was preloaded using link preload but not used" not in message.text:
+            self.messages.append(f"{self.page.url}: {message.type}: {message.text}")
 
     def asked(self, request: Request) -> None:
         if not request.url.startswith((self.address, "data:", "blob:")):

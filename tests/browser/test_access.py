@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page
 
-from built import CONFIG, FRAMES, HEIGHT, LANGUAGES, NARROWEST, ZOOMED, Open, path_of
+from built import CONFIG, FRAMES, HEIGHT, LANGUAGES, LONG_IN_ENGLISH, NARROWEST, ZOOMED, Open, path_of
+
+pytestmark = pytest.mark.full
 
 # One page of each kind, in each language in turn: a home, a chapter, a lesson with a stepper, prose.
 KINDS = [CONFIG.home, "ja/casting.html", "zh/one_step.html", "hardware.html"]
@@ -41,7 +43,7 @@ STOP = """
 """
 
 
-@pytest.mark.pages(of=KINDS, now=[KINDS[-1]], turn=KINDS)
+@pytest.mark.pages(of=KINDS, ci=KINDS[-1:])
 def test_the_keyboard_reaches_the_end_and_never_loses_its_place(visit: Open, path: str) -> None:
     page = visit(path)
     lost = []
@@ -60,7 +62,7 @@ def test_the_keyboard_reaches_the_end_and_never_loses_its_place(visit: Open, pat
     assert page.evaluate(STOP)["marked"]
 
 
-@pytest.mark.pages(turn=())
+@pytest.mark.pages(ci=LONG_IN_ENGLISH)
 def test_a_page_flows_into_a_quarter_of_the_window(shared: Page) -> None:
     """At 200 % and at 400 % nothing but a wide box itself scrolls sideways."""
     shared.emulate_media(media="screen", color_scheme="light")
@@ -77,6 +79,7 @@ def test_a_page_flows_into_a_quarter_of_the_window(shared: Page) -> None:
     shared.evaluate(SHUT)
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_letters_twice_as_large_leave_the_bar_in_the_window(visit: Open, lang: str) -> None:
     page = visit(path_of("hooks.html", lang))
@@ -91,6 +94,7 @@ def test_letters_twice_as_large_leave_the_bar_in_the_window(visit: Open, lang: s
         )
 
 
+@pytest.mark.nightly
 def test_who_wants_no_motion_sees_none(visit: Open) -> None:
     page = visit(path_of("one_step.html", "ja"))
     page.locator(".live").focus()
@@ -100,6 +104,7 @@ def test_who_wants_no_motion_sees_none(visit: Open) -> None:
     assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
 
 
+@pytest.mark.nightly
 def test_forced_colours_leave_every_control_its_drawing_and_its_state(visit: Open) -> None:
     page = visit("ja/zero3.html")
     page.emulate_media(forced_colors="active")

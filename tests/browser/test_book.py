@@ -14,6 +14,8 @@ from pypdf import PdfReader
 import chromium
 from press.project import SAMPLE, edit, git, sidelit, translate, tree
 
+pytestmark = pytest.mark.full
+
 # The pages of the sample, and the line below the title of each.
 LEDES = {
     "The sample": "A site as small as can be.",

@@ -12,6 +12,8 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
+import pytest
+
 from built import ROOT, name_of
 
 KEPT: dict[str, list[str]] = json.loads(
@@ -24,6 +26,7 @@ PLACE = re.compile(
 )
 
 
+@pytest.mark.full
 def test_every_id_that_was_published_leads_to_its_section(site: Path) -> None:
     # All languages have the same addresses and ids, which another test sees to; so English is enough here.
     found = {path.relative_to(site).as_posix(): path for path in site.rglob("*.html")}

@@ -10,6 +10,8 @@ from playwright.sync_api import Page
 from browser.looks import Looks, columns, stacked
 from built import CHAPTERS, CONFIG, LANGUAGES, LONG_CHAPTERS, Open, language_of, name_of, path_of, written
 
+pytestmark = pytest.mark.full
+
 PATHS = [path_of(name, language) for name in CHAPTERS for language in LANGUAGES]
 OTHER_CHAPTERS = [name for name in CHAPTERS if name not in LONG_CHAPTERS]
 # The sections that a reader sees who has unfolded nothing.
@@ -18,11 +20,12 @@ CORE = "main > section[id]"
 # `make test-all` walk those of the longest chapters.
 STARTS = [
     pytest.param(path_of(name, LANGUAGES[place % len(LANGUAGES)]), marks=marks)
-    for chapters, marks in ((LONG_CHAPTERS, ()), (OTHER_CHAPTERS, [pytest.mark.full, pytest.mark.matrix]))
+    for chapters, marks in ((LONG_CHAPTERS, ()), (OTHER_CHAPTERS, pytest.mark.nightly))
     for place, name in enumerate(chapters)
 ]
 
 
+@pytest.mark.cases(ci=2)
 def test_columns_line_up(looks: Looks, path: str) -> None:
     """At 1280 px each section's commentary and code start on one line, side by side, inside their section."""
     assert len(looks.wide.pairs) >= written(name_of(path)) > 0
@@ -39,6 +42,7 @@ def test_the_columns_share_one_scroll(looks: Looks) -> None:
     assert looks.wide.scrolling == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("start", STARTS)
 def test_the_language_menu_keeps_the_section(walk: Open, start: str) -> None:
     page = walk(start)
@@ -54,6 +58,7 @@ def test_the_language_menu_keeps_the_section(walk: Open, start: str) -> None:
     assert in_view(page, wanted)
 
 
+@pytest.mark.nightly
 def test_the_language_menu_keeps_the_place_of_a_reader_who_scrolled(walk: Open) -> None:
     page = walk(CHAPTERS[0])
     ids = page.eval_on_selector_all(CORE, "all => all.map(one => one.id)")
@@ -68,6 +73,7 @@ def test_the_language_menu_keeps_the_place_of_a_reader_who_scrolled(walk: Open) 
 KEPT = {each.output for each in CONFIG.chapters if CONFIG.written_in(each) != LANGUAGES}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("start", [start for start in STARTS if name_of(start.values[0]) not in KEPT])
 def test_each_section_links_to_itself_in_the_other_languages(walk: Open, start: str) -> None:
     """Without any script a reader changes language and stays at the section."""

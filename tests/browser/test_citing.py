@@ -12,6 +12,8 @@ from playwright.sync_api import Page, expect
 from press.project import SAMPLE, edit, sidelit
 from sidelit.cite.forms import FORMS
 
+pytestmark = pytest.mark.full
+
 WINDOW = {"permissions": ["clipboard-read", "clipboard-write"]}
 
 
@@ -28,6 +30,7 @@ def project(tmp_path: Path) -> Path:
     return sample
 
 
+@pytest.mark.nightly
 def test_each_section_says_in_its_box_what_the_command_says(home: str, page: Page, project: Path) -> None:
     for lang, folder in (("en", ""), ("ja", "ja/")):
         page.goto(f"{home}{folder}ring.html")
@@ -49,6 +52,7 @@ def test_each_section_says_in_its_box_what_the_command_says(home: str, page: Pag
             expect(dialog).to_have_count(0)
 
 
+@pytest.mark.nightly
 def test_a_heading_of_prose_says_what_the_command_says(home: str, page: Page, project: Path) -> None:
     for lang, folder in (("en", ""), ("ja", "ja/")):
         page.goto(f"{home}{folder}notes/reading.html")
@@ -79,6 +83,7 @@ def test_the_way_to_cite_a_heading_moves_nothing_and_shows_by_keyboard(home: str
     assert line.evaluate(shown) == "1"
 
 
+@pytest.mark.nightly
 def test_a_form_is_copied_and_the_focus_comes_back(home: str, page: Page) -> None:
     page.goto(f"{home}ring.html")
     opener = page.locator('[id="Ring.put"] .citing')

@@ -11,6 +11,8 @@ from browser.looks import ALL, violations
 from built import FRAMES
 from press.project import edit
 
+pytestmark = pytest.mark.full
+
 LONG = '"""# Long\n\n> Many sections.\n\n```pycon\n>>> 1 + 1\n2\n>>> 3\n```\n"""\n\n' + "".join(
     f'class Number{n}:\n    """The number {n}.\n\n    It is one of five.\n    """\n\n    def value(self):\n'
     f'        """Its value."""\n        return {n}\n\n\n'
@@ -38,6 +40,7 @@ def press(page: Page, keys: str) -> None:
     page.evaluate(FRAMES)
 
 
+@pytest.mark.nightly
 def test_keys_walk_sections_and_the_focus_goes_with_them(page: Page, home: str) -> None:
     page.goto(home + "long.html")
     press(page, "j")
@@ -56,6 +59,7 @@ def test_keys_walk_sections_and_the_focus_goes_with_them(page: Page, home: str) 
     assert before.startswith("Number")
 
 
+@pytest.mark.nightly
 def test_keys_walk_pages(page: Page, home: str) -> None:
     page.goto(home + "ja/long.html")
     after = page.locator(".neighbours .next").get_attribute("href")
@@ -65,6 +69,7 @@ def test_keys_walk_pages(page: Page, home: str) -> None:
     page.wait_for_url("**/ja/long.html")
 
 
+@pytest.mark.nightly
 def test_no_key_acts_while_one_types_or_against_the_readers_will(page: Page, home: str) -> None:
     page.goto(home + "long.html")
     page.locator(".menu > summary").click()
@@ -92,6 +97,7 @@ def test_no_key_acts_while_one_types_or_against_the_readers_will(page: Page, hom
     assert page.evaluate("document.activeElement.matches('section')")
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize(("language", "words"), [("", "Next and"), ("ja/", "次と前の"), ("zh/", "下一节")])
 def test_the_list_of_keys_says_what_they_do_here(page: Page, home: str, language: str, words: str) -> None:
     page.goto(f"{home}{language}long.html")
@@ -115,6 +121,7 @@ def test_code_is_copied_without_numbers_and_prompts(page: Page, home: str) -> No
     assert page.evaluate("navigator.clipboard.readText()") == "1 + 1\n3"
 
 
+@pytest.mark.nightly
 def test_a_class_folds_with_all_that_is_in_it_and_a_link_unfolds_it(page: Page, home: str) -> None:
     page.goto(home + "long.html")
     fold = page.locator("#Number2 > .doc > .acts .folding")

@@ -7,6 +7,8 @@ from playwright.sync_api import Page
 
 from built import CHAPTERS, CONFIG, FRAMES, LANGUAGES, LONG_CHAPTERS, NARROW, WIDE, Open, longest, path_of
 
+pytestmark = pytest.mark.full
+
 # The last chapter of the longest part: in a list that opened at its top it would be out of sight.
 FAR = max(CONFIG.parts, key=lambda part: len(part.chapters)).chapters[-1].output
 LAST_OF_ITS_PART = CONFIG.parts[0].chapters[-1].output
@@ -40,6 +42,7 @@ def opened(page: Page) -> Page:
     return page
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_the_contents_open_at_the_page_one_is_in(visit: Open, width: int) -> None:
     page = opened(visit(FAR, width=width))
@@ -51,6 +54,7 @@ def test_the_contents_open_at_the_page_one_is_in(visit: Open, width: int) -> Non
     assert mark.evaluate(IN_SIGHT)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_the_section_one_is_in_is_marked(visit: Open, width: int) -> None:
     page = visit(LONG_CHAPTERS[-1], width=width)
@@ -62,6 +66,7 @@ def test_the_section_one_is_in_is_marked(visit: Open, width: int) -> None:
     assert page.locator(".panel .toc [aria-current]").evaluate(IN_SIGHT)
 
 
+@pytest.mark.nightly
 def test_a_section_that_a_lesson_shows_belongs_to_its_heading(visit: Open) -> None:
     page = visit(CONFIG.course.lessons[-1].output)
     taken = page.locator(".text > h2 ~ .taken").last
@@ -72,6 +77,7 @@ def test_a_section_that_a_lesson_shows_belongs_to_its_heading(visit: Open) -> No
     assert marks.evaluate_all("all => all.map(link => link.hash)") == [f"#{heading}"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [longest([each.output for each in CONFIG.prose], 1)[0], LONG_CHAPTERS[-1]])
 def test_who_changes_the_language_reads_on_at_the_same_place(visit: Open, name: str) -> None:
     """Not at the beginning of its section, which may be several screens above."""
@@ -86,6 +92,7 @@ def test_who_changes_the_language_reads_on_at_the_same_place(visit: Open, name: 
     assert page.evaluate(READ) == pytest.approx(before, abs=1)
 
 
+@pytest.mark.nightly
 def test_one_step_leads_past_the_contents(visit: Open) -> None:
     page = opened(visit(FAR))
     page.keyboard.press("Tab")
@@ -94,6 +101,7 @@ def test_one_step_leads_past_the_contents(visit: Open) -> None:
     assert page.locator("details.menu[open]").count() == 0
 
 
+@pytest.mark.nightly
 def test_who_leaves_the_contents_closes_them(visit: Open) -> None:
     page = opened(visit(FAR))
     page.locator(".panel a").last.focus()
@@ -101,6 +109,7 @@ def test_who_leaves_the_contents_closes_them(visit: Open) -> None:
     assert page.locator("details.menu[open]").count() == 0
 
 
+@pytest.mark.nightly
 def test_arrow_keys_walk_the_contents(visit: Open) -> None:
     page = opened(visit(FAR))
     for _ in range(2):
@@ -117,6 +126,7 @@ def test_the_contents_open_without_scripts(walk: Open) -> None:
     assert page.locator(".panel [aria-current=page]").is_visible()
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_narrow_bar_says_which_page_this_is(visit: Open, language: str) -> None:
     page = visit(path_of(CHAPTERS[0], language), width=NARROW)
@@ -130,6 +140,7 @@ def test_a_narrow_bar_says_which_page_this_is(visit: Open, language: str) -> Non
     assert not page.evaluate(overlaps)
 
 
+@pytest.mark.nightly
 def test_a_step_onto_the_bar_leaves_the_page_where_it_is(visit: Open) -> None:
     page = visit(CHAPTERS[0])
     page.evaluate("scrollTo(0, 900)")
@@ -139,6 +150,7 @@ def test_a_step_onto_the_bar_leaves_the_page_where_it_is(visit: Open) -> None:
         assert page.evaluate("scrollY") == before
 
 
+@pytest.mark.nightly
 def test_what_is_scrolled_to_stands_below_the_bar(visit: Open) -> None:
     page = visit(CHAPTERS[0])
     for link in page.locator("main .toc li:not(.folded) a").all()[:4]:

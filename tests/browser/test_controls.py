@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, Page
 
 from built import CHAPTERS, FRAMES, Open
+
+pytestmark = pytest.mark.full
 
 COLOUR = "getComputedStyle(document.body).backgroundColor"
 
@@ -20,6 +23,7 @@ def choose(page: Page, theme: str) -> None:
     raise AssertionError(f"the switch never led to {theme}")
 
 
+@pytest.mark.nightly
 def test_the_theme_switch_works_and_stays(visit: Open) -> None:
     """A chosen theme wins over the system's, survives a reload, and holds on the next page."""
     page = visit("index.html", scheme="light")
@@ -36,6 +40,7 @@ def test_the_theme_switch_works_and_stays(visit: Open) -> None:
     assert page.locator("html").get_attribute("data-theme") == "light"
 
 
+@pytest.mark.nightly
 def test_the_switch_says_what_it_does(visit: Open) -> None:
     button = visit("index.html").locator("button.theme")
     before = button.get_attribute("aria-label")
@@ -43,6 +48,7 @@ def test_the_switch_says_what_it_does(visit: Open) -> None:
     assert before != button.get_attribute("aria-label")
 
 
+@pytest.mark.nightly
 def test_the_contents_open_by_keyboard_and_close_with_escape(visit: Open) -> None:
     page = visit(CHAPTERS[0])
     summary = page.locator("details.menu summary").first

@@ -17,8 +17,8 @@ from browser.looks import UNFOLD, WAYS, columns, look, sideways, stacked
 from browser.serving import serve
 from browser.test_validity import complaints
 from built import FRAMES
-from matrix import rows
 from press.project import SAMPLE, edit, sidelit
+from tiers import rows
 
 CORE = "# Number {0} is core.\ndef core_{0}(a):\n    b = a + {0}\n    return b\n\n\n"
 DEPTH = (
@@ -101,6 +101,7 @@ def sees(page: Page, name: str) -> None:
     page.wait_for_function(SEEN, arg=name)
 
 
+@pytest.mark.cases(now=1, ci=1)
 @WITH_AND_WITHOUT
 def test_a_click_unfolds_one_stretch_and_folds_it_again(window: Page, home: str) -> None:
     window.goto(home + "long.html")
@@ -115,6 +116,7 @@ def test_a_click_unfolds_one_stretch_and_folds_it_again(window: Page, home: str)
     assert window.evaluate(FOLDS) == NONE
 
 
+@pytest.mark.nightly
 @WITH_AND_WITHOUT
 def test_the_keyboard_unfolds_and_the_focus_is_seen(window: Page, home: str) -> None:
     window.goto(home + "long.html")
@@ -131,6 +133,7 @@ def test_the_keyboard_unfolds_and_the_focus_is_seen(window: Page, home: str) -> 
     assert window.evaluate(FOLDS) == [True, False, False, False]
 
 
+@pytest.mark.nightly
 @WITH_AND_WITHOUT
 @pytest.mark.parametrize("anchor", rows(["deep_2", "deep_2/why-so", f"line-{LINE}"], now=["deep_2/why-so"]))
 def test_an_address_unfolds_what_it_names(window: Page, home: str, anchor: str) -> None:
@@ -141,6 +144,7 @@ def test_an_address_unfolds_what_it_names(window: Page, home: str, anchor: str) 
         assert window.evaluate(FOLDS) == [False, False, True, False]
 
 
+@pytest.mark.nightly
 @WITH_AND_WITHOUT
 def test_a_link_of_the_page_unfolds_what_it_leads_to(window: Page, home: str) -> None:
     window.goto(home + "long.html")
@@ -152,6 +156,7 @@ def test_a_link_of_the_page_unfolds_what_it_leads_to(window: Page, home: str) ->
         assert window.evaluate(FOLDS) == NONE
 
 
+@pytest.mark.nightly
 def test_a_browser_that_unfolds_nothing_by_itself_is_helped(window: Page, home: str) -> None:
     window.goto(home + "long.html")
     # The script hears of the click, the browser does not follow it.
@@ -173,6 +178,7 @@ def test_a_browser_that_unfolds_nothing_by_itself_is_helped(window: Page, home: 
     switch(window, "Show all depth")
 
 
+@pytest.mark.nightly
 def test_the_switch_unfolds_everything_and_is_remembered(window: Page, home: str) -> None:
     window.goto(home + "long.html")
     switch(window, "Show all depth")
@@ -188,6 +194,7 @@ def test_the_switch_unfolds_everything_and_is_remembered(window: Page, home: str
     assert window.locator("button.unfold").inner_text() == "展开全部细节"
 
 
+@pytest.mark.nightly
 def test_the_switch_says_what_it_would_do_now(window: Page, home: str) -> None:
     window.goto(home + "long.html")
     for place in range(4):
@@ -201,6 +208,7 @@ def test_the_switch_says_what_it_would_do_now(window: Page, home: str) -> None:
     assert window.evaluate(FOLDS) == NONE
 
 
+@pytest.mark.nightly
 def test_an_address_is_found_among_unfolded_depth(window: Page, home: str) -> None:
     window.goto(home + "long.html")
     switch(window, "Show all depth")
@@ -212,6 +220,7 @@ def test_an_address_is_found_among_unfolded_depth(window: Page, home: str) -> No
     sees(window, "core_7")
 
 
+@pytest.mark.nightly
 def test_who_folds_the_depth_around_them_is_left_at_its_line(window: Page, home: str) -> None:
     window.goto(home + "long.html")
     switch(window, "Show all depth")
@@ -224,6 +233,7 @@ def test_who_folds_the_depth_around_them_is_left_at_its_line(window: Page, home:
     sees(window, "here")
 
 
+@pytest.mark.full
 def test_a_browser_that_stores_nothing_has_the_switch_all_the_same(window: Page, home: str) -> None:
     window.add_init_script(
         "Object.defineProperty(window, 'localStorage', { get() { throw new Error('forbidden') } })"
@@ -233,6 +243,7 @@ def test_a_browser_that_stores_nothing_has_the_switch_all_the_same(window: Page,
     assert window.evaluate(FOLDS) == ALL
 
 
+@pytest.mark.nightly
 def test_a_page_without_depth_has_no_switch(window: Page, home: str) -> None:
     for name, count in (("long.html", 1), ("tools/window.html", 0), ("index.html", 0)):
         window.goto(home + name)
@@ -240,6 +251,7 @@ def test_a_page_without_depth_has_no_switch(window: Page, home: str) -> None:
         assert window.locator("button.unfold").count() == count
 
 
+@pytest.mark.full
 @WITHOUT_SCRIPTS
 def test_without_scripts_there_is_no_switch(window: Page, home: str) -> None:
     window.goto(home + "long.html")
@@ -247,6 +259,7 @@ def test_without_scripts_there_is_no_switch(window: Page, home: str) -> None:
     assert window.locator("details.depth").count() == 4
 
 
+@pytest.mark.nightly
 @WITH_AND_WITHOUT
 def test_on_paper_nothing_is_folded(window: Page, home: str) -> None:
     window.goto(home + "long.html")
@@ -263,6 +276,7 @@ def test_on_paper_nothing_is_folded(window: Page, home: str) -> None:
     assert bottom <= top + 1
 
 
+@pytest.mark.nightly
 def test_a_browser_whose_stylesheets_cannot_unfold_for_paper_is_helped(window: Page, home: str) -> None:
     window.goto(home + "long.html")
     window.locator("details.depth summary").nth(1).click()
@@ -272,6 +286,7 @@ def test_a_browser_whose_stylesheets_cannot_unfold_for_paper_is_helped(window: P
     assert window.evaluate(FOLDS) == [False, True, False, False]
 
 
+@pytest.mark.nightly
 def test_what_is_folded_is_not_where_the_reader_is(window: Page, home: str) -> None:
     """The language menu leads to what is at the top of the window."""
     window.goto(home + "long.html")
@@ -282,6 +297,7 @@ def test_what_is_folded_is_not_where_the_reader_is(window: Page, home: str) -> N
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("way", "unfolded"),
     rows([*product(WAYS, [False, True])], now=[(WAYS[0], True), (WAYS[1], False)]),
@@ -299,10 +315,12 @@ def test_it_looks_right(window: Page, home: str, way: tuple[int, str], unfolded:
             assert list((columns if way == WAYS[0] else stacked)(seen)) == []
 
 
+@pytest.mark.nightly
 def test_they_are_valid(folded: Path) -> None:
     assert complaints(*(folded / path for path in ("long.html", "ja/long.html", "ring.html"))) == []
 
 
+@pytest.mark.full
 def test_unfolding_is_what_the_other_tests_take_it_for(window: Page, home: str) -> None:
     window.goto(home + "long.html")
     window.evaluate(UNFOLD)

@@ -45,6 +45,8 @@ WRONG = """
 """
 
 
+@pytest.mark.full
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("lang", ["en", "ja", "zh"])
 def test_words_have_room(browser: Browser, lang: str) -> None:
     page = browser.new_page()

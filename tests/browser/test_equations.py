@@ -11,6 +11,8 @@ from playwright.sync_api import Page
 from built import NARROW, NARROWEST, show
 from press.project import edit
 
+pytestmark = pytest.mark.full
+
 ROWS = r"$$\begin{align} a &= 1 \\ b &= 2 \end{align}$$"
 PLACES = ("notes/reading.html", "numbered.html")
 
@@ -50,6 +52,7 @@ def furnish(sample: Path) -> None:
     edit(toml, entry, f'{entry},\n    {{ source = "numbered.py" }},\n    {{ source = "wide.py" }}')
 
 
+@pytest.mark.cases(ci=3)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("media", ["screen", "print"])
 def test_the_numbers_of_equations_go_on(page: Page, home: str, place: str, media: str) -> None:
@@ -63,6 +66,7 @@ def test_the_numbers_of_equations_go_on(page: Page, home: str, place: str, media
     assert re.findall(r"\((\d+)\)", laid) == [*"12", *"12", *"34", *"34"]
 
 
+@pytest.mark.nightly
 def test_a_wide_formula_in_a_line_stays_in_its_column(page: Page, home: str) -> None:
     page.goto(f"{home}wide.html")
     for width in (NARROWEST, NARROW, 801, 900):

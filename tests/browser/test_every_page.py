@@ -26,6 +26,8 @@ from browser.looks import (
 )
 from built import LANGUAGES, LONG, LONG_IN_ENGLISH, NARROW, NARROWEST, PAGES, WIDE, language_of, show
 
+pytestmark = pytest.mark.full
+
 # What `make test` does not ask of three widths, two themes and all rules.
 OTHER_LOOKS: list[tuple[int, str, dict[str, Any]]] = [
     (WIDE, "light", COLOURS),
@@ -58,7 +60,7 @@ def test_dark_is_dark(looks: Looks) -> None:
     assert [said for seen in looks for said in theme(seen)] == []
 
 
-@pytest.mark.pages(turn=())
+@pytest.mark.pages(ci=LONG_IN_ENGLISH)
 def test_a_page_is_whole_without_scripts(shared: Page, scriptless: Page) -> None:
     assert list(without_scripts(scriptless, show(shared))) == []
 
@@ -67,7 +69,7 @@ def test_print_has_all_of_the_text_and_no_menu(shared: Page) -> None:
     assert list(in_print(shared)) == []
 
 
-@pytest.mark.pages(of=[*ENGLISH, *sorted(LONG - LONG_IN_ENGLISH)], now=(), turn=())
+@pytest.mark.pages(of=[*ENGLISH, *sorted(LONG - LONG_IN_ENGLISH)], ci=())
 def test_axe_finds_nothing_in_any_way(shared: Page) -> None:
     for width, scheme, rules in OTHER_LOOKS:
         assert violations(show(shared, width, scheme), rules) == [], f"{width} px, {scheme}"

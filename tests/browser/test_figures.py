@@ -14,6 +14,8 @@ from built import ROOT
 from press.figures import studio
 from sidelit import languages
 
+pytestmark = pytest.mark.full
+
 SCRIPT = ROOT / "templates" / "assets" / "figures.js"
 PAGE = "notes/reading.html"
 WORDS = {lang: languages.load(lang).words for lang in ("en", "ja", "zh")}
@@ -32,6 +34,7 @@ def width(page: Page, selector: str) -> float:
     return found["width"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["click", "enter", "button"])
 def test_a_figure_is_shown_large_and_closed_again(page: Page, home: str, way: str) -> None:
     if way == "enter":
@@ -58,6 +61,7 @@ def test_a_figure_is_shown_large_and_closed_again(page: Page, home: str, way: st
     page.locator("dialog.sheet").wait_for(state="detached")
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("lang", ["en", "ja", "zh"])
 def test_the_control_speaks_the_language_of_the_page(page: Page, home: str, lang: str) -> None:
     page.goto(home + ("" if lang == "en" else f"{lang}/") + PAGE)

@@ -15,8 +15,10 @@ from playwright.sync_api import Browser, Page
 
 from browser.serving import serve
 from browser.test_validity import complaints
-from matrix import rows
 from press.project import SAMPLE, edit, sidelit
+from tiers import rows
+
+pytestmark = pytest.mark.full
 
 # The window was renamed. The ring was too, and a new page stands at its old address.
 OLD = ["tools/window.html", "ja/tools/window.html", "zh/tools/window.html"]
@@ -59,6 +61,7 @@ def window(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
 WITHOUT_SCRIPTS = pytest.mark.parametrize("window", [False], indirect=True, ids=["no scripts"])
 
 
+@pytest.mark.nightly
 def test_a_script_keeps_the_section(window: Page, home: str) -> None:
     for old, new in {
         "tools/window.html": "view.html",
@@ -80,6 +83,7 @@ def test_a_script_keeps_the_section(window: Page, home: str) -> None:
         assert window.locator("section").count() > 0, old
 
 
+@pytest.mark.nightly
 def test_the_way_back_does_not_lead_through_the_old_address(window: Page, home: str) -> None:
     window.goto(home + "index.html")
     window.goto(home + "tools/window.html#Window")
@@ -113,6 +117,7 @@ def test_a_browser_that_refreshes_nothing_has_a_link_for_each_section(window: Pa
     assert links == ["../view.html", "../view.html#module", "../view.html#Window"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", rows(["light", "dark"], now=["light"]))
 def test_axe_finds_nothing(window: Page, home: str, scheme: str) -> None:
     # Left alone, the page would be gone before anyone could look at it.
@@ -128,5 +133,6 @@ def test_axe_finds_nothing(window: Page, home: str, scheme: str) -> None:
             assert window.evaluate("document.documentElement.scrollWidth") == width
 
 
+@pytest.mark.nightly
 def test_they_are_valid(moved: Path) -> None:
     assert complaints(*(moved / path for path in (*OLD, *REUSED))) == []

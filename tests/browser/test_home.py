@@ -7,6 +7,8 @@ from playwright.sync_api import Page
 
 from built import CONFIG, FRAMES, LANGUAGES, NARROW, Open, path_of
 
+pytestmark = pytest.mark.full
+
 HOMES = [path_of(CONFIG.home, language) for language in LANGUAGES]
 TOPS = "all => all.map(one => one.getBoundingClientRect().top)"
 
@@ -17,6 +19,7 @@ def told(page: Page) -> str:
     return str(language)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scripts", [True, False])
 def test_a_reader_chooses_the_language_of_a_section(walk: Open, scripts: bool) -> None:
     page = walk(CONFIG.home, scripts=scripts)
@@ -28,7 +31,7 @@ def test_a_reader_chooses_the_language_of_a_section(walk: Open, scripts: bool) -
     assert page.locator(".editions pre.code").count() == 1
 
 
-@pytest.mark.pages(of=HOMES, now=HOMES)
+@pytest.mark.pages(of=HOMES, ci=HOMES)
 def test_each_home_page_shows_the_section_in_its_own_language_first(walk: Open, path: str) -> None:
     page = walk(path)
     assert told(page) == page.locator("html").get_attribute("lang")
@@ -46,6 +49,7 @@ def test_on_a_phone_the_explanation_comes_before_any_list(visit: Open) -> None:
     assert page.locator("div.parts li:visible").count() == 0
 
 
+@pytest.mark.nightly
 def test_a_door_is_a_link_as_a_whole(visit: Open) -> None:
     page = visit(CONFIG.home)
     door = page.locator(".doors li").last.bounding_box()
@@ -54,6 +58,7 @@ def test_a_door_is_a_link_as_a_whole(visit: Open) -> None:
     page.wait_for_url("**/api.html")
 
 
+@pytest.mark.nightly
 def test_the_bars_keep_their_colours_where_the_system_chooses_all_others(visit: Open) -> None:
     page = visit(CONFIG.home)
     colours = """

@@ -20,6 +20,8 @@ from browser.test_validity import complaints
 from press.hostile import cases, limited
 from press.project import sidelit
 
+pytestmark = pytest.mark.full
+
 SCRIPTS = cases.read("scripts")
 # A policy that was broken is told to the page, before anything of the page runs.
 LISTEN = """
@@ -170,6 +172,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
         yield site, address
 
 
+@pytest.mark.nightly
 def test_nothing_hostile_runs_on_a_page(printed: tuple[Path, str], browser: Browser) -> None:
     site, address = printed
     window = Window(browser, address, scripts=True)
@@ -192,7 +195,6 @@ def test_nothing_hostile_runs_on_a_page(printed: tuple[Path, str], browser: Brow
     window.verdict()
 
 
-@pytest.mark.full
 def test_nothing_hostile_breaks_a_page(printed: tuple[Path, str]) -> None:
     site, _ = printed
     names = ("index.html", "ring.html", "ja/tools/window.html", "glossary.html")

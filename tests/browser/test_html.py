@@ -25,7 +25,8 @@ from built import (
     name_of,
     path_of,
 )
-from matrix import LATER
+
+pytestmark = pytest.mark.full
 
 # `.ci/run` reads each page in English, and of the other languages those that stand for all.
 SOME = [*NAMES, *sorted({*LONG, *CHANGED}.difference(NAMES))]
@@ -90,7 +91,7 @@ def forwards(site: Path) -> list[str]:
     return sorted(path for path in paths if 'class="forward"' in (site / path).read_text("utf-8"))
 
 
-@pytest.mark.parametrize("pages", [SOME, pytest.param(PAGES, marks=LATER)], ids=["some", "all"])
+@pytest.mark.parametrize("pages", [SOME, pytest.param(PAGES, marks=pytest.mark.nightly)], ids=["some", "all"])
 @pytest.mark.parametrize("name", CHECKS)
 def test_every_page_is_right(site: Path, name: str, pages: list[str]) -> None:
     check = CHECKS[name]
@@ -99,6 +100,7 @@ def test_every_page_is_right(site: Path, name: str, pages: list[str]) -> None:
     assert said == []
 
 
+@pytest.mark.cases(ci=15)
 @pytest.mark.parametrize(
     ("name", "old", "new"), MISTAKES, ids=[f"{name} {place}" for place, (name, *_) in enumerate(MISTAKES)]
 )
@@ -109,7 +111,9 @@ def test_a_mistake_is_noticed(site: Path, name: str, old: str, new: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("paths", "formulas"), [(SOME, 300), pytest.param(PAGES, 1000, marks=LATER)], ids=["some", "all"]
+    ("paths", "formulas"),
+    [(SOME, 300), pytest.param(PAGES, 1000, marks=pytest.mark.nightly)],
+    ids=["some", "all"],
 )
 def test_the_pages_have_what_is_checked(site: Path, paths: list[str], formulas: int) -> None:
     """A check of nothing would find nothing."""
@@ -129,7 +133,7 @@ def test_the_build_holds_these_pages_and_no_others(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [sorted(LONG_IN_ENGLISH), pytest.param(NAMES, marks=LATER)], ids=["some", "all"]
+    "names", [sorted(LONG_IN_ENGLISH), pytest.param(NAMES, marks=pytest.mark.nightly)], ids=["some", "all"]
 )
 def test_section_names_are_the_same_in_every_language(site: Path, names: list[str]) -> None:
     for name in names:

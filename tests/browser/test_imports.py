@@ -11,6 +11,8 @@ from browser.looks import ALL, violations
 from built import show
 from press.project import edit
 
+pytestmark = pytest.mark.full
+
 IMPORTS = "import json\nfrom collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized\n"
 WINDOW = {"permissions": ["clipboard-read", "clipboard-write"]}
 
@@ -21,6 +23,7 @@ def furnish(sample: Path) -> None:
     edit(ring, '__all__ = ["Ring"]\n# sidelit: show\n', '__all__ = ["Ring"]\n')
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("page", [{"viewport": {"width": 320, "height": 700}}, {}], indirect=True)
 def test_imports_are_one_line_that_a_key_opens(page: Page, home: str) -> None:
     page.goto(home + "ring.html")

@@ -24,6 +24,8 @@ def edges(page: Page, selector: str) -> set[int]:
     return {*found}
 
 
+@pytest.mark.full
+@pytest.mark.cases(ci=4)
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_figures_stand_at_the_left_edge_of_the_words(walk: Open, name: str, width: int) -> None:

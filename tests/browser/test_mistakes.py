@@ -23,7 +23,9 @@ from browser.looks import (
     without_scripts,
 )
 from built import CHAPTER, NARROW, Open, show
-from matrix import rows
+from tiers import rows
+
+pytestmark = pytest.mark.full
 
 Check = Callable[[Look], Iterator[str]]
 WIDELY, NARROWLY = WAYS
@@ -94,6 +96,7 @@ SCRIPTLESS = [
 ]
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize(
     ("check", "way", "mistake"),
     MISTAKES,
@@ -105,6 +108,7 @@ def test_a_mistake_is_seen(spoil: Open, check: Check, way: tuple[int, Any], mist
     assert list(check(look(page, way, axe=False)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("scheme", "pale"), [("light", "rgb(150, 150, 150)"), ("dark", "rgb(90, 90, 90)")])
 def test_axe_sees_pale_text_wherever_it_is(spoil: Open, scheme: str, pale: str) -> None:
     page = show(spoil(CHAPTER), NARROW, scheme)
@@ -117,6 +121,7 @@ def test_axe_sees_pale_text_wherever_it_is(spoil: Open, scheme: str, pale: str) 
     ] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_sees_a_ground_that_is_too_close(spoil: Open, scheme: str) -> None:
     page = show(spoil(CHAPTER), NARROW, scheme)
@@ -124,6 +129,7 @@ def test_axe_sees_a_ground_that_is_too_close(spoil: Open, scheme: str) -> None:
     assert violations(page, COLOURS)
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("rules", [ALL, ALL_BUT_COLOURS], ids=["all", "all but colours"])
 def test_axe_sees_what_is_missing(spoil: Open, rules: dict[str, Any]) -> None:
     page = spoil(CHAPTER)
@@ -131,6 +137,7 @@ def test_axe_sees_what_is_missing(spoil: Open, rules: dict[str, Any]) -> None:
     assert {said.partition(":")[0] for said in violations(page, rules)} >= {"image-alt", "link-name"}
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("mistake", IN_PRINT, ids=range(len(IN_PRINT)))
 def test_a_mistake_in_print_is_seen(spoil: Open, mistake: str) -> None:
     page = spoil(CHAPTER)
@@ -138,6 +145,7 @@ def test_a_mistake_in_print_is_seen(spoil: Open, mistake: str) -> None:
     assert list(in_print(page))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "mistake", rows(SCRIPTLESS, now=[SCRIPTLESS[0], SCRIPTLESS[-1]]), ids=range(len(SCRIPTLESS))
 )
@@ -147,6 +155,7 @@ def test_a_mistake_without_scripts_is_seen(spoil: Open, mistake: str) -> None:
     assert list(without_scripts(scriptless, spoil(CHAPTER)))
 
 
+@pytest.mark.nightly
 def test_an_untouched_page_has_none_of_them(spoil: Open) -> None:
     page = spoil(CHAPTER)
     scriptless = spoil(CHAPTER, scripts=False)

@@ -88,6 +88,7 @@ def said(page: Page) -> list[str]:
     return page.locator(f"{CARD} p").all_inner_texts()
 
 
+@pytest.mark.cases(now=1, ci=1)
 def test_pointing_says_what_a_name_is_and_asks_nothing_before(page: Page, home: str) -> None:
     page.clock.install(time=0)
     asked: list[str] = []
@@ -130,6 +131,7 @@ def test_pointing_says_what_a_name_is_and_asks_nothing_before(page: Page, home: 
     assert not [url for url in asked if ":" in url]
 
 
+@pytest.mark.nightly
 def test_a_card_can_be_read_with_the_pointer_on_it_and_dismissed(page: Page, served: str) -> None:
     page.clock.install()
     page.goto(served + "tools/window.html")
@@ -154,6 +156,7 @@ def test_a_card_can_be_read_with_the_pointer_on_it_and_dismissed(page: Page, ser
     expect(card).to_be_hidden()
 
 
+@pytest.mark.full
 def test_keys_walk_the_names_in_sight_and_tab_passes_them(page: Page, served: str) -> None:
     page.goto(served + "tools/window.html")
     page.locator("#fill").scroll_into_view_if_needed()
@@ -174,6 +177,7 @@ def test_keys_walk_the_names_in_sight_and_tab_passes_them(page: Page, served: st
     expect(page.locator("dialog.shortcuts")).to_contain_text("Next and previous name in sight")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", [PHONE], indirect=True)
 def test_a_long_press_asks_and_a_tap_follows(page: Page, served: str) -> None:
     # A clock that goes on by itself would make a long press of a tap on a busy machine. It is there from the
@@ -203,6 +207,7 @@ def test_a_long_press_asks_and_a_tap_follows(page: Page, served: str) -> None:
     page.wait_for_url("**/ja/ring.html#Ring")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", [{"color_scheme": "dark"}, {"forced_colors": "active"}], indirect=True)
 def test_axe_finds_nothing(page: Page, served: str) -> None:
     page.goto(served + "zh/tools/window.html")

@@ -10,6 +10,8 @@ from playwright.sync_api import Page
 from built import CONFIG, NARROW, NARROWEST, WIDE, Open, show
 from press.project import edit
 
+pytestmark = pytest.mark.full
+
 TABLET = 800
 # A page of words, one of options, one of measurements and a chapter, each with wide tables.
 TABLES = [CONFIG.home, "api.html", "measured.html", "memory.html"]
@@ -81,6 +83,7 @@ def furnish(sample: Path) -> None:
     edit(sample / "site/pages/index.md", "# The sample", f"# {TITLE}")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["index.html", "long.html"])
 def test_a_long_word_of_a_title_stands_on_one_line(page: Page, home: str, name: str) -> None:
     page.goto(f"{home}{name}")
@@ -89,6 +92,7 @@ def test_a_long_word_of_a_title_stands_on_one_line(page: Page, home: str, name: 
         assert page.locator("h1").evaluate(BROKEN) == [], width
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["index.html", "long.html"])
 def test_however_long_its_title_the_bar_can_be_used(page: Page, home: str, name: str) -> None:
     page.goto(f"{home}{name}")
@@ -101,6 +105,7 @@ def test_however_long_its_title_the_bar_can_be_used(page: Page, home: str, name:
         assert brand is None or brand["height"] < bar["height"]
 
 
+@pytest.mark.nightly
 def test_a_long_name_of_a_parameter_is_broken(page: Page, home: str) -> None:
     page.goto(f"{home}long.html")
     for width in (NARROWEST, NARROW, 801, 900):
@@ -123,6 +128,7 @@ def test_the_foot_of_a_narrow_page_has_one_edge(page: Page, home: str) -> None:
     assert set(page.locator("main h2:not(.name)").evaluate_all(LEFT)) == {heading}
 
 
+@pytest.mark.cases(ci=3)
 @pytest.mark.parametrize("name", TABLES)
 def test_no_column_of_a_table_is_off_the_screen_of_a_phone(visit: Open, name: str) -> None:
     page = visit(name, width=NARROW)
@@ -130,6 +136,7 @@ def test_no_column_of_a_table_is_off_the_screen_of_a_phone(visit: Open, name: st
     assert page.locator("main .scroll:not(.drawing *)").evaluate_all(HIDDEN) == []
 
 
+@pytest.mark.nightly
 def test_a_wide_table_is_a_list_on_a_phone_and_its_values_say_what_they_are(visit: Open) -> None:
     page = visit("api.html", width=NARROW)
     cell = page.locator(".stack td[data-label]:visible").first
@@ -139,6 +146,7 @@ def test_a_wide_table_is_a_list_on_a_phone_and_its_values_say_what_they_are(visi
     assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == "none"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["hooks.html", "formats.html"])
 def test_a_line_on_a_tablet_is_no_longer_than_a_line_of_print(visit: Open, name: str) -> None:
     page = visit(name, width=TABLET)

@@ -13,6 +13,8 @@ from browser.looks import ALL, violations
 from built import FRAMES
 from press.project import SAMPLE, sidelit
 
+pytestmark = pytest.mark.full
+
 SHOWN = ".original:visible"
 IDS = "() => [...document.querySelectorAll('[id]')].map(({ id }) => id)"
 TOP = "id => document.getElementById(id).getBoundingClientRect().top"
@@ -36,6 +38,7 @@ def whole(page: Page) -> Locator:
     return page.get_by_role("button", name="ページ全体で原文を並べて表示")
 
 
+@pytest.mark.nightly
 def test_one_section_shows_its_original_in_place(page: Page, home: str) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url.removeprefix(home)))
@@ -66,6 +69,7 @@ def test_one_section_shows_its_original_in_place(page: Page, home: str) -> None:
     expect(whole(page)).to_have_attribute("aria-pressed", "false")
 
 
+@pytest.mark.nightly
 def test_the_whole_page_shows_it_and_all_in_it_works(page: Page, home: str) -> None:
     page.goto(home + "ja/ring.html")
     page.keyboard.press("o")
@@ -90,6 +94,7 @@ def test_the_whole_page_shows_it_and_all_in_it_works(page: Page, home: str) -> N
     assert violations(page, ALL) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "page", [{"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"}], indirect=True
 )
@@ -116,6 +121,7 @@ def test_it_is_remembered_and_narrow_pages_have_it_too(page: Page, home: str) ->
         assert page.get_by_role("button", name="原文").count() == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", [{"viewport": {"width": 1280, "height": 300}}], indirect=True)
 def test_what_one_reads_stays_where_it_is(page: Page, home: str) -> None:
     page.goto(home + "ja/ring.html#Ring.put")
@@ -154,6 +160,7 @@ def test_without_scripts_a_link_leads_to_the_original(page: Page, home: str) -> 
     assert page.url == home + "ring.html#Ring"
 
 
+@pytest.mark.nightly
 def test_from_a_disk_a_pack_shows_it_and_other_folders_lead_to_it(browser: Browser, tmp_path: Path) -> None:
     sample = Path(shutil.copytree(SAMPLE, tmp_path / "sample"))
     furnish(sample)

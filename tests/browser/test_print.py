@@ -12,6 +12,8 @@ from pypdf import PdfReader
 
 from built import show
 
+pytestmark = pytest.mark.full
+
 # Enough words to stand above the code on a wide screen.
 LONG = '''def far_out():
     """Words that are much longer than the code beside them.
@@ -56,6 +58,7 @@ def furnish(sample: Path) -> None:
         source.write("\n\n" + LONG.format(words=words))
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("paper", ["A4", "Letter"])
 def test_no_word_and_no_line_is_lost_on_paper(page: Page, home: str, paper: str) -> None:
     page.goto(f"{home}ring.html")

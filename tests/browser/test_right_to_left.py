@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page
 
 from press.project import edit
@@ -28,6 +29,7 @@ def furnish(sample: Path) -> None:
     edit(sample / "site/sidelit.toml", '["en", "ja", "zh"]', '["en", "ar"]')
 
 
+@pytest.mark.full
 def test_what_stands_below_a_page_is_mirrored(page: Page, home: str) -> None:
     page.goto(f"{home}ar/ring.html")
     ground = page.locator(".neighbours").evaluate("one => getComputedStyle(one).backgroundImage")

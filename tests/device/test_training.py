@@ -41,8 +41,8 @@ SOME = ["3-stepped", "3-scattered", "3-rerouted", "3-offloaded", "failed_on_a_me
     "names",
     [
         pytest.param(SOME, id="some"),
-        pytest.param(OTHERS, id="3", marks=pytest.mark.matrix),
-        pytest.param(LOWER, id="0 to 2", marks=pytest.mark.matrix),
+        pytest.param(OTHERS, id="3", marks=pytest.mark.nightly),
+        pytest.param(LOWER, id="0 to 2", marks=pytest.mark.nightly),
     ],
 )
 def test_every_program_trains_as_on_the_cpu(names: list[str]) -> None:

@@ -73,7 +73,7 @@ def agreed(value: list[Any]) -> list[Any]:
     return value
 
 
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_without_any_wait_numbers_are_wrong() -> None:
     found, _ = ranks.run(2, wrong_without, PROGRAMS, backend=runtime.BACKEND, timeout=500)

@@ -23,6 +23,8 @@ import websocket
 
 import open_labs
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 LIMIT = 240
 
@@ -99,6 +101,7 @@ def executed(channels: Any, code: str) -> str:
                 return text
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(LIMIT)
 def test_jupyter_runs_the_first_cells_of_a_lab_and_ends(server: Any) -> None:
     process, address, token = server

@@ -19,9 +19,9 @@ import nbformat
 import pytest
 
 from lab_kernel import LIMIT, ROOT, assert_quiet, assert_told, execute, printed
-from matrix import LATER, rows
 from sidelit.labs import cells, exercises
 from sidelit.labs.cells import Cell
+from tiers import rows
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -114,7 +114,7 @@ def defined(code: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("most", [1, pytest.param(None, marks=LATER)])
+@pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", rows(LABS, now=["06_checkpointing"]))
 @pytest.mark.timeout(LIMIT)
 def test_a_lab_runs_and_judges(name: str, most: int | None, tmp_path: Path) -> None:
@@ -139,8 +139,7 @@ print(peak * (1 if sys.platform == "darwin" else 1024))
 """
 
 
-@pytest.mark.full
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", LABS)
 @pytest.mark.parametrize("language", ["ja", "zh"])
 @pytest.mark.timeout(LIMIT)

@@ -15,7 +15,7 @@ NOTEBOOKS = ROOT / "notebooks"
 LABS = sorted(each.stem for each in NOTEBOOKS.glob("*.py"))
 # Two stand for the others where time is short.
 ROWS = [
-    pytest.param(each, marks=[pytest.mark.full, *[pytest.mark.matrix] * (each[:2] not in ("01", "03"))])
+    pytest.param(each, marks=[pytest.mark.full, *[pytest.mark.nightly] * (each[:2] not in ("01", "03"))])
     for each in LABS
 ]
 
@@ -24,6 +24,7 @@ def read(folder: str, name: str) -> Any:
     return nbformat.read(NOTEBOOKS / folder / f"{name}.ipynb", as_version=4)
 
 
+@pytest.mark.full
 def test_the_notebooks_are_what_their_sources_make() -> None:
     sidelit("lab", "--check", cwd=ROOT)
 
@@ -41,6 +42,7 @@ def test_the_code_and_the_ids_are_the_same_in_every_language(kind: str, name: st
         ]
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.timeout(LIMIT)
 def test_a_student_s_notebook_runs_up_to_its_blanks_and_says_what_is_blank(name: str, tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def walk(blocks: list[Any], seen: list[Any]) -> None:
     note()
 
 
+@pytest.mark.full
 @given(st.lists(BLOCKS, min_size=1, max_size=4))
 def test_nested_in_any_way_the_innermost_block_decides(blocks: list[Any]) -> None:
     mixed: list[Any] = []

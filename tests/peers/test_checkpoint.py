@@ -207,6 +207,7 @@ def outcome(run: Run, program: Run, backward: str, autocast: bool = False) -> li
     return [*results, *found, torch.get_rng_state()]
 
 
+@pytest.mark.cases(now=118, ci=119)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: getattr(p, "__name__", "with_keywords"))
 @pytest.mark.parametrize("name", [*RUNS, *REENTRANT])
 def test_every_program_has_the_gradients_of_the_plain_one(name: str, program: Run) -> None:
@@ -218,6 +219,7 @@ def test_every_program_has_the_gradients_of_the_plain_one(name: str, program: Ru
         assert_all_equal(outcome(run, program, "backward", autocast), expected)
 
 
+@pytest.mark.cases(now=2, ci=2)
 @pytest.mark.parametrize("name", RUNS)
 def test_every_way_to_go_backward_is_as_plain(name: str) -> None:
     for program in PROGRAMS:
@@ -290,6 +292,7 @@ def test_a_reentrant_checkpoint_warns_where_nothing_will_get_a_gradient() -> Non
         assert not checkpoint(linear, torch.rand(3, 3), use_reentrant=True).requires_grad
 
 
+@pytest.mark.cases(now=4, ci=4)
 @pytest.mark.parametrize("name", [*RUNS, *REENTRANT])
 def test_nothing_stays_in_memory(name: str) -> None:
     """Neither arguments nor recomputed tensors, and no garbage collector is needed."""

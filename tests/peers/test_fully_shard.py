@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import ranks
 from book.reference import assert_same_values
 from book.zero.test_conductor import WIDTH, Model, Run, Unit, assert_clean, data, train
-from matrix import rows
+from tiers import rows
 
 Program = Callable[[Run, int], list[Tensor]]
 PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Any, Program]] = {}
@@ -353,6 +353,7 @@ def run_programs(stage: int) -> None:
             raise AssertionError(f"{name}: {error}") from error
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[3]))
 def test_every_program_trains_as_a_plain_model(stage: int) -> None:
     ranks.run(2, run_programs, stage)
@@ -396,6 +397,7 @@ def shown_parameters() -> None:
     assert seen == [shapes[1:3]] * 2 * 2 * 4
 
 
+@pytest.mark.full
 def test_a_units_parameters_are_whole_in_its_own_passes_only() -> None:
     ranks.run(2, shown_parameters)
 
@@ -441,6 +443,7 @@ def other_ways_to_save_and_load() -> None:
         assert_clean(model)
 
 
+@pytest.mark.full
 def test_saving_and_loading_in_part_with_a_prefix_and_in_another_dtype() -> None:
     ranks.run(2, other_ways_to_save_and_load)
 
@@ -494,6 +497,7 @@ def misuse() -> dict[Any, str]:
     return said
 
 
+@pytest.mark.full
 def test_a_container_as_a_unit_a_hook_a_late_load_and_sharding_bottom_up_are_refused() -> None:
     for said in ranks.run(2, misuse):
         for (stage, what), sentence in said.items():

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import ranks
-from matrix import rows
+from tiers import rows
 
 STAGES = (0, 1, 2, 3)
 STEPS = 3
@@ -388,6 +388,7 @@ def preload() -> None:
         made(case)
 
 
-@pytest.mark.parametrize("name", rows(CASES, now=NOW, turn=3))
+@pytest.mark.cases(now=0, ci=1)
+@pytest.mark.parametrize("name", rows(CASES, now=NOW))
 def test_a_model_trains_like_the_plain_one(name: str) -> None:
     assert ranks.run(2, study, name) == [{stage: [] for stage in STAGES}] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed import init_device_mesh
@@ -75,6 +76,7 @@ def compared() -> tuple[list[float], list[int]]:
     return far, counts
 
 
+@pytest.mark.full
 def test_muon_steps_without_an_exchange() -> None:
     for far, (theirs, ours) in ranks.run(2, compared):
         # Five iterations of three products, each of matrices that lie on two ranks.

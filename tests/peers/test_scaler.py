@@ -287,6 +287,7 @@ def sharded_scaler_is_asked_the_same() -> list[str]:
     return [str(each.message) for each in caught]
 
 
+@pytest.mark.full
 def test_the_sharded_scaler_warns_on_every_rank_once() -> None:
     for said in ranks.run(2, sharded_scaler_is_asked_the_same):
         assert len(said) == 1

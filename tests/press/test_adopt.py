@@ -48,6 +48,7 @@ def ran(text: str) -> list[tuple[str, str]]:
     return re.findall(r"(?m)^\$ (.+)\n((?:(?!\$ ).*\n)*)", text)
 
 
+@pytest.mark.full
 def test_every_command_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
     folder = tmp_path / "rings"
     seen = []

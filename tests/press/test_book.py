@@ -130,6 +130,7 @@ def test_where_a_browser_may_not_lock_itself_in_it_prints_openly(
         prints.print_pdf(tmp_path / "a.html", tmp_path / "a.pdf", tmp_path / "profile")
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_book_that_is_stopped_leaves_nothing_and_nobody(

@@ -16,6 +16,7 @@ from sidelit.site.meta import CARD_SIZE
 URL = "https://example.org/x/"
 
 
+@pytest.mark.full
 def test_each_page_has_a_card_that_names_it_and_networks_are_told(sample: Path) -> None:
     config = sample / "site/sidelit.toml"
     edit(config, 'title = "Sample"', f'title = "Sample"\nurl = "{URL}"')

@@ -34,6 +34,7 @@ def test_one_object_stands_on_each_line(tmp_path: Path) -> None:
     assert all(json.loads(line.removesuffix(","))["id"] for line in lines[1:-1])
 
 
+@pytest.mark.full
 def test_sections_of_a_file_of_a_site_have_the_ids_that_the_site_prints(sample: Path) -> None:
     kept = "Ring.__init__/a-bounded-deque-drops-items"
     sidelit("publish", cwd=sample)
@@ -212,6 +213,7 @@ def test_the_project_is_found_from_a_folder_inside_it(sample: Path) -> None:
     assert tree(sample.parent / "here") == tree(sample / "build/site")
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("wrong", [[], ["nothing"], ["build", "--nothing"]])
 def test_a_wrong_call_says_how_to_call(tmp_path: Path, wrong: list[str]) -> None:
     done = run("sidelit", *wrong, cwd=tmp_path)

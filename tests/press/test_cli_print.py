@@ -158,6 +158,7 @@ def test_the_language_of_the_page_can_be_chosen(sample: Path) -> None:
     assert not (sample / "none").exists()
 
 
+@pytest.mark.full
 def test_a_file_of_a_project_is_translated_by_its_catalogues(sample: Path) -> None:
     sidelit("sync", cwd=sample)
     catalogue = sample / "site/locale/ja/sample/ring.po"
@@ -174,6 +175,7 @@ def test_a_file_of_a_project_is_translated_by_its_catalogues(sample: Path) -> No
     assert "輪" in page(sample / "out", "ring.html").text
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("name", ["argparse.py", "heapq.py", "dataclasses.py", "this.py", "_pydecimal.py"])
 def test_modules_of_the_standard_library_print_whole(tmp_path: Path, name: str) -> None:
     source = Path(ast.__file__).parent / name
@@ -187,7 +189,7 @@ def test_modules_of_the_standard_library_print_whole(tmp_path: Path, name: str) 
     assert len(set(shown.ids)) == len(shown.ids)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_press_prints_itself(tmp_path: Path) -> None:
     import sidelit as press
 
@@ -197,6 +199,7 @@ def test_the_press_prints_itself(tmp_path: Path) -> None:
     assert "KaTeX refuses" not in done.stderr
 
 
+@pytest.mark.full
 def test_an_interrupted_reader_is_no_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sidelit", "sections", ast.__file__]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as started:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from matrix import LATER
 from press.hostile import cases, limited
 
 FILES = ("scripts", "floods", "sources", "data")
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=LATER) for kind in FILES])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.nightly) for kind in FILES])
 def test_none_takes_more_than_ten_seconds_or_500_megabytes(tmp_path: Path, kind: str) -> None:
     tests = str(Path(__file__).parents[1])
     command = [sys.executable, limited.__file__, str(tmp_path), kind]
@@ -30,6 +29,7 @@ def test_there_are_two_hundred() -> None:
     assert sum(len(cases.read(kind)) for kind in FILES) + len(cases.file_names()) > 200
 
 
+@pytest.mark.full
 def test_a_process_that_takes_too_much_is_ended(tmp_path: Path) -> None:
     """The limits hold: without them the test above would hold for anything."""
     source = f"""

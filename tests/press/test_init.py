@@ -47,6 +47,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.full
 def test_a_repository_is_a_site_at_once(repository: Path) -> None:
     told = sidelit("init", cwd=repository).stdout.splitlines()
     assert told[:3] == ["site/sidelit.toml", "site/pages/index.md", "8 files in 3 parts. Next:"]
@@ -91,6 +92,7 @@ def test_every_command_goes_on_where_the_build_does(repository: Path) -> None:
     assert "lost.py:1: source: " in told
 
 
+@pytest.mark.nightly
 def test_mkdocs_builds_the_same(repository: Path) -> None:
     sidelit("init", "--mkdocs", cwd=repository)
     sidelit("build", cwd=repository)
@@ -107,6 +109,7 @@ def test_nothing_is_written_over(repository: Path) -> None:
     assert not (repository / "site/sidelit.toml").exists()
 
 
+@pytest.mark.full
 def test_a_language_that_the_press_does_not_know_begins_with_a_file_of_words(repository: Path) -> None:
     sidelit("init", "--lang", "de", "--lang", "en", cwd=repository)
     sidelit("build", cwd=repository)
@@ -165,7 +168,7 @@ def test_many_modules(tmp_path: Path) -> None:
     assert len(config.load(tmp_path / "site/sidelit.toml").chapters) == 251
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_many_modules_are_printed(tmp_path: Path) -> None:
     write(tmp_path, "big/__init__.py", *(f"big/part{n // 25}/module{n}.py" for n in range(250)))
     sidelit("init", cwd=tmp_path)
@@ -262,6 +265,7 @@ def test_a_configuration_that_is_not_there_is_called_as_it_was_given(tmp_path: P
 NETS = "Small nets, in pure Python."
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     ("readme", "said"),
     [

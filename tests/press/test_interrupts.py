@@ -120,6 +120,7 @@ def whole(project: Path, command: str) -> None:
     edit(project / "site/sidelit.toml", 'title = "', 'title = "Another ')
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(
     ("command", "count"),
     [
@@ -129,7 +130,7 @@ def whole(project: Path, command: str) -> None:
         pytest.param("print", 4, marks=pytest.mark.full),
         pytest.param("sync", 4, marks=pytest.mark.full),
         *(
-            pytest.param(*each, marks=[pytest.mark.full, pytest.mark.matrix])
+            pytest.param(*each, marks=pytest.mark.nightly)
             for each in [("build", 60), ("shared", 60), ("print", 20), ("sync", 20), ("mkdocs", 20)]
         ),
     ],

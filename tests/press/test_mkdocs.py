@@ -8,6 +8,8 @@ import pytest
 
 from press.project import edit, run, sidelit, tree
 
+pytestmark = pytest.mark.full
+
 
 def test_mkdocs_writes_the_same_files_byte_for_byte(sample: Path) -> None:
     sidelit("build", "--out", sample / "alone", cwd=sample)
@@ -17,6 +19,7 @@ def test_mkdocs_writes_the_same_files_byte_for_byte(sample: Path) -> None:
     assert [path.name for path in (sample / "build").iterdir()] == ["site"]
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("name", ["notes/README.md", "templates/one.md", ".hidden/one.md"])
 def test_mkdocs_keeps_pages_that_it_would_rename_or_leave_out(sample: Path, name: str) -> None:
     (sample / "site/pages" / name).parent.mkdir(exist_ok=True)
@@ -29,6 +32,7 @@ def test_mkdocs_keeps_pages_that_it_would_rename_or_leave_out(sample: Path, name
     assert tree(sample / "build/site") == tree(sample / "alone")
 
 
+@pytest.mark.nightly
 def test_mkdocs_replaces_the_site_that_was_there(sample: Path) -> None:
     run("mkdocs", "build", "--strict", cwd=sample)
     (sample / "build/site/stray.html").write_text("old", encoding="utf-8")
@@ -38,6 +42,7 @@ def test_mkdocs_replaces_the_site_that_was_there(sample: Path) -> None:
     assert b'<span class="mi">9</span>' in (sample / "build/site/ring.html").read_bytes()
 
 
+@pytest.mark.nightly
 def test_a_warning_of_any_plugin_keeps_the_old_site_in_strict_mode(sample: Path) -> None:
     run("mkdocs", "build", "--strict", cwd=sample)
     before = tree(sample / "build")

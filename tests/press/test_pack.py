@@ -8,10 +8,13 @@ import zipfile
 from pathlib import Path
 from urllib.parse import unquote
 
+import pytest
+
 from press.project import GAPS, edit, gappy, page, sidelit, tree
 from sidelit.pack import zipped
 
 
+@pytest.mark.full
 def test_an_archive_holds_the_folder_and_is_the_same_each_time(sample: Path, tmp_path: Path) -> None:
     told = sidelit("pack", cwd=sample).stdout.splitlines()
     folder, archive = sample / "build/pack/sample", sample / "build/pack/sample.zip"
@@ -43,6 +46,7 @@ def test_every_address_is_a_file_of_the_pack(sample: Path) -> None:
             assert (folder / there).is_file(), (name, address)
 
 
+@pytest.mark.full
 def test_a_pack_replaces_the_pack_before_and_nothing_else(sample: Path) -> None:
     sidelit("pack", cwd=sample)
     before = tree(sample / "build/pack")

@@ -70,6 +70,7 @@ def server(sample: Path) -> Iterator[Server]:
     started.process.communicate()
 
 
+@pytest.mark.nightly
 def test_a_save_is_shown_and_a_failure_leaves_the_old_page(sample: Path, server: Server) -> None:
     html = server.get("ring.html")
     assert "A ring" in html
@@ -100,6 +101,7 @@ def test_a_save_is_shown_and_a_failure_leaves_the_old_page(sample: Path, server:
     assert '<span class="mi">9</span>' in server.get("ring.html")
 
 
+@pytest.mark.nightly
 def test_gaps_are_told_with_each_build(sample: Path) -> None:
     gappy(sample)
     server = Server(sample)
@@ -129,6 +131,7 @@ def test_a_file_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
     assert not watch.changed()
 
 
+@pytest.mark.nightly
 def test_a_new_page_in_the_configuration_is_served(sample: Path, server: Server) -> None:
     (sample / "site/pages/more.md").write_text("# More\n\nOf it.\n", encoding="utf-8")
     turn = server.after("1")["turn"]
@@ -141,6 +144,7 @@ def test_a_new_page_in_the_configuration_is_served(sample: Path, server: Server)
     assert "Of it." in server.get("more.html")
 
 
+@pytest.mark.nightly
 def test_a_project_that_is_broken_from_the_start_is_told_in_the_browser(sample: Path) -> None:
     edit(sample / "src/sample/ring.py", "LIMIT = 8", "LIMIT = = 8")
     server = Server(sample)
@@ -160,6 +164,7 @@ def test_a_project_that_is_broken_from_the_start_is_told_in_the_browser(sample: 
         server.process.communicate()
 
 
+@pytest.mark.nightly
 def test_what_is_not_there_is_not_found(server: Server) -> None:
     for path in ("nothing.html", "../site/sidelit.toml", "%2e%2e/site/sidelit.toml"):
         with pytest.raises(HTTPError) as answer:
@@ -168,6 +173,7 @@ def test_what_is_not_there_is_not_found(server: Server) -> None:
         answer.value.close()
 
 
+@pytest.mark.cases(now=0, ci=2)
 @pytest.mark.parametrize("turn", ["9" * 5000, "-1", "x", "%C2%B2"])
 def test_whoever_waits_for_no_build_is_answered_at_once(server: Server, turn: str) -> None:
     with urlopen(f"{server.address}-/wait?{turn}", timeout=10) as answer:
@@ -183,6 +189,7 @@ def test_a_folder_is_served_under_its_own_address() -> None:
     assert serve.answer(state, "/index.html/")[0] == 404
 
 
+@pytest.mark.full
 def test_it_ends_cleanly_and_leaves_nothing_behind(sample: Path, server: Server) -> None:
     server.process.send_signal(signal.SIGINT)
     said, _ = server.process.communicate(timeout=60)
@@ -191,6 +198,7 @@ def test_it_ends_cleanly_and_leaves_nothing_behind(sample: Path, server: Server)
     assert not (sample / "build").exists()
 
 
+@pytest.mark.full
 def test_a_port_that_is_taken_is_said(sample: Path, server: Server) -> None:
     port = server.address.rsplit(":", 1)[1].strip("/")
     told = sidelit("serve", "--port", port, cwd=sample, code=1).stderr
@@ -205,6 +213,7 @@ def test_a_port_that_does_not_exist_is_said(sample: Path) -> None:
     assert told.count("\n") == 1
 
 
+@pytest.mark.nightly
 def test_it_listens_on_this_machine_alone(server: Server) -> None:
     port = int(server.address.rsplit(":", 1)[1].strip("/"))
     lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
@@ -212,6 +221,7 @@ def test_it_listens_on_this_machine_alone(server: Server) -> None:
     assert [place for place in listening if place.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
 
 
+@pytest.mark.nightly
 def test_it_answers_to_the_names_of_this_machine_alone(server: Server) -> None:
     """A page from elsewhere whose name was made to mean this machine reads nothing."""
     port = int(server.address.rsplit(":", 1)[1].strip("/"))
@@ -234,6 +244,7 @@ def test_it_answers_to_the_names_of_this_machine_alone(server: Server) -> None:
     assert status("evil.example", "/-/wait") == 421
 
 
+@pytest.mark.nightly
 def test_published_pages_know_nothing_of_the_server(sample: Path) -> None:
     assert run("sidelit", "build", cwd=sample).returncode == 0
     for folder, _, names in os.walk(sample / "build/site"):

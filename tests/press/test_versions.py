@@ -56,6 +56,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sample
 
 
+@pytest.mark.nightly
 def test_the_newest_release_is_at_the_root_and_each_one_at_its_own_address(composed: Path) -> None:
     site = composed / "build/versions"
     assert NEW in (site / "round.html").read_text("utf-8")
@@ -123,6 +124,7 @@ def test_old_pages_lead_to_the_same_sections_of_the_newest_release(composed: Pat
     assert "outdated" not in (site / "v1.10/round.html").read_text("utf-8")
 
 
+@pytest.mark.full
 def test_every_link_between_the_versions_leads_to_a_file(composed: Path) -> None:
     site = composed / "build/versions"
     files, seen = set(tree(site)), 0
@@ -137,6 +139,7 @@ def test_every_link_between_the_versions_leads_to_a_file(composed: Path) -> None
     assert seen > 20
 
 
+@pytest.mark.full
 def test_a_project_without_a_release_has_its_present_state_at_the_root(sample: Path) -> None:
     git(sample, "init", "-q")
     git(sample, "add", "-A")
@@ -156,6 +159,7 @@ def test_a_project_without_a_release_has_its_present_state_at_the_root(sample: P
     assert 'rel="canonical" href="https://example.org/x/ring.html"' in page
 
 
+@pytest.mark.full
 def test_a_release_that_cannot_be_printed_is_named_and_the_old_site_stays(sample: Path) -> None:
     git(sample, "init", "-q")
     ring = sample / "src/sample/ring.py"

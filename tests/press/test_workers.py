@@ -120,6 +120,7 @@ def printed(sources: Path, out: Path, jobs: int) -> tuple[dict[str, bytes], str]
     return files, done.stderr
 
 
+@pytest.mark.full
 def test_pages_made_by_several_processes_are_those_that_one_makes(tmp_path: Path) -> None:
     sources = many(tmp_path / "many")
     alone, shared = (printed(sources, tmp_path / str(jobs), jobs) for jobs in (1, 3))
@@ -129,6 +130,7 @@ def test_pages_made_by_several_processes_are_those_that_one_makes(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "3", "many"]
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(
     "arguments", [["build", "--jobs", "2"], ["print", "src/sample", "--out", "printed", "--jobs", "2"]]
 )
@@ -161,6 +163,7 @@ def test_a_command_shares_its_work(sample: Path, arguments: list[str]) -> None:
     assert forks >= 2
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_all_processes_and_leaves_nothing(tmp_path: Path) -> None:
     sources = many(tmp_path / "many", 400)
     process = subprocess.Popen(

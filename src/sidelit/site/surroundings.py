@@ -29,6 +29,8 @@ _MATH_FACES = {
 }
 # What words are emphasised in, where letters have an italic.
 _ITALIC = "fonts/source-serif-4-basic-wght-italic.woff2"
+# What a reader has to open, such as an answer: the faces it is set in are not asked for ahead.
+_SHUT = re.compile(r"<details(?! open).*?</details>", re.DOTALL)
 # How the link of a name in code begins.
 _NAME = '<a class="n" '
 
@@ -53,11 +55,13 @@ def info(
     )
     title_html = desk.inline(shown.title, "title") or breakable(shown.label)
     lede = desk.inline(shown.lede, "lede")
-    folds = (each.fold.words for each in sections if each.fold)
+    folds = [each.fold.words for each in sections if each.fold]
     parts = (part for each in sections for part in (each.title, each.doc))
     above = (lesson.needs, *lesson.aims) if lesson else ()
     written = (body, title_html, lede, *above, *folds, *parts)
-    seen = (body, lede, *(each.doc for each in sections if not each.fold))
+    unfolded = [each for each in sections if not each.fold]
+    words = [_SHUT.sub("", html) for html in (body, lede, *(each.doc for each in unfolded))]
+    seen = (*words, title_html, *above, *folds, *(each.title for each in unfolded))
     figure = _opening_figure(desk)
     return views.PageInfo(
         kind=kind,
@@ -78,8 +82,8 @@ def info(
         toc=tuple(ways.sections(sections) if sections else ways.headings(shown)),
         run=desk.item.run if isinstance(desk.item, Chapter) else None,
         has_math=any('class="katex' in html for html in written),
-        faces=tuple(name for name, used in _MATH_FACES.items() if any(used.search(html) for html in written))
-        + ((_ITALIC,) if not desk.language.cjk and any("<em>" in html for html in seen) else ()),
+        faces=tuple(name for name, used in _MATH_FACES.items() if any(used.search(html) for html in seen))
+        + ((_ITALIC,) if not desk.language.cjk and any("<em>" in html for html in words) else ()),
         has_depth=any(each.fold for each in sections),
         has_names=_NAME in body or any(_NAME in html for each in sections for html in _code(each)),
         has_figures=bool(desk.figures_shown),

@@ -13,7 +13,6 @@ import torch
 
 import ranks
 from book.check.scripts import CLEAN, FAULTS, line_of, right, script, wrong
-from matrix import rows
 from shardbook.check.between_ranks import BetweenRanks
 from shardbook.check.checked_run import check
 from shardbook.check.diagnosis import Diagnosis
@@ -21,6 +20,7 @@ from shardbook.check.findings import Finding, joined
 from shardbook.check.place import Place
 from shardbook.check.stream_recorder import Recorder
 from shardbook.check.watch_bytes import Row
+from tiers import rows
 
 Page = dict[str, Any]
 # What `make test` tries.
@@ -69,7 +69,8 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return checked(texts, tmp_path_factory.mktemp("scripts"))
 
 
-@pytest.mark.parametrize("name", rows(FAULTS, now=NOW, turn=3))
+@pytest.mark.cases(now=3, ci=12)
+@pytest.mark.parametrize("name", rows(FAULTS, now=NOW))
 def test_a_fault_is_found_with_its_line(found: dict[str, Page], name: str) -> None:
     text, weight, kind, part = FAULTS[name]
     page = found[f"{name}.wrong.py"]
@@ -82,14 +83,16 @@ def test_a_fault_is_found_with_its_line(found: dict[str, Page], name: str) -> No
     assert page["code"] == (weight == "error")
 
 
-@pytest.mark.parametrize("name", rows(FAULTS, now=NOW, turn=3))
+@pytest.mark.cases(now=3, ci=12)
+@pytest.mark.parametrize("name", rows(FAULTS, now=NOW))
 def test_nothing_is_found_without_it(found: dict[str, Page], name: str) -> None:
     page = found[f"{name}.right.py"]
     assert page["findings"] == []
     assert page["steps"] == 3
 
 
-@pytest.mark.parametrize("name", rows(CLEAN, now=CLEAN_NOW, turn=3))
+@pytest.mark.cases(ci=11)
+@pytest.mark.parametrize("name", rows(CLEAN, now=CLEAN_NOW))
 def test_a_right_program_is_told_nothing(found: dict[str, Page], name: str) -> None:
     """And each unit has sent what the formula says, where there is one."""
     page = found[f"{name}.py"]
@@ -120,6 +123,7 @@ def one(text: str, folder: Path, **options: Any) -> Page:
     return checked({"train.py": script(text)}, folder, **options)["train.py"]
 
 
+@pytest.mark.full
 def test_ranks_that_leave_the_order_are_a_finding_with_a_line(tmp_path: Path) -> None:
     # PyTorch warns of the error that it has passed on.
     text = f"import warnings\nwarnings.simplefilter('ignore')\n{TRAIN}\nfor step in range(9):\n"
@@ -190,6 +194,7 @@ for step in range(9):
 """
 
 
+@pytest.mark.full
 def test_a_race_of_the_program_is_found_with_its_line(tmp_path: Path) -> None:
     text = script(TRAIN + RACE)
     found = checked({"right.py": right(text), "wrong.py": wrong(text)}, tmp_path, races=True)

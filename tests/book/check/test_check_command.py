@@ -10,11 +10,12 @@ import pytest
 
 import warm
 from book.check.scripts import CLEAN, FAULTS, line_of, right, script, wrong
-from matrix import rows
+from tiers import rows
 
 CHECK = ["-m", "shardbook.check"]
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("program", rows(["warm", "cold"], now=["warm"]))
 def test_the_command_starts_ranks_and_prints_one_page(tmp_path: Path, program: str) -> None:
     """With a fault the exit code is 1, and no rank's end is reported."""
@@ -33,7 +34,7 @@ def test_the_command_starts_ranks_and_prints_one_page(tmp_path: Path, program: s
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.json", "train.py"]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_under_torchrun_each_rank_runs_the_script_in_its_place(tmp_path: Path) -> None:
     """Also on three ranks. A rank that fails alone does not keep the others waiting."""
     (tmp_path / "train.py").write_text(CLEAN["stage 3"])

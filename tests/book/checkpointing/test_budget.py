@@ -138,6 +138,7 @@ def chains(draw: st.DrawFn) -> Chain:
     return Chain(first, tuple(found))
 
 
+@pytest.mark.full
 @settings(max_examples=150, deadline=None)
 @given(chains())
 def test_a_plan_takes_what_playing_it_takes(chain: Chain) -> None:
@@ -146,6 +147,7 @@ def test_a_plan_takes_what_playing_it_takes(chain: Chain) -> None:
         assert (plan.cost, plan.saved, plan.peak) == by_hand(chain, segments)
 
 
+@pytest.mark.full
 @settings(max_examples=100, deadline=None)
 @given(chains())
 def test_no_plan_is_cheaper_for_any_budget(chain: Chain) -> None:

@@ -18,7 +18,7 @@ import ranks
 from book.live import LiveStorages
 from book.reference import STAGES, assert_same_gradients, assert_train_alike, fill_gradients, padded_bytes
 from book.toys import assert_equal, features, plain_gradients, reference_step, whole_gradients
-from matrix import rows
+from tiers import rows
 
 WIDTH, UNITS, WORLD = 6, 4, 2
 Checkpoint = Callable[..., Any]
@@ -118,6 +118,7 @@ def train(stage: int) -> None:
     assert_train_alike(Model("plain", plainly), models, loss=loss, steps=2)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", rows(STAGES, now=[2, 3]))
 def test_losses_gradients_and_values_are_those_of_plain_training_to_the_bit(stage: int) -> None:
     ranks.run(WORLD, train, stage)
@@ -148,6 +149,7 @@ def sent(stage: int, prefetch: int) -> dict[tuple[str, str], tuple[int, list[tup
     return found
 
 
+@pytest.mark.nightly
 def test_each_order_costs_in_stage_3_what_the_chapter_says() -> None:
     for found in ranks.run(WORLD, sent, 3, 0):
         for (how, name), (size, steps) in found.items():
@@ -156,12 +158,14 @@ def test_each_order_costs_in_stage_3_what_the_chapter_says() -> None:
             assert steps == [(gathers, gathers * size // UNITS // WORLD)] * 3, (how, name)
 
 
+@pytest.mark.nightly
 def test_gathering_ahead_gathers_as_often() -> None:
     for found in ranks.run(WORLD, sent, 3, 1):
         counts = {key: {count for count, _ in steps} for key, (_, steps) in found.items()}
         assert counts == {(how, name): {GATHERS[how][name]} for how in GATHERS for name in VARIANTS}
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("stage", rows([0, 1, 2], now=[2]))
 def test_in_the_other_stages_a_checkpoint_costs_no_gather(stage: int) -> None:
     for found in ranks.run(WORLD, sent, stage, 1):
@@ -283,6 +287,7 @@ def fail_and_go_on(stage: int, name: str) -> None:
     assert_same_gradients(model, plain)
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_second_run_that_fails_leaves_the_next_step_as_it_should_be(name: str) -> None:
     for stage in (0, 3):

@@ -124,6 +124,7 @@ def sharded_and_checkpointed() -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.nightly
 def test_both_orders_of_sharding_and_checkpointing_gather_as_often() -> None:
     units = [f"{stage}.{index}" for stage in (1, 2) for index in range(3)]
     twice = {"the root": 2, **dict.fromkeys(units, 2)}
@@ -334,6 +335,7 @@ def test_a_forward_that_is_no_method_is_checkpointed_as_it_is() -> None:
 
 
 # The compiler looks at `grad` of each tensor that enters a frame.
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_module_that_is_compiled_is_checkpointed_all_the_same() -> None:
     torch.manual_seed(0)
@@ -603,6 +605,7 @@ def test_without_gradients_nothing_is_kept() -> None:
 
 
 # The compiler looks at `grad` of each tensor that enters a frame.
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_checkpoint_computes_the_same_inside_and_around_compiled_code(use_reentrant: bool) -> None:

@@ -49,6 +49,7 @@ def gradients(model: Any, **options: Any) -> tuple[Any, dict[str, Tensor]]:
     return out, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.cases(now=8, ci=8)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("name", CASES)

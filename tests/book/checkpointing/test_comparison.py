@@ -13,6 +13,7 @@ from shardbook.checkpointing import checkpointing
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("number", range(11))
 def test_a_row_of_the_table_is_measured(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     name, (run, plan) = list(ways().items())[number]

@@ -539,6 +539,7 @@ class Gelu(torch.autograd.Function):
         return gradient * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x))
 
 
+@pytest.mark.full
 def test_a_function_by_hand_keeps_a_quarter_and_a_checkpoint_of_the_formula_as_little() -> None:
     x = torch.randn(1000, dtype=torch.float64, requires_grad=True)
     sizes = [saved_bytes(again, f, x) for again, f in ((plainly, gelu), (plainly, Gelu.apply), (OURS, gelu))]
@@ -662,6 +663,7 @@ def test_under_no_grad_a_checkpoint_is_a_call() -> None:
 
 
 # The compiler looks at it to know what has a gradient.
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_a_compiler_leaves_the_checkpoint_as_it_is() -> None:
     torch.manual_seed(0)

@@ -562,6 +562,7 @@ STEPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=6),

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ranks
-from matrix import rows
 from shardbook.checkpointing.saved_tensors import checkpoint_saved
 from shardbook.checkpointing.selective import Keep, contexts
+from tiers import rows
 
 aten = torch.ops.aten
 
@@ -88,6 +88,7 @@ def train_units(stage: int) -> dict[str, bool]:
     return equal
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", rows([2, 3], now=[3]))
 def test_what_sharding_does_in_its_hooks_is_no_part_of_the_function(stage: int) -> None:
     """The second run gathers one unit less, and would take its copies for those of another."""

@@ -164,6 +164,7 @@ def kept(layers: list[nn.Module], segments: int, **options: Any) -> int:
     return saved.bytes // x.nbytes
 
 
+@pytest.mark.cases(now=3, ci=3)
 @pytest.mark.parametrize("layers", [1, 5, 15, 16])
 def test_the_tensors_that_a_chain_keeps_are_counted_exactly(layers: int) -> None:
     for segments in range(1, layers + 1):
@@ -180,6 +181,7 @@ def test_a_balanced_cut_keeps_less_where_the_segments_do_not_divide_the_chain() 
     assert kept(squares(15), 8, balanced=True) == 9
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("balanced", [False, True])
 def test_the_recomputation_is_the_forward_pass_of_the_checkpointed_segments(

@@ -102,6 +102,7 @@ def compiled_first(model: nn.Module, options: dict[str, Any], compiler: dict[str
     checkpoint_module(model, **options)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("way", [checkpointed_first, compiled_first])
 @pytest.mark.parametrize(
     ("options", "again"),
@@ -153,11 +154,12 @@ def compile_sharded_blocks() -> None:
         assert_all_equal(results[-1], results[0])
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_checkpointed_units_are_compiled() -> None:
     ranks.run(2, compile_sharded_blocks)
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("policy", [None, SAVED])
 def test_one_graph_holds_a_checkpoint_as_it_holds_torchs(policy: Any) -> None:
     found = []
@@ -238,6 +240,7 @@ def test_a_model_that_is_compiled_as_a_whole_compiles_its_checkpointed_modules()
         torch.compile(model, backend="eager", fullgraph=True)(torch.ones(3, 4))
 
 
+@pytest.mark.full
 def test_many_classes_of_checkpointed_modules_are_all_compiled() -> None:
     number = torch._dynamo.config.recompile_limit + 2
     lines = "\n".join(f"def forward_{i}(self, x):\n    return (x * {i}).sin()" for i in range(number))

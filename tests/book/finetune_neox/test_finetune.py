@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ranks
-from matrix import rows
 from shardbook.command import Mistake
+from tiers import rows
 from warm import TORCHRUN, start
 
 CPU = torch.device("cpu")
@@ -135,6 +135,7 @@ def tune_neox(home: Path, out: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 def test_the_result_opens_and_differs_in_the_biases_only(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     # What nobody needs is not copied, least of all code. Links within the folder are followed.
@@ -173,7 +174,7 @@ def tune_others(home: Path, out: Path) -> None:
     assert go(*gpt2, *text, *RUN, "--out", out / "gpt2") == 0
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_other_models_tied_weights_and_16_bits(home: Path, tmp_path: Path) -> None:
     ranks.run(2, tune_others, home, tmp_path)
     llama = changed(home / "llama", tmp_path / "llama")
@@ -219,6 +220,7 @@ def go_on(home: Path, out: Path) -> int:
     return go("--model", home / "neox", "--text", home / "text.txt", *RUN, *other)
 
 
+@pytest.mark.nightly
 def test_a_run_that_goes_on_ends_with_the_same_bits(home: Path, tmp_path: Path) -> None:
     for found in ranks.run(2, tune_in_parts, home, tmp_path):
         assert found["code"] == 143
@@ -349,6 +351,7 @@ CASES: list[list[str]] = [
 ]
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("options", rows(CASES, now=[CASES[2]]))
 def test_a_rank_holds_what_the_plan_says(home: Path, tmp_path: Path, options: list[str]) -> None:
     found = ranks.run(2, plan_and_run, home, tmp_path, options)[0]
@@ -375,7 +378,7 @@ def test_the_plan_says_what_does_not_fit(home: Path) -> None:
 # --- the command ---
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_command_itself(home: Path, tmp_path: Path) -> None:
     words = ["--model", str(home / "neox"), "--text", str(home / "text.txt"), *RUN, "--sample", "5"]
     run = start(*TORCHRUN, "2", "-m", "shardbook.finetune_neox", *words, "--out", str(tmp_path / "out"))

@@ -95,6 +95,7 @@ def both_ways(biases_only: bool, stage: int) -> dict[str, Any]:
 CASES = [(biases_only, stage) for biases_only in (True, False) for stage in (1, 2, 3)]
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.full
 @pytest.mark.parametrize(("biases_only", "stage"), CASES)
 def test_the_layers_of_labml_train_sharded_as_they_train_plain(biases_only: bool, stage: int) -> None:

@@ -189,6 +189,7 @@ def refused(place: Path) -> dict[str, str]:
     return said
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_trained_is_told_in_one_sentence(tmp_path: Path) -> None:
     (said,) = ranks.run(1, refused, tmp_path)
     for name, (_, _, sentence) in CASES.items():

@@ -74,6 +74,7 @@ def one_rank_differs(change: Callable[[nn.Sequential], None], wrap: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(
     ("change", "sentence"), DISAGREEMENTS, ids=lambda value: getattr(value, "__name__", "")
 )

@@ -306,6 +306,7 @@ def examples() -> int:
     return tried
 
 
+@pytest.mark.cases(now=9, ci=9)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize(
     "check",

@@ -43,6 +43,7 @@ def differences(name: str, numels: list[int], dtype: torch.dtype) -> list[tuple[
     return result
 
 
+@pytest.mark.cases(now=3, ci=3)
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("name", list(loopback.COLLECTIVES))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -90,6 +91,7 @@ def measured() -> list[dict[str, float]]:
     return result
 
 
+@pytest.mark.full
 def test_the_loopback_device_counts_what_the_ledgers_say(measured: list[dict[str, float]]) -> None:
     """Within a thousandth: what remains are gloo's own headers, 48 bytes a message."""
     assert len(measured) == 3 * len(loopback.COLLECTIVES)

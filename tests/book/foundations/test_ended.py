@@ -68,6 +68,7 @@ def one_is_killed() -> None:
     raise caught.value
 
 
+@pytest.mark.full
 def test_a_rank_that_was_killed_before_a_round_is_named_at_once() -> None:
     """The time limit of the group is half an hour."""
     with pytest.raises(ranks.RanksFailed) as caught:

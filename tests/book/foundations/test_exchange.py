@@ -28,6 +28,7 @@ def trade(dtype: torch.dtype) -> tuple[list[list[float]], list[bool], int]:
     return [row.tolist() for row in rows], own, taken // dtype.itemsize
 
 
+@pytest.mark.cases(now=6, ci=6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_every_rank_gets_its_piece_of_all_vectors_in_rank_order(world_size: int, dtype: torch.dtype) -> None:

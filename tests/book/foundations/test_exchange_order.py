@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from torch.distributed.distributed_c10d import _get_default_store
 
 import ranks
-from matrix import rows
 from shardbook.foundations import steps as sentences
 from shardbook.foundations import store_rounds
 from shardbook.foundations.agreement import Disagreement
 from shardbook.foundations.collectives import all_gather
 from shardbook.foundations.exchange_order import Order
+from tiers import rows
 
 # A pass: its kind, and what is exchanged in it. "-A" is the reduction of unit A.
 Pass = tuple[str, str]
@@ -110,6 +110,7 @@ def test_only_what_is_new_is_asked() -> None:
         assert later == [0, 0, 0]
 
 
+@pytest.mark.cases(now=4, ci=4)
 @pytest.mark.parametrize(
     ("steps", "rounds"),
     [
@@ -278,6 +279,7 @@ def one_leaves(culprit: int, steps_before: int, passes: list[Pass]) -> str:
     return refused(order, [*STEP, *STEP])
 
 
+@pytest.mark.cases(now=0, ci=7)
 @pytest.mark.parametrize("steps_before", rows([0, 3], now=[3]), ids=["in the first step", "in a later step"])
 @pytest.mark.parametrize(("what", "passes", "does", "should"), DEVIATIONS, ids=[d[0] for d in DEVIATIONS])
 def test_every_rank_says_who_is_about_to_do_what(
@@ -297,6 +299,7 @@ def test_every_rank_says_who_is_about_to_do_what(
     assert first.endswith(f"{sentences.RULE}; {sentences.UNEVEN}" if begins else sentences.RULE)
 
 
+@pytest.mark.cases(now=2, ci=2)
 @pytest.mark.parametrize("world_size", [3, 4])
 @pytest.mark.parametrize("steps_before", [0, 3])
 def test_with_more_ranks_too(world_size: int, steps_before: int) -> None:
@@ -315,6 +318,7 @@ def one_returns_to_what_was_given_up(culprit: int) -> str:
     return refused(order, old if dist.get_rank() == culprit else [*new, *new])
 
 
+@pytest.mark.full
 def test_an_order_that_was_given_up_is_not_known_any_more() -> None:
     """Both orders have been agreed once, and each rank finds its own."""
     first, second = ranks.run(2, one_returns_to_what_was_given_up, 1, timeout=30)
@@ -348,6 +352,7 @@ def in_a_smaller_group() -> str:
     return refused(order, passes, group)
 
 
+@pytest.mark.full
 def test_a_smaller_group_names_the_ranks_of_the_whole_world() -> None:
     _, first, second = ranks.run(3, in_a_smaller_group, timeout=30)
     assert first == second
@@ -367,6 +372,7 @@ def under_a_tcp_store(culprit: int) -> str:
     return one_leaves(culprit, 2, DEVIATIONS[0][1])
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("culprit", [0, 2])
 def test_the_store_of_torchrun(culprit: int) -> None:
     said = ranks.run(3, under_a_tcp_store, culprit, timeout=30)
@@ -392,6 +398,7 @@ def one_has_finished() -> str:
     return refused(order, STEP)
 
 
+@pytest.mark.full
 def test_a_rank_that_nobody_joins_gives_up_in_time() -> None:
     said, _ = ranks.run(2, one_has_finished, timeout=30)
     assert said.startswith("rank 0, after 9 exchanges, is about to gather A (parameter A.weight)")
@@ -409,6 +416,7 @@ def one_departs() -> str:
     return refused(order, STEP)
 
 
+@pytest.mark.nightly
 def test_an_exchange_that_fails_names_the_rank_that_is_absent_and_the_error() -> None:
     said, _ = ranks.run(2, one_departs, timeout=30)
     assert said.startswith(
@@ -435,6 +443,7 @@ def one_is_late() -> str:
     return str(caught.value)
 
 
+@pytest.mark.nightly
 def test_the_time_limit_of_the_group_holds() -> None:
     said, _ = ranks.run(2, one_is_late, timeout=30)
     assert said.startswith("rank 1 has not come to exchange 19, in which rank 0 waits to gather A")
@@ -659,6 +668,7 @@ def test_the_same_evaluation_one_step_later_is_another() -> None:
     assert "rank 1, after 36 exchanges, is about to gather A" in first
 
 
+@pytest.mark.full
 def test_a_verdict_is_read_also_by_a_rank_that_is_not_at_odds() -> None:
     """Two ranks fall out ahead of a third, whose exchange then fails because they are gone."""
     store, step = dist.HashStore(), sentences.Step("forward", 0, "gather", "A", "A.weight")
@@ -795,6 +805,7 @@ def any_programs() -> Counter[bool]:
     return seen
 
 
+@pytest.mark.full
 def test_any_programs_either_agree_or_stop_before_anything_is_mixed() -> None:
     [seen] = ranks.run(1, any_programs, timeout=200)
     assert min(seen[True], seen[False]) >= 40

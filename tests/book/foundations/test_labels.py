@@ -204,6 +204,7 @@ def nested(events: list[Event]) -> list[Event]:
     return [event for event in events if event[1]]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("stage", "depth", "wrapped"), GRID)
 def test_each_step_of_each_unit_has_a_label(traces: Any, stage: int, depth: int, wrapped: bool) -> None:
     events = traces[stage, depth, wrapped]
@@ -212,6 +213,7 @@ def test_each_step_of_each_unit_has_a_label(traces: Any, stage: int, depth: int,
     assert nested(events) == []
 
 
+@pytest.mark.nightly
 def test_stage_0_has_the_same_labels(traces: Any) -> None:
     assert counted(traces["no split"]) == expected([])
 
@@ -220,13 +222,13 @@ def compiled() -> list[Event]:
     return traced(3, compiled=True)
 
 
-@pytest.mark.full
-@pytest.mark.matrix
+@pytest.mark.nightly
 def test_compiled_units_have_the_same_labels() -> None:
     for events in ranks.run(2, compiled, timeout=240):
         assert counted(events) == expected([])
 
 
+@pytest.mark.nightly
 def test_the_backward_pass_of_a_unit_reads_as_the_chapter_says(traces: Any) -> None:
     names = [name for name, _ in traces[3, 1, True]]
     start = names.index("recompute blocks.1") - 1

@@ -66,6 +66,7 @@ def filled(layout: Layout, named: list[tuple[str, nn.Parameter]]) -> torch.Tenso
     return full
 
 
+@pytest.mark.full
 @given(parameters(), world_sizes(), uncut())
 def test_every_name_has_one_slot_and_kinds_do_not_mix(
     named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str]
@@ -87,6 +88,7 @@ def test_every_name_has_one_slot_and_kinds_do_not_mix(
     assert slots == len({id(parameter) for _, parameter in named}), "a shared parameter is stored once"
 
 
+@pytest.mark.full
 @given(parameters(), world_sizes(), uncut())
 def test_slots_and_gaps_cover_the_vector_once_and_are_aligned(
     named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str]
@@ -113,6 +115,7 @@ def test_slots_and_gaps_cover_the_vector_once_and_are_aligned(
         )
 
 
+@pytest.mark.full
 @given(parameters(), world_sizes(), uncut())
 def test_values_come_back_unchanged_through_views(
     named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str]
@@ -130,6 +133,7 @@ def test_values_come_back_unchanged_through_views(
         assert not full.any(), "writing to the views is writing to the vector"
 
 
+@pytest.mark.full
 @given(parameters(), world_sizes(), uncut())
 def test_pieces_of_all_ranks_together_are_the_parameter(
     named: list[tuple[str, nn.Parameter]], world_size: int, uncut: set[str]

@@ -14,10 +14,12 @@ import torch.distributed as dist
 
 import ranks
 from book.toys import batch, chain, error
-from matrix import rows
 from shardbook import Disagreement, shard
 from shardbook.foundations.leaving import leave
 from shardbook.zero.conductor import conductor_of
+from tiers import rows
+
+pytestmark = pytest.mark.full
 
 UNEVEN = "give every rank as many batches, or loop over shardbook.join(batches)"
 
@@ -40,6 +42,7 @@ def unequal_numbers(stage: int) -> str:
     return str(caught.value)
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("stage", rows([0, 3], now=[3]))
 def test_a_rank_whose_batches_ran_out_is_named(stage: int) -> None:
     said, _ = ranks.run(2, unequal_numbers, stage)
@@ -86,6 +89,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.nightly
 def test_the_end_of_a_program_is_announced(tmp_path: Path) -> None:
     line = [sys.executable, "-c", PROGRAM]
     here = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from matrix import rows
+from tiers import rows
 from warm import TORCHRUN, start
 
 LESSON = (Path(__file__).parents[3] / "site" / "lessons" / "what_ranks_say.md").read_text("utf-8")
 MEANS = {2: [5, 6, 7, 8, 9, 10, 11, 12], 4: [13, 14, 15, 16, 17, 18, 19, 20]}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("world_size", rows([*MEANS], now=[2]))
 def test_the_program_of_the_lesson(tmp_path: Path, world_size: int) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", LESSON, re.DOTALL)

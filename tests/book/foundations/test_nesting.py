@@ -352,6 +352,7 @@ over.set()
 """
 
 
+@pytest.mark.nightly
 def test_no_garbage_is_collected_while_the_interpreter_holds_its_lock() -> None:
     command = [sys.executable, "-c", WITH_COLLECTIONS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

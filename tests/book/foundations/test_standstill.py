@@ -87,6 +87,7 @@ def hangs(steps: int) -> tuple[str, list[str]]:
     return log.first(), log.said
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_rank_that_hangs_in_its_data_loader_is_named_and_names_the_line(steps: int) -> None:
     """In the first step rank 0 waits in a round through the store, in the third in an exchange."""
@@ -218,7 +219,7 @@ def too_late() -> str:
     return str(caught.value)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_error_at_the_end_says_it_again() -> None:
     said, _ = ranks.run(2, too_late, timeout=60)
     assert re.match(r"rank 1 has not come to exchange \d+, in which rank 0 waits to gather 0 ", said), said
@@ -243,6 +244,7 @@ def one_is_killed(steps: int) -> None:
     error(model, batch(rank, steps)).backward()
 
 
+@pytest.mark.full
 def test_a_rank_that_dies_before_a_round_holds_nobody_up() -> None:
     with pytest.raises(ranks.RanksFailed) as caught:
         ranks.run(3, one_is_killed, 0, timeout=60)

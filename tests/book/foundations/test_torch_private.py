@@ -73,6 +73,7 @@ def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 OTHERS = [path for path in sorted(BOOK.rglob("*.py")) if path.name != "torch_private.py"]
 
 
+@pytest.mark.cases(now=238, ci=238)
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.relative_to(BOOK).as_posix())
 def test_no_other_module_uses_a_private_name_of_torch(path: Path) -> None:
     found = [(line, name) for line, name in private_names(ast.parse(path.read_text("utf-8")))]
@@ -852,7 +853,7 @@ def test_compiler_at_work() -> None:
     assert not private.compiler_at_work()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_compiler_is_loaded() -> None:
     """Once it is used; the chapter does not load it."""
     code = (

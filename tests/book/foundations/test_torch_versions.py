@@ -41,6 +41,7 @@ def test_a_newer_version_is_let_in_with_one_warning(version: str) -> None:
     assert (ROOT / str(said[0].message).split("; ")[1].split()[0]).is_file()
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(
     ("version", "code", "said"), [("2.16.0", 0, "UserWarning: "), ("2.10.2", 1, "ImportError: ")]
 )

@@ -136,6 +136,7 @@ def test_it_keeps_no_tensor() -> None:
     assert (freed, len(before)) == (["freed"], 1)
 
 
+@pytest.mark.full
 def test_only_this_chapter_reads_the_count() -> None:
     """Who reads `_version` by hand fails on a tensor that was made in inference mode."""
     found = {

@@ -25,7 +25,9 @@ from book.reference import (
 )
 from book.toys import assert_equal, chain, said_by
 from book.zero.test_unused import Experts, choose
-from matrix import rows
+from tiers import rows
+
+pytestmark = pytest.mark.full
 
 
 class Failure(Exception):
@@ -105,6 +107,7 @@ def dropped_after_a_failure(stage: int) -> None:
         model.zero_grad()
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("stage", rows(STAGES, now=[3]))
 def test_old_gradients_are_dropped_after_a_pass_that_failed(stage: int) -> None:
     ranks.run(2, dropped_after_a_failure, stage)
@@ -484,6 +487,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("case", rows(CASES, now=CASES[::2]), ids=lambda case: case.__name__)
 def test_in_every_stage(case: Callable[[], None]) -> None:
     ranks.run(2, case)

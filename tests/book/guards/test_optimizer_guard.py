@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import ranks
 from book.toys import linears
 
+pytestmark = pytest.mark.full
+
 DATA = torch.arange(8.0).view(2, 4)
 
 

@@ -343,6 +343,7 @@ def test_a_rule_is_tried_at_the_sizes_that_occur() -> None:
     assert not said_of(T.AdamW(matrices))
 
 
+@pytest.mark.cases(now=5, ci=5)
 @pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
 def test_an_elementwise_optimizer_of_torch_passes_with_all_its_options(kind: Any) -> None:
     tried = 0
@@ -531,6 +532,7 @@ def sharded_rules() -> None:
         model(torch.ones(2, 3)).sum().backward()
 
 
+@pytest.mark.full
 def test_an_optimizer_is_tried_before_its_first_step_on_every_rank() -> None:
     ranks.run(2, sharded_rules)
 

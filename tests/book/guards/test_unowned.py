@@ -121,6 +121,7 @@ def all_refused() -> None:
     assert called_with_others().startswith("0.weight in unit 0" + REPLACED)
 
 
+@pytest.mark.full
 def test_a_parameter_that_came_later_is_named_on_every_rank() -> None:
     ranks.run(2, all_refused)
 

@@ -17,6 +17,8 @@ import ranks
 from book.toys import assert_equal, batch, chain, error
 from shardbook import shard
 
+pytestmark = pytest.mark.full
+
 AFTER = (
     "{} is sharded, so {} cannot exchange it once more; use the model that shard returned without a wrapper, "
     "with stage=0 for what DistributedDataParallel does"

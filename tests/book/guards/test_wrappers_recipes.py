@@ -18,6 +18,8 @@ from torch import nn
 import ranks
 from book.toys import assert_equal, batch, chain, error
 
+pytestmark = pytest.mark.full
+
 PAGE = Path(__file__).parents[3] / "site" / "pages" / "api.md"
 STEPS = 4
 TOKENS = 6

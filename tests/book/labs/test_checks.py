@@ -121,6 +121,7 @@ def fails_on_rank() -> int:
     raise ValueError("three")
 
 
+@pytest.mark.nightly
 def test_an_answer_that_runs_on_ranks_is_judged_in_the_same_way(capsys: pytest.CaptureFixture[str]) -> None:
     on_ranks(labs.rank)
     assert capsys.readouterr().out == "✓ on_ranks is right.\n"
@@ -143,6 +144,7 @@ answer(41)
 """
 
 
+@pytest.mark.nightly
 def test_a_script_shows_the_sentences_alone(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, "utf-8")
     source = Path(checks.__file__).parents[2]

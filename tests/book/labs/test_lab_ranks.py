@@ -41,6 +41,7 @@ def pair(addend: int) -> Pair:
     return Pair(labs.rank(), int(value))
 
 
+@pytest.mark.nightly
 def test_results_come_in_the_order_of_the_ranks_after_a_backward_pass_too() -> None:
     """A plain fork would hang here, for the backward pass leaves threads behind."""
     weight = torch.randn(64, 64, requires_grad=True)
@@ -56,6 +57,7 @@ def draw() -> tuple[float, float, float]:
     return float(torch.rand(1)), random.random(), float(np.random.rand())
 
 
+@pytest.mark.full
 def test_all_ranks_draw_the_same_numbers_each_time() -> None:
     first = labs.ranks(2, draw)
     assert first[0] == first[1]
@@ -210,6 +212,7 @@ def hang() -> None:
     dist.barrier()
 
 
+@pytest.mark.full
 def test_a_hang_is_ended_and_shows_where_each_rank_stands() -> None:
     with pytest.raises(labs.RanksFailed) as caught:
         labs.ranks(2, hang, timeout=2)
@@ -285,6 +288,7 @@ LAST
 """
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(
     ("last", "code"),
     [("raise SystemExit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)],
@@ -318,6 +322,7 @@ labs.ranks(2, work)
 """
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_the_ranks(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(HANGS, "utf-8")
     mark = {"MARK_OF_THIS_RUN": uuid.uuid4().hex}

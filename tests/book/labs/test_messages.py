@@ -28,6 +28,7 @@ class Slow:
         return "slow"
 
 
+@pytest.mark.nightly
 def test_the_time_of_an_answer_begins_when_all_ranks_have_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "SECONDS", 3.0)
     found = messages.on_ranks("pass_on", Slow(), Tensor)

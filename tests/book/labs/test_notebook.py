@@ -111,6 +111,7 @@ def notebook(kernel: Notebook) -> Notebook:
     return kernel
 
 
+@pytest.mark.full
 def test_the_language_is_that_of_the_notebooks_folder(notebook: Notebook) -> None:
     notebook.run("del os.environ['SHARDBOOK_LANG']")
     shown = notebook.run("print(labs.language(), labs.tell('no GPU'))")
@@ -127,6 +128,7 @@ def test_the_first_cell_says_what_it_found(notebook: Notebook) -> None:
     assert "matplotlib is missing" not in shown.output
 
 
+@pytest.mark.nightly
 def test_functions_of_a_cell_run_on_ranks_after_a_backward_pass(notebook: Notebook) -> None:
     notebook.run(
         "class Pair:\n"
@@ -145,6 +147,7 @@ def test_functions_of_a_cell_run_on_ranks_after_a_backward_pass(notebook: Notebo
     assert shown.lines[-1] == "[21, 21]"
 
 
+@pytest.mark.full
 def test_ranks_that_return_nothing_show_nothing(notebook: Notebook) -> None:
     assert notebook.run("labs.ranks(2, print)").result == ""
     assert notebook.run("labs.ranks(2, int)").result == "[0, 0]"
@@ -163,6 +166,7 @@ def test_an_error_on_a_rank_names_the_cell(notebook: Notebook) -> None:
     assert "lab_ranks" not in told
 
 
+@pytest.mark.full
 def test_an_answer_that_is_not_right_shows_two_sentences_and_no_traceback(notebook: Notebook) -> None:
     notebook.run(
         "@labs.check\n"
@@ -181,6 +185,7 @@ def test_an_answer_that_is_not_right_shows_two_sentences_and_no_traceback(notebo
     assert notebook.run("checks()").trace[0] == "✗ double is still blank."
 
 
+@pytest.mark.full
 def test_a_plot_is_shown_as_svg(notebook: Notebook) -> None:
     shown = notebook.run("figure, axes = labs.figure()\naxes.bar(['a', 'b'], [1, 2]);")
     assert shown.error == ""
@@ -202,6 +207,7 @@ def test_a_progress_bar_is_seen_and_leaves_nothing(notebook: Notebook) -> None:
     assert notebook.run("print(threading.active_count())").output == threads
 
 
+@pytest.mark.full
 def test_the_time_of_ranks_is_seen_and_leaves_nothing(notebook: Notebook) -> None:
     """A loop with a bar shows it there; without one it has a line of its own, above which ranks print."""
     # To fork ranks and to connect them takes more than a millisecond.
@@ -218,6 +224,7 @@ def test_the_time_of_ranks_is_seen_and_leaves_nothing(notebook: Notebook) -> Non
     notebook.run("labs.progress_bar.DELAY, labs.lab_ranks.TICK = usual")
 
 
+@pytest.mark.nightly
 def test_an_interrupt_ends_the_ranks_and_the_next_call_works(notebook: Notebook) -> None:
     notebook.run(
         "def hang():\n    import threading\n    print('process', os.getpid())\n    threading.Event().wait()"
@@ -239,6 +246,7 @@ def test_an_interrupt_ends_the_ranks_and_the_next_call_works(notebook: Notebook)
     assert notebook.run("print(labs.ranks(2, labs.rank))").lines == ["[0, 1]"]
 
 
+@pytest.mark.full
 def test_no_rank_stays_after_a_call_and_no_process_after_the_kernel(notebook: Notebook) -> None:
     shown = notebook.run("print(labs.ranks(2, os.getpid))")
     ranks = {int(each) for each in shown.lines[-1].strip("[]").split(",")}

@@ -411,6 +411,7 @@ ON_RANKS: dict[str, tuple[Check, Any, str]] = {
 }
 
 
+@pytest.mark.cases(now=4, ci=4)
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_an_odd_answer_on_ranks_is_judged_by_what_it_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "SECONDS", 20.0 if name == "much output" else 2.0)

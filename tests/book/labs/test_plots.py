@@ -32,6 +32,7 @@ def drawn() -> bytes:
     return written.getvalue()
 
 
+@pytest.mark.full
 def test_the_same_plot_is_the_same_bytes() -> None:
     first = drawn()
     assert first == drawn()

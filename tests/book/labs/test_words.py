@@ -29,6 +29,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.full
 def test_what_is_missing_or_stale_is_found(project: Path) -> None:
     more = project / "src/shardbook/labs/more.py"
     more.write_text('tell("A new sentence, {name}.", name=1)\n', "utf-8")

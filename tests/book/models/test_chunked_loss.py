@@ -15,13 +15,13 @@ from torch import Tensor
 
 import ranks
 from book.toys import Batch, assert_equal, optimizer_for, plain_gradients, reference_step, whole_gradients
-from matrix import rows
 from shardbook.models.chunked_loss import ChunkedGPT, ChunkedHead, chunked_loss
 from shardbook.models.gpt import GPT, Config, Head, loss
 from shardbook.parameters.policy import Policy
 from shardbook.planning.measure import Meter
 from shardbook.precision.autocast import autocast
 from shardbook.zero.model import shard
+from tiers import rows
 
 WIDTH, VOCABULARY, BATCH, LENGTH = 24, 50, 2, 9
 CONFIG = Config(layers=2, width=16, heads=2, context=8, vocabulary=30)
@@ -198,6 +198,7 @@ def trains_in_fp16_as_the_plain_loss() -> None:
         assert off[0].item() < 2 * off[1].item() + 2**-13, (name, off)
 
 
+@pytest.mark.full
 def test_under_a_policy_it_is_as_near_as_the_plain_loss() -> None:
     ranks.run(2, trains_in_fp16_as_the_plain_loss)
 
@@ -213,7 +214,8 @@ def test_a_second_backward_pass_is_refused() -> None:
         value.backward()
 
 
-@pytest.mark.parametrize("chunks", rows([1, 3, 4, 18], now=[4], turn=2))
+@pytest.mark.cases(now=0, ci=1)
+@pytest.mark.parametrize("chunks", rows([1, 3, 4, 18], now=[4]))
 @pytest.mark.parametrize("mode", ["train", "frozen", "without gradients"])
 def test_the_peak_follows_a_formula(chunks: int, mode: str) -> None:
     head, x_BTC, targets_BT = task()
@@ -288,6 +290,7 @@ def sharded_equals_reference() -> None:
     assert_equal(dict(sharded.state_dict()), dict(plain.state_dict()))
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_sharded_it_equals_the_unsharded_model_with_the_same_chunks(world_size: int) -> None:
     ranks.run(world_size, sharded_equals_reference, timeout=120)

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import ranks
-from matrix import rows
 from shardbook.foundations.collectives import world
 from shardbook.foundations.ledger import all_reduce_bytes, ledger
 from shardbook.models import gpt
@@ -32,6 +31,7 @@ from shardbook.parallel.pipeline_parallel import (
 )
 from shardbook.parallel.tensor_parallel import split_block
 from shardbook.parallel.three_dimensions import AXES, stage_of
+from tiers import rows
 from warm import TORCHRUN, start
 
 CONFIG = gpt.Config(layers=2, width=32, heads=4, context=16, vocabulary=32)
@@ -78,6 +78,7 @@ def split_gradients() -> tuple[float, int, int]:
     return worst, book.total, expected
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("count", rows([2, 4], now=[2]))
 def test_each_rank_has_its_part_of_the_gradients_and_sends_four_all_reduces_a_block(count: int) -> None:
     for worst, sent, expected in ranks.run(count, split_gradients):
@@ -197,6 +198,7 @@ def test_a_step_ends_when_each_message_has_gone() -> None:
         assert waited == started >= 4
 
 
+@pytest.mark.cases(now=3, ci=3)
 @pytest.mark.parametrize("schedule", [all_forward_first, one_by_one])
 @pytest.mark.parametrize(("stages", "pieces"), rows([(2, 4), (3, 2), (4, 4), (4, 1)], now=[(3, 2), (2, 4)]))
 def test_a_pipeline_equals_micro_batches_on_one_rank_bit_for_bit(
@@ -213,6 +215,7 @@ def three(stage: int) -> programs.Outcome:
     return programs.three(stage)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[1, 3]))
 def test_eight_ranks_on_three_axes_train_like_one(stage: int) -> None:
     outcomes = ranks.run(8, three, stage)
@@ -239,10 +242,12 @@ def gathers() -> tuple[int, float]:
     return mine.rank, calls.count("all-gather") / calls.count("reduce-scatter")
 
 
+@pytest.mark.full
 def test_a_stage_gathers_for_each_forward_pass_before_its_first_backward_pass() -> None:
     assert ranks.run(8, gathers) == [(0, 2.0)] * 4 + [(1, 1.0)] * 4
 
 
+@pytest.mark.full
 def test_the_programs_print_both_losses_and_what_a_rank_stores() -> None:
     run = start(*TORCHRUN, "2", "-m", "shardbook.parallel", "tensor")
     assert run.returncode == 0, run.stderr
@@ -258,6 +263,7 @@ def pipeline() -> programs.Outcome:
     return programs.pipeline()
 
 
+@pytest.mark.full
 def test_the_pipeline_program_trains_like_one_rank() -> None:
     for outcome in ranks.run(2, pipeline):
         assert outcome.losses == pytest.approx(outcome.plain, rel=1e-5)

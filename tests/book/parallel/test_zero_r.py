@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import ranks
-from matrix import rows
 from shardbook.foundations.collectives import world
 from shardbook.foundations.ledger import ledger
 from shardbook.models import gpt
@@ -19,6 +18,9 @@ from shardbook.parallel.tensor_parallel import split_block
 from shardbook.parallel.zero_r import checkpoint_bytes, logits
 from shardbook.planning.measure import Meter
 from shardbook.streaming.residual import partition
+from tiers import rows
+
+pytestmark = pytest.mark.full
 
 CONFIG = gpt.Config(layers=3, width=32, heads=4, context=16, vocabulary=32)
 SEQUENCES = 4
@@ -55,6 +57,7 @@ def both() -> tuple[bool, bool, int, dict[str, int], dict[str, int]]:
     return loss == other, same, kept - less, sent, more
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("count", rows([2, 4], now=[2]))
 def test_each_rank_keeps_a_piece_of_each_checkpoint_and_the_gradients_are_the_same_bits(count: int) -> None:
     values = SEQUENCES * CONFIG.context * CONFIG.width * 4 * (count - 1) // count

@@ -284,6 +284,7 @@ def slices_are_not_saved() -> None:
         assert loaded.requires_grad == parameter.requires_grad
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     "function", [reads_are_refused, uses_of_slices, steps_see_plain_parameters, slices_are_not_saved]
 )
@@ -450,6 +451,7 @@ def units_of(model: nn.Module) -> list[Any]:
     return list(conductor_of(model).drivers)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_what_is_computed_in_a_block_trains_as_the_plain_model(stage: int) -> None:
     ranks.run(2, trains_as_plain, stage)
@@ -532,6 +534,7 @@ def reads_in_a_block(stage: int) -> None:
             pass
 
 
+@pytest.mark.cases(now=2, ci=2)
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_reads_in_a_block(stage: int) -> None:
     ranks.run(2, reads_in_a_block, stage)
@@ -644,6 +647,7 @@ def converted_while_whole() -> None:
             model(x)
 
 
+@pytest.mark.cases(now=1, ci=2)
 @pytest.mark.parametrize("function", [only_one_rank_enters, unsupported, converted_while_whole])
 def test_refused(function: Callable[[], None]) -> None:
     ranks.run(2, function)
@@ -712,6 +716,6 @@ def other_libraries() -> None:
             adapted.merge_and_unload()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_other_libraries() -> None:
     ranks.run(2, other_libraries)

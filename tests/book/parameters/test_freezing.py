@@ -81,6 +81,7 @@ def frozen_and_unfrozen() -> None:
         train(shard(chain(), stage=stage), chain(), CHANGES[:4], micro=2)
 
 
+@pytest.mark.nightly
 def test_layers_are_frozen_and_unfrozen_while_a_model_trains() -> None:
     ranks.run(2, frozen_and_unfrozen)
 
@@ -120,6 +121,7 @@ def pair(models: list[nn.Module], optimizers: list[torch.optim.Optimizer], step:
     optimizers[0].zero_grad()
 
 
+@pytest.mark.nightly
 def test_a_discriminator_is_frozen_while_its_generator_trains() -> None:
     ranks.run(2, generator_and_discriminator)
 
@@ -141,6 +143,7 @@ def what_is_frozen_is_not_sent() -> None:
             assert book.sent["reduce-scatter"] == expected, (stage, trained)
 
 
+@pytest.mark.full
 def test_the_gradients_of_a_frozen_unit_are_not_sent() -> None:
     ranks.run(2, what_is_frozen_is_not_sent)
 
@@ -174,6 +177,7 @@ def without_gradients() -> None:
         torch.testing.assert_close(clip_grad_norm_(model, 0.1).float(), norm)
 
 
+@pytest.mark.full
 def test_an_evaluation_ignores_requires_grad_and_clipping_counts_once() -> None:
     ranks.run(2, without_gradients)
 
@@ -196,6 +200,7 @@ def frozen_between_micro_batches() -> None:
         assert_same_gradients(model, plain)
 
 
+@pytest.mark.full
 def test_what_was_trained_before_it_was_frozen_keeps_its_gradient() -> None:
     ranks.run(2, frozen_between_micro_batches)
 
@@ -213,6 +218,7 @@ def only_one_rank_freezes(stage: int) -> list[str]:
     return [str(caught.value)]
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_rank_that_freezes_alone_is_named_with_the_parameter(stage: int) -> None:
     first, second = ranks.run(2, only_one_rank_freezes, stage)
@@ -256,5 +262,6 @@ def stepping_in_backward() -> None:
             assert_same_values(model, plain)
 
 
+@pytest.mark.full
 def test_what_is_unfrozen_steps_in_the_backward_pass() -> None:
     ranks.run(2, stepping_in_backward)

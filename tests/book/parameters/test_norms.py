@@ -310,6 +310,7 @@ def each_case(number: int) -> None:
     CASES[number]()
 
 
+@pytest.mark.cases(now=1, ci=3)
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[case.__name__ for case in CASES])
 def test_on_two_ranks(number: int) -> None:
     ranks.run(2, each_case, number, timeout=120)
@@ -545,6 +546,6 @@ def compiled() -> None:
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_units_are_compiled_with_the_rule() -> None:
     ranks.run(2, compiled, timeout=200)

@@ -15,9 +15,9 @@ from torch.distributed import init_device_mesh
 import ranks
 from book.reference import STAGES, second_step, storages
 from book.toys import assert_equal, batch, chain, error, optimizer_for, whole_gradients
-from matrix import rows
 from shardbook.parameters.policy import Policy
 from shardbook.zero.conductor import conductor_of
+from tiers import rows
 
 BF16 = torch.bfloat16
 FORMATS: list[dict[str, Any]] = [
@@ -118,6 +118,7 @@ def same_bits(repeated: bool) -> None:
         assert index < len(FORMATS)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("world_size", "repeated"), rows([(2, False), (3, False), (4, True)], now=[(2, False)])
 )
@@ -144,6 +145,7 @@ def fused_steps() -> None:
         assert_equal(*found)
 
 
+@pytest.mark.full
 def test_the_fused_optimizer_trains_masters_on_the_host_as_it_trains_a_plain_model() -> None:
     ranks.run(2, fused_steps)
 
@@ -162,6 +164,7 @@ def steps_in_backward() -> None:
         assert_equal(*found)
 
 
+@pytest.mark.nightly
 def test_steps_in_the_backward_pass_give_the_same_bits() -> None:
     ranks.run(2, steps_in_backward, timeout=120)
 
@@ -199,6 +202,7 @@ def moved_in_a_step(formats: dict[str, Any]) -> list[tuple[dict[str, int], dict[
     return found
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("formats", FORMATS, ids=["fp32", "bf16", "wide wire"])
 def test_each_rank_moves_its_own_part_in_the_format_in_which_it_is_used(formats: dict[str, Any]) -> None:
     for found in ranks.run(2, moved_in_a_step, formats):

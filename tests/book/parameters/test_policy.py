@@ -19,12 +19,12 @@ import ranks
 from book.masters import assert_masters_train_alike, low_copy
 from book.reference import STAGES, compared_bytes, second_step, storages
 from book.toys import assert_equal, batch, chain, error, optimizer_for
-from matrix import rows
 from shardbook.parameters.policy import Policy
 from shardbook.planning.measure import Meter
 from shardbook.training.full_precision import full_precision
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.unit import State
+from tiers import rows
 
 BF16 = torch.bfloat16
 
@@ -38,6 +38,7 @@ def each_stage_trains_like_masters(options: dict[str, Any], reference: dict[str,
     assert_masters_train_alike(chain(), models, low, wire=options.get("reduce_dtype"), **reference)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("world_size", rows([2, 3], now=[2]))
 @pytest.mark.parametrize(
     ("options", "reference"),
@@ -79,6 +80,7 @@ def sent_by(options: dict[str, Any]) -> list[tuple[dict[str, int], dict[str, int
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("wire", [None, torch.float32])
 def test_gathers_and_gradients_send_the_bytes_of_their_own_formats(wire: torch.dtype | None) -> None:
     for found in ranks.run(3, sent_by, {"param_dtype": BF16, "reduce_dtype": wire}):
@@ -460,5 +462,6 @@ def each_case() -> None:
         case()
 
 
+@pytest.mark.nightly
 def test_masters_are_what_is_saved_changed_and_evaluated() -> None:
     ranks.run(2, each_case, timeout=120)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import ranks
 from book.reference import STAGES, all_losses, assert_same_gradients, fill_gradients, toy_loss
 from book.toys import chain, said_by
-from matrix import rows
+from tiers import rows
 
 Change = Callable[[list[nn.Parameter]], Any]
 
@@ -111,6 +111,7 @@ def changed_while_a_part_waits(stage: int) -> None:
         model.zero_grad()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", rows(STAGES, now=[3]))
 def test_a_change_is_refused_on_every_rank(stage: int) -> None:
     ranks.run(2, changed_while_a_part_waits, stage)
@@ -155,6 +156,7 @@ def changed_on_one_rank() -> None:
         assert answer == refusal(f"layers.{who}.weight"), (stage, who)
 
 
+@pytest.mark.full
 def test_a_change_on_one_rank_is_refused_on_every_rank() -> None:
     ranks.run(2, changed_on_one_rank)
 
@@ -209,6 +211,7 @@ def dropped_while_a_part_waits(stage: int) -> None:
         model.zero_grad()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", rows(STAGES, now=[3]))
 def test_what_waits_may_be_dropped_in_every_way(stage: int) -> None:
     ranks.run(2, dropped_while_a_part_waits, stage)
@@ -348,6 +351,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(now=2, ci=2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_in_every_stage(case: Callable[[], None]) -> None:
     ranks.run(2, case)

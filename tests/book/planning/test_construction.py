@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import ranks
-from matrix import rows
 from shardbook import Policy, shard
 from shardbook.planning.construction import built
 from shardbook.planning.measure import Meter
 from shardbook.zero.conductor import conductor_of
+from tiers import rows
 
 
 class RealBytes(Meter):
@@ -85,6 +85,7 @@ def study(stage: int, kind: str) -> tuple[Any, Any]:
 CASES = list(product((0, 1, 2, 3), POLICIES))
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(("stage", "kind"), rows(CASES, now=[(3, "bf16")]))
 def test_a_construction_takes_what_the_shapes_say(stage: int, kind: str) -> None:
     for (peak, kept), (peak_expected, kept_expected) in ranks.run(2, study, stage, kind):

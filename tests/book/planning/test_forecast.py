@@ -188,6 +188,7 @@ def count_and_predict() -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
     return found
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_what_is_stored_is_what_the_formulas_say_to_the_byte(world_size: int) -> None:
     for figures in ranks.run(world_size, count_and_predict, timeout=240):
@@ -246,6 +247,7 @@ def count_at_other_stages() -> list[tuple[str, int, int]]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_sent_and_steady_bytes_are_known_for_the_other_stages_too(world_size: int) -> None:
     for figures in ranks.run(world_size, count_at_other_stages, timeout=240):

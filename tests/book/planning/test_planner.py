@@ -13,7 +13,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import ranks
-from matrix import rows
 from shardbook import memory
 from shardbook.foundations.collectives import ledger
 from shardbook.models import gpt
@@ -22,6 +21,7 @@ from shardbook.parameters.policy import Policy
 from shardbook.planning import planner
 from shardbook.planning.measure import Meter
 from shardbook.zero.model import shard
+from tiers import rows
 from warm import start
 
 PAPER = ["120.0", "31.4", "16.6", "1.9"]
@@ -103,7 +103,8 @@ def train_once(
 SIZES = [(CONFIGS[0], 2), (CONFIGS[1], 3), (CONFIGS[2], 2)]
 
 
-@pytest.mark.parametrize(("config", "world_size"), rows(SIZES, now=SIZES[:1], turn=2))
+@pytest.mark.cases(now=0, ci=1)
+@pytest.mark.parametrize(("config", "world_size"), rows(SIZES, now=SIZES[:1]))
 def test_the_planners_bytes_are_those_of_real_ranks(config: Config, world_size: int) -> None:
     batch = 5
     counted = ranks.run(world_size, train, config, batch, timeout=120)[0]
@@ -154,6 +155,7 @@ def train_under(policies: list[Policy]) -> list[list[tuple[int, int, int]]]:
     return [[train_once(CONFIGS[0], 5, stage, False, policy) for stage in range(4)] for policy in policies]
 
 
+@pytest.mark.nightly
 def test_under_a_policy_the_bound_is_still_one() -> None:
     # In FP32 activations are as large as in 16 bits at least.
     saved = planner.activations(CONFIGS[0], 5, False)
@@ -305,6 +307,7 @@ def test_in_fp32_the_paper_and_the_library_agree_but_for_padding(tmp_path: Path)
         assert own["sent"] == pytest.approx(4 * paper["moved"] * 3 / 4, rel=0.01)
 
 
+@pytest.mark.nightly
 def test_any_size_that_the_options_allow_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1,000,000 ranks" in run(capsys, "--params 1e18 --ranks 1000000")
     assert "in kB of 1,000 bytes." in run(capsys, "--params 1e4 --ranks 2")

@@ -12,7 +12,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ranks
 from book.live import FakeStorages, LiveStorages
-from matrix import rows
 from shardbook.foundations.ledger import ledger
 from shardbook.models import gpt
 from shardbook.models.gpt import Config
@@ -22,6 +21,9 @@ from shardbook.planning.forecast import Setup, forecast
 from shardbook.planning.planner import Own
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.model import shard
+from tiers import rows
+
+pytestmark = pytest.mark.full
 
 BF16, FP32 = torch.bfloat16, torch.float32
 POLICIES: dict[str, dict[str, Any]] = {
@@ -103,8 +105,9 @@ def count_all(config: Config, options: dict[str, Any]) -> list[dict[str, int]]:
     return [counted(config, stage, options) for stage in range(4)]
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("world_size", rows([2, 3], now=[2]))
-@pytest.mark.parametrize("name", rows(POLICIES, now=["all in bf16", "bf16, wide wire, offload"], turn=3))
+@pytest.mark.parametrize("name", rows(POLICIES, now=["all in bf16", "bf16, wide wire, offload"]))
 def test_the_planners_bytes_are_those_of_real_ranks(world_size: int, name: str) -> None:
     found = ranks.run(world_size, count_all, SMALL, POLICIES[name])[0]
     for stage, figures in enumerate(found):
@@ -118,7 +121,7 @@ def count_at_scale(stage: int, options: dict[str, Any]) -> dict[str, int]:
         return counted(BILLIONS, stage, options, fake=True)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_at_scale_a_rank_stores_what_the_formula_says() -> None:
     options = {**POLICIES["all in bf16"], "reduce_dtype": FP32}
     (found,) = ranks.run(1, count_at_scale, 3, options, timeout=240)
@@ -137,6 +140,7 @@ def count_off_gloo() -> dict[tuple[str, int], dict[str, int]]:
         return {(name, stage): counted(SMALL, stage, POLICIES[name], fake=True) for name, stage in cases}
 
 
+@pytest.mark.nightly
 def test_off_gloo_as_many_bytes_travel() -> None:
     (found,) = ranks.run(1, count_off_gloo)
     for (name, stage), figures in found.items():

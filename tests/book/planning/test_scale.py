@@ -70,15 +70,16 @@ def train(config: Config, world_size: int, stage: int, steps: int) -> Counted:
         )
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(
     ("config", "numel", "world_size", "stage", "steps"),
     [
         # In the second step units are gathered in the order that the first one has recorded.
-        pytest.param(BILLIONS, 7.5e9, 64, 0, 2, marks=[pytest.mark.full, pytest.mark.matrix]),
+        pytest.param(BILLIONS, 7.5e9, 64, 0, 2, marks=pytest.mark.nightly),
         pytest.param(BILLIONS, 7.5e9, 64, 1, 2, marks=pytest.mark.full),
-        pytest.param(BILLIONS, 7.5e9, 64, 2, 2, marks=[pytest.mark.full, pytest.mark.matrix]),
+        pytest.param(BILLIONS, 7.5e9, 64, 2, 2, marks=pytest.mark.nightly),
         (BILLIONS, 7.5e9, 64, 3, 2),
-        pytest.param(TRILLION, 1e12, 1024, 3, 1, marks=[pytest.mark.full, pytest.mark.matrix]),
+        pytest.param(TRILLION, 1e12, 1024, 3, 1, marks=pytest.mark.nightly),
     ],
     ids=["7.5B-64-stage0", "7.5B-64-stage1", "7.5B-64-stage2", "7.5B-64-stage3", "1T-1024-stage3"],
 )

@@ -286,6 +286,7 @@ def assert_alike(ours: Any, theirs: Any, repeats: bool = True) -> None:
 # --- operations ---
 
 
+@pytest.mark.cases(now=228, ci=228)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("low", LOW, ids=str)
 def test_an_operation_on_a_cpu_gives_what_torch_gives(name: str, low: torch.dtype) -> None:
@@ -431,6 +432,7 @@ def dtypes(context: AbstractContextManager[Any], call: tuple[Any, ...], dtype: t
     return [leaf.dtype for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
 
 
+@pytest.mark.cases(now=56, ci=57)
 @pytest.mark.parametrize("name", sorted({*SHARED, *ON_CUDA}))
 def test_an_operation_on_a_gpu_gives_the_dtype_that_torch_gives(name: str) -> None:
     if name == "_convolution" and not (since("2.13") or torch.cuda.is_available()):
@@ -582,6 +584,7 @@ def trained(context: AbstractContextManager[Any], name: str, steps: int = 2) -> 
     return found
 
 
+@pytest.mark.cases(now=15, ci=15)
 @pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("low", LOW, ids=str)
 @pytest.mark.parametrize("name", MODELS)
@@ -919,6 +922,7 @@ def sharded_models_step_in_a_context() -> None:
             assert losses_of_steps(shard(linear(), stage=stage), fused=fused) == expected
 
 
+@pytest.mark.full
 def test_a_context_around_several_steps_casts_what_each_step_has_left() -> None:
     ranks.run(2, sharded_models_step_in_a_context)
 

@@ -12,10 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import matrix
 from shardbook.foundations.torch_versions import E4M3FN_SATURATES
 from shardbook.precision import formats
 from shardbook.precision.formats import BF16, E4M3FN, E5M2, FORMATS, FP16, FP32, FP64, TF32, Format
+from tiers import rows
 from warm import start
 
 TORCH = {
@@ -64,6 +64,7 @@ def test_every_pattern_is_decoded_as_torch_does(form: Format) -> None:
     assert same(map(form.decode, patterns), stored(form, patterns).tolist())
 
 
+@pytest.mark.cases(now=2, ci=2)
 @pytest.mark.parametrize("form", SMALL, ids=names)
 def test_every_number_is_encoded_as_itself(form: Format) -> None:
     for pattern in range(1 << form.bits):
@@ -74,7 +75,8 @@ def test_every_number_is_encoded_as_itself(form: Format) -> None:
             assert form.encode(value) == pattern
 
 
-@pytest.mark.parametrize("form", matrix.rows(SMALL, now=[FP16, E4M3FN, E5M2]), ids=names)
+@pytest.mark.cases(now=2, ci=2)
+@pytest.mark.parametrize("form", rows(SMALL, now=[FP16, E4M3FN, E5M2]), ids=names)
 def test_every_tie_and_what_lies_beside_it_is_rounded_as_torch_does(form: Format) -> None:
     """Between each number and the next: the middle, and the FP32 numbers on its two sides."""
     step = torch.tensor(2.0)
@@ -150,6 +152,7 @@ def test_tf32_is_fp32_without_its_last_13_bits(pattern: int) -> None:
     assert same([TF32.decode(pattern >> 13)], [FP32.decode(pattern >> 13 << 13)])
 
 
+@pytest.mark.full
 @given(st.fractions(), st.sampled_from(FORMATS))
 @example(Fraction(1, 10), FP64)
 def test_the_nearest_number_is_no_further_than_its_neighbours(value: Fraction, form: Format) -> None:
@@ -188,6 +191,7 @@ def test_where_numbers_vanish_and_overflow(form: Format) -> None:
     assert form.encode(-form.underflow) == 1 << form.bits - 1
 
 
+@pytest.mark.cases(now=3)
 @pytest.mark.parametrize("form", SMALL, ids=names)
 def test_the_spacing_is_the_distance_to_the_next_number(form: Format) -> None:
     for pattern in range(form.largest_pattern):

@@ -97,6 +97,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.full
 @settings(max_examples=50)
 @given(trainings(st.sampled_from(VALUES)), SETTINGS)
 def test_each_step_is_torchs_bit_for_bit(training: tuple[list[Any], int], options: dict[str, Any]) -> None:
@@ -112,6 +113,7 @@ def by_key(seen: Any) -> Any:
     return {key: seen[key] for key in GradScaler().state_dict()}
 
 
+@pytest.mark.full
 @settings(max_examples=30)
 @given(trainings(st.sampled_from([1.0, 1e30, 3e38, math.inf, math.nan])), st.integers(1, 3))
 def test_a_fused_optimizer_skips_on_the_device(training: tuple[list[Any], int], interval: int) -> None:
@@ -135,6 +137,7 @@ def test_a_fused_optimizer_is_left_as_it_was() -> None:
 CALLS = [*("backward", "step", "update") * 3, "scale", "unscale", "set", "zero_grad", "save"]
 
 
+@pytest.mark.full
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(CALLS), st.integers(0, 1)), min_size=4, max_size=20))
 def test_whatever_torch_refuses_is_refused(calls: list[tuple[str, int]]) -> None:

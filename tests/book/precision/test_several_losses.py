@@ -117,5 +117,6 @@ def sharded_models_train_alike() -> None:
             torch.testing.assert_close(value, wanted)
 
 
+@pytest.mark.full
 def test_two_sharded_models_share_a_graph_and_a_scaler_in_every_stage() -> None:
     ranks.run(2, sharded_models_train_alike)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import ranks
 from book.reference import STAGES, assert_same_values, backwards, fill_gradients
 from book.toys import assert_equal, batch, chain, error, optimizer_for
-from matrix import rows
+from tiers import rows
 
 Selector = Callable[[nn.Module], list[list[nn.Parameter]]]
 
@@ -167,6 +167,7 @@ SKIPS = [
 ]
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(
     "case",
     rows(SKIPS, now=[several_optimizers, added_up_after_the_exchange]),
@@ -176,7 +177,7 @@ def test_every_rank_skips(case: Callable[[], None]) -> None:
     ranks.run(2, case)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", [several_optimizers, rows_of_a_mesh], ids=lambda case: case.__name__)
 def test_every_one_of_four_ranks_skips(case: Callable[[], None]) -> None:
     ranks.run(4, case)
@@ -284,6 +285,7 @@ def in_half_precision() -> list[float]:
     return scales
 
 
+@pytest.mark.full
 def test_half_precision_training_follows_one_process() -> None:
     first, second = ranks.run(2, in_half_precision)
     assert first == second
@@ -346,6 +348,7 @@ def sent_by_a_step() -> list[dict[str, int]]:
     return found
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(("world_size", "sent"), [(1, [0]), (2, [4, 4]), (4, [4, 4, 8, 8])])
 def test_one_number_for_each_optimizer(world_size: int, sent: list[int]) -> None:
     for bytes_, found in zip(sent, ranks.run(world_size, sent_by_a_step), strict=True):
@@ -402,6 +405,7 @@ def one_rank_does_not_unscale() -> str:
     return str(caught.value)
 
 
+@pytest.mark.full
 def test_a_rank_that_does_not_unscale_leaves_nobody_waiting() -> None:
     first, second = ranks.run(2, one_rank_does_not_unscale)
     assert first == second
@@ -578,6 +582,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_on_two_ranks(case: Callable[[], None]) -> None:
     ranks.run(2, case)

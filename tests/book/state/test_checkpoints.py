@@ -61,6 +61,7 @@ def load(folder: Path) -> int | str | None:
         return str(error)
 
 
+@pytest.mark.full
 def test_the_newest_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
     found = ranks.run(2, save_three, tmp_path / "run")
     assert found == [["step-00000002", "step-00000030"]] * 2
@@ -100,6 +101,7 @@ def load_what_is_trained(folder: Path) -> Any:
     return before, model.state_dict(), said
 
 
+@pytest.mark.full
 def test_what_is_frozen_is_left_out_and_stays_as_it_is(tmp_path: Path) -> None:
     saved = ranks.run(2, save_what_is_trained, tmp_path / "run")[0]
     for before, after, (whole, other) in ranks.run(3, load_what_is_trained, tmp_path / "run"):
@@ -174,6 +176,7 @@ def save_on_the_first_rank_alone(folder: Path) -> str:
     return ""
 
 
+@pytest.mark.full
 def test_a_save_that_one_rank_makes_alone_is_refused_on_every_rank(tmp_path: Path) -> None:
     found = ranks.run(2, save_on_the_first_rank_alone, tmp_path / "run")
     assert found[0] == found[1]
@@ -314,6 +317,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.cases(now=1, ci=3)
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -425,6 +429,7 @@ def load_what_a_disk_has_damaged(folder: Path, seed: int) -> list[tuple[str, str
     return wrong
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("change", [None, write_in_format_1], ids=["now", "format 1"])
 def test_each_damage_is_harmless_or_told_with_the_newest_checkpoint_that_is_whole(
     tmp_path: Path, change: Callable[[Path], None] | None
@@ -458,6 +463,7 @@ def die_while_writing(folder: Path, victim: int) -> None:
     Checkpoints(folder).save(31, model, optimizer)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path: Path, victim: int) -> None:
     ranks.run(2, save_three, tmp_path / "run")
@@ -532,6 +538,7 @@ def save_with_faults(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.full
 def test_a_fault_in_any_phase_of_a_save_is_told_on_every_rank_and_leaves_the_checkpoint_before(
     tmp_path: Path,
 ) -> None:
@@ -553,6 +560,7 @@ def load_what_cannot_be_read(folder: Path) -> str:
         return str(load(folder))
 
 
+@pytest.mark.full
 def test_a_file_that_one_rank_cannot_read_is_told_on_every_rank(tmp_path: Path) -> None:
     ranks.run(2, save_three, tmp_path / "run")
     found = ranks.run(2, load_what_cannot_be_read, tmp_path / "run")

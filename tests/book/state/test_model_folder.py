@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed import init_device_mesh
 
 import ranks
-from matrix import rows
 from shardbook import Policy, load_safetensors, save_safetensors, shard
+from tiers import rows
 
 
 class Odd(nn.Module):
@@ -99,6 +99,7 @@ def once() -> dict[str, Tensor]:
 KINDS = [(1, 3, 0), (2, 1, 0), (2, 0, 0), (3, 3, 0), (4, 3, 2), (4, 0, 2)]
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(("count", "stage", "mesh_rows"), rows(KINDS, now=[(3, 3, 0), (4, 0, 2)]))
 @pytest.mark.parametrize("shard_bytes", [10**9, 150])
 def test_a_folder_holds_the_plain_model(
@@ -136,6 +137,7 @@ def save_in_half(folder: Path) -> None:
     save_safetensors(sharded(1, 3), folder / "half", dtype=torch.bfloat16)
 
 
+@pytest.mark.full
 def test_masters_are_written_and_another_dtype_if_it_is_asked_for(tmp_path: Path) -> None:
     ranks.run(2, save_in_half, tmp_path)
     masters = read(tmp_path / "masters")
@@ -173,6 +175,7 @@ def counted_otherwise(held: dict[str, Tensor]) -> dict[str, Tensor]:
     return held | {"norm.num_batches_tracked": torch.tensor(1.0)}
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -288,6 +291,7 @@ def fail(folder: Path) -> None:
     raise KeyError("no configuration")
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     ("what", "said", "left"),
     [

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
@@ -90,6 +91,7 @@ def there_and_back(folder: Path) -> list[bool]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_goes_from_fsdp2_to_here_and_back_bit_for_bit(tmp_path: Path) -> None:
     assert ranks.run(2, there_and_back, tmp_path) == [[True, True, True]] * 2
 
@@ -112,6 +114,7 @@ def from_deepspeed(folder: Path) -> list[bool]:
     return found
 
 
+@pytest.mark.full
 def test_files_in_the_layout_of_zero_to_fp32_are_read(tmp_path: Path) -> None:
     torch.manual_seed(1)
     state = GPT(CONFIG).state_dict()

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -21,6 +22,8 @@ import ranks
 from shardbook import Checkpoints, load_safetensors, load_torch_checkpoint, shard
 from shardbook.state.file_list import sealed
 from warm import start
+
+pytestmark = pytest.mark.full
 
 
 class Evil:

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ranks
-from matrix import rows
 from shardbook import Policy, ShardedGradScaler, no_sync, optimizer_state_dict, shard
 from shardbook.state import run_state
 from shardbook.state.run_state import load_run, save_run
+from tiers import rows
 
 
 class Noisy(nn.Module):
@@ -83,6 +83,7 @@ def other_optimizers(folder: Path) -> dict[str, str]:
     return said
 
 
+@pytest.mark.full
 def test_the_state_of_another_optimizer_is_refused_unless_its_settings_are_the_same(tmp_path: Path) -> None:
     one, other = ranks.run(2, other_optimizers, tmp_path / "saved")
     assert one == other
@@ -150,6 +151,7 @@ def goes_on(folder: Path, stage: int, policy: Policy | None) -> tuple[bool, bool
     return again == expected, all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[1, 3]))
 @pytest.mark.parametrize("policy", FORMATS, ids=["fp32", "bf16"])
 def test_a_run_goes_on_bit_for_bit(tmp_path: Path, stage: int, policy: Policy | None) -> None:
@@ -224,6 +226,7 @@ def resumes(folder: Path, name: str, stage: int) -> list[bool]:
     return [again == expected, *(torch.equal(one[key], other[key]) for key in one), equal(*states)]
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     ("name", "stage"),
     [("tensor lr", 3), ("Adafactor", 0), ("LBFGS", 0), ("counts", 3), ("counts and keeps", 0)],
@@ -274,6 +277,7 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.full
 def test_another_number_of_ranks_in_another_stage_has_the_same_parameters_and_state(tmp_path: Path) -> None:
     before, state = ranks.run(3, saved, tmp_path / "saved", 3)[0]
     for count, stage in ((1, 0), (2, 3), (4, 2)):
@@ -350,6 +354,7 @@ def test_a_text_that_cannot_be_so_and_a_missing_library_are_told_in_a_sentence(t
     assert found[-1] == "to read a checkpoint, the library msgspec is needed: pip install msgspec"
 
 
+@pytest.mark.nightly
 def test_a_program_that_only_trains_needs_no_library_that_reads() -> None:
     line = "import sys, shardbook, shardbook.train.loop; sys.exit('msgspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", line], check=False).returncode == 0

@@ -19,6 +19,8 @@ from shardbook.state.sharded import read, write
 from shardbook.state.sharded_files import Reader
 from shardbook.state.stored import stretches
 
+pytestmark = pytest.mark.full
+
 SIZES = (7, 5, 3)
 
 
@@ -72,6 +74,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ranks_before", "stage", "rows"), [(3, 3, 0), (2, 1, 0), (2, 0, 0), (4, 3, 2), (4, 0, 2)]
 )

@@ -27,13 +27,13 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 
 import ranks
-from matrix import rows
 from shardbook import (
     Checkpoints,
     load_torch_checkpoint,
     optimizer_state_dict,
     shard,
 )
+from tiers import rows
 
 WHOLE = StateDictOptions(full_state_dict=True)
 
@@ -127,6 +127,7 @@ def ours_reads(path: Path, stage: int, keys: tuple[str | None, str], options: An
 KEYS = [("model", "optim"), ("app.net", "app.opt"), (None, "optimizer")]
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(("model_key", "optimizer_key"), rows(KEYS, now=[("app.net", "app.opt")]))
 def test_what_fsdp2_has_saved_goes_on_here(tmp_path: Path, model_key: str | None, optimizer_key: str) -> None:
     keys = model_key, optimizer_key
@@ -154,6 +155,7 @@ def fsdp2_reads(folder: Path) -> Any:
     return whole_of_theirs(model, optimizer)
 
 
+@pytest.mark.full
 def test_what_is_saved_here_goes_on_in_fsdp2(tmp_path: Path) -> None:
     expected = ranks.run(3, ours_writes, tmp_path)[0]
     for found in ranks.run(2, fsdp2_reads, tmp_path):
@@ -187,6 +189,7 @@ def ours_reads_files(folder: Path, stage: int) -> Any:
     return found, numbers_of_ours(model, optimizer)
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[3]))
 def test_files_of_plain_pytorch_go_on_here(tmp_path: Path, stage: int) -> None:
     expected = plain(tmp_path)
@@ -213,6 +216,7 @@ def converted(folder: Path, halved: bool) -> Any:
     return found
 
 
+@pytest.mark.full
 def test_names_and_dtypes_change_where_the_caller_says_so(tmp_path: Path) -> None:
     half = converted(tmp_path, True)
     for found in ranks.run(2, converted, tmp_path, False):
@@ -265,6 +269,7 @@ def part(folder: Path) -> None:
         torch.save(model.state_dict(), folder / "part.pt")
 
 
+@pytest.mark.nightly
 def test_what_does_not_fit_is_refused_on_every_rank(tmp_path: Path) -> None:
     ranks.run(2, fsdp2_writes, tmp_path / "saved", ("model", "optim"))
     ranks.run(2, part, tmp_path)

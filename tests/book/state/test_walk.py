@@ -183,9 +183,10 @@ def legs(seed: int, count: int) -> list[dict[str, Any]]:
 FULL = pytest.mark.full
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(
     ("seed", "count"),
-    [(1, 6), pytest.param(2, 20, marks=FULL), pytest.param(3, 60, marks=[FULL, pytest.mark.matrix])],
+    [(1, 6), pytest.param(2, 20, marks=FULL), pytest.param(3, 60, marks=[FULL, pytest.mark.nightly])],
 )
 def test_a_walk_through_layouts_stages_and_formats_loses_no_bit(
     tmp_path: Path, seed: int, count: int

@@ -82,6 +82,7 @@ def shared_gradients() -> None:
                 assert_equal(gradients(around, through, backwards=backwards), expected)
 
 
+@pytest.mark.nightly
 def test_partition_changes_no_bit() -> None:
     ranks.run(3, shared_gradients)
 
@@ -127,6 +128,7 @@ def kept_and_sent_through(
     assert book.moved == (moved if on_host else {})
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_each_rank_keeps_one_piece_and_gathers_once(world_size: int) -> None:
     ranks.run(world_size, kept_and_sent)

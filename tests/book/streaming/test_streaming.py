@@ -84,6 +84,7 @@ def losses(model: nn.Sequential, together: int = 1) -> list[float]:
     return found
 
 
+@pytest.mark.cases(now=5, ci=5)
 @pytest.mark.parametrize("build", [chain, noisy, tied, frozen, gpt])
 @pytest.mark.parametrize("slices", [None, 1, 2, 3])
 def test_it_trains_as_the_plain_model_does(build: Build, slices: int | None) -> None:
@@ -311,6 +312,7 @@ class Device(LiveStorages):
 MATRIX, ROW = 4 * WIDTH * WIDTH, 4 * ROWS * WIDTH
 
 
+@pytest.mark.cases(now=15, ci=15)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("offloaded", [False, True])

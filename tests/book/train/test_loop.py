@@ -19,7 +19,6 @@ import torch.distributed as dist
 import ranks
 import warm
 from book.tokenizers_here import tokenizer_file
-from matrix import rows
 from shardbook.foundations.ledger import ledger
 from shardbook.models import gpt
 from shardbook.planning.forecast import forecast
@@ -31,6 +30,7 @@ from shardbook.train.memory_snapshot import MemorySnapshot
 from shardbook.train.options import parse
 from shardbook.train.plan import Plan, plan
 from shardbook.train.text import prepare, readers, stored
+from tiers import rows
 from warm import TORCHRUN, start
 
 CPU = torch.device("cpu")
@@ -98,6 +98,7 @@ def both_losses(words: str) -> tuple[list[float], list[float], list[float]]:
     return [each.loss for each in taken], plain_losses(), [each.norm or 0.0 for each in taken]
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[3]))
 def test_a_run_with_schedule_clipping_and_micro_batches_is_plain_training(stage: int) -> None:
     for losses, plain, norms in ranks.run(2, both_losses, f"--stage {stage}"):
@@ -117,6 +118,7 @@ def compiled_losses(words: str) -> tuple[list[float], list[float]]:
     return both[0], both[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", rows(["", "--checkpoint non-reentrant", "--precision bf16"], now=[]))
 def test_a_compiled_run_has_the_losses_of_an_uncompiled_one(words: str) -> None:
     for compiled, plain in ranks.run(2, compiled_losses, words, timeout=240):
@@ -156,8 +158,9 @@ def counted_and_planned(basis: str) -> list[tuple[str, tuple[int, int], tuple[in
     return found
 
 
-@pytest.mark.parametrize("precision", rows(["fp32", "bf16", "fp16"], now=["bf16"], turn=2))
-@pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[3], turn=2))
+@pytest.mark.cases(now=0, ci=1)
+@pytest.mark.parametrize("precision", rows(["fp32", "bf16", "fp16"], now=["bf16"]))
+@pytest.mark.parametrize("stage", rows([0, 1, 2, 3], now=[3]))
 def test_a_step_takes_at_most_what_the_plan_says_and_sends_it_to_the_byte(stage: int, precision: str) -> None:
     both = ranks.run(2, counted_and_planned, f"--stage {stage} --precision {precision}", timeout=280)
     assert len(both[0]) == len(TECHNIQUES) == 16
@@ -217,6 +220,7 @@ def test_what_is_on_the_host_is_compared_with_the_host() -> None:
     assert Plan(**terms, host=0, room=None, host_room=None).fits is None
 
 
+@pytest.mark.nightly
 def test_the_plan_of_a_run_is_what_its_table_says(tmp_path: Path) -> None:
     words = [*SMALL.split(), "--steps", "3", "--precision", "fp16", "--clip", "1", "--stage", "2", *SHORT]
     planned, counted = tmp_path / "plan.json", tmp_path / "run.json"
@@ -253,6 +257,7 @@ def evaluated() -> tuple[float, float, float, str, int]:
     return whole, two, mean_over_ranks(whole, CPU), text, unseen.batches
 
 
+@pytest.mark.full
 def test_all_ranks_evaluate_and_write_the_same_text() -> None:
     first, second = ranks.run(2, evaluated)
     assert first[0] != second[0]
@@ -270,6 +275,7 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
+@pytest.mark.nightly
 def test_a_run_on_files_of_ones_own_with_everything_that_is_written(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -354,6 +360,7 @@ def snapshot_of(words: str) -> tuple[dict[str, int], list[str], int]:
     return kinds, meter.whole, meter.now()
 
 
+@pytest.mark.full
 def test_the_snapshot_names_what_the_peak_is_made_of() -> None:
     # Few tokens and many values: the peak lies where a block runs backward.
     words = "--layers 3 --width 128 --heads 2 --context 4 --batch 1"
@@ -369,6 +376,7 @@ def test_the_snapshot_names_what_the_peak_is_made_of() -> None:
         assert kinds["shard"] == forecast(setup, 0).steady["parameters"]
 
 
+@pytest.mark.full
 def test_below_stage_3_full_and_shard_are_one_vector() -> None:
     for kinds, _, _ in ranks.run(2, snapshot_of, "--stage 1"):
         assert "full" not in kinds
@@ -386,6 +394,7 @@ def test_a_step_that_is_skipped_leaves_a_line_of_valid_json(tmp_path: Path) -> N
     assert lines_of(tmp_path / "log") == expected
 
 
+@pytest.mark.nightly
 def test_labml_follows_all_ranks_as_one_run(tmp_path: Path) -> None:
     words = [*SMALL.split(), "--steps", "4", "--track", "labml", "--evaluate-every", "2", *SHORT]
     run = start(*TORCHRUN, "2", "-m", "shardbook.train", *words, cwd=tmp_path, HOME=str(tmp_path))
@@ -453,6 +462,7 @@ def test_on_a_terminal_one_line_is_redrawn() -> None:
     assert "step 6/6" not in seen
 
 
+@pytest.mark.nightly
 def test_without_tqdm_a_terminal_gets_the_lines_of_a_log(tmp_path: Path) -> None:
     (tmp_path / "tqdm.py").write_text("raise ModuleNotFoundError('tqdm')\n", "utf-8")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
@@ -461,6 +471,7 @@ def test_without_tqdm_a_terminal_gets_the_lines_of_a_log(tmp_path: Path) -> None
     assert seen.count("step 3/3  loss ") == 1
 
 
+@pytest.mark.nightly
 def test_evaluations_send_nothing_that_is_counted_as_training(tmp_path: Path) -> None:
     for stage in ("1", "3"):
         file = tmp_path / f"{stage}.json"

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 import ranks
-from matrix import rows
 from shardbook.foundations.ledger import ledger
 from shardbook.models import gpt
 from shardbook.planning.forecast import forecast
@@ -24,6 +23,7 @@ from shardbook.train.machines import OFFER, Shape, part_of_store, shape
 from shardbook.train.options import parse
 from shardbook.train.plan import plan
 from shardbook.train.text import prepare, readers
+from tiers import rows
 from warm import TORCHRUN, start
 
 CPU = torch.device("cpu")
@@ -79,6 +79,7 @@ def both_losses(words: str, copies: int) -> tuple[list[float], list[float]]:
     return [step(run).loss for _ in range(STEPS)], plain_losses(options, copies)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("stage", rows([1, 2, 3], now=[3]))
 def test_a_mesh_trains_like_one_model_that_adds_along_rows_and_then_down(stage: int) -> None:
     for losses, plain in ranks.run(4, both_losses, f"--mesh 2x2 --stage {stage}", 2):
@@ -115,7 +116,8 @@ def counted_and_planned(mesh: str, stage: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("stage", rows([1, 2, 3], now=[3], turn=2))
+@pytest.mark.nightly
+@pytest.mark.parametrize("stage", rows([1, 2, 3], now=[3]))
 @pytest.mark.parametrize(("mesh", "size"), rows([("2x2", 4), ("3x1", 3), ("1x3", 3)], now=[("2x2", 4)]))
 def test_the_plan_of_a_mesh_is_what_its_ranks_send_and_store(mesh: str, size: int, stage: int) -> None:
     both = ranks.run(size, counted_and_planned, mesh, stage, timeout=280)
@@ -126,6 +128,7 @@ def test_the_plan_of_a_mesh_is_what_its_ranks_send_and_store(mesh: str, size: in
         assert max(peak for *_, peak, _ in row) <= promised.most
 
 
+@pytest.mark.full
 def test_copies_cost_memory_and_save_what_crosses_between_machines() -> None:
     """In figures: with two copies a rank stores twice as much, and gathers from half as many."""
     words = [*SMALL.split(), "--plan", "--ranks", "4"]
@@ -140,6 +143,7 @@ def test_copies_cost_memory_and_save_what_crosses_between_machines() -> None:
     assert two.sent == pytest.approx((6 + 2) * values, rel=0.03)
 
 
+@pytest.mark.full
 def test_the_plan_takes_its_ranks_from_the_mesh(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +213,7 @@ def test_a_rank_waits_for_the_others_for_a_limited_time() -> None:
     ranks.run(2, nobody_answers)
 
 
+@pytest.mark.nightly
 def test_the_torchrun_line_trains_on_a_mesh_and_goes_on(tmp_path: Path) -> None:
     words = [*SMALL.split(), "--mesh", "2x2", "--checkpoints", str(tmp_path / "run")]
     words += ["--evaluate-batches", "1", "--json", str(tmp_path / "figures.json")]

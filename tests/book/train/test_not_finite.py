@@ -15,7 +15,6 @@ from torch import Tensor
 
 import ranks
 from book.toys import assert_equal
-from matrix import rows
 from shardbook.command import Mistake
 from shardbook.foundations.ledger import ledger
 from shardbook.models import gpt
@@ -26,6 +25,7 @@ from shardbook.train.loop import step
 from shardbook.train.options import parse
 from shardbook.train.saving import others
 from shardbook.train.text import prepare, readers
+from tiers import rows
 from warm import TORCHRUN, start
 
 SMALL = "--layers 3 --width 16 --heads 2 --context 16 --batch 2 --device cpu --lr 1e-2"
@@ -97,9 +97,10 @@ def units_named(settings: list[str]) -> list[str]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("settings", [SETTINGS[-2:], pytest.param(SETTINGS[:-2], marks=pytest.mark.full)])
 @pytest.mark.parametrize(
-    "ranks_there", [2, *(pytest.param(each, marks=[pytest.mark.full, pytest.mark.matrix]) for each in (1, 3))]
+    "ranks_there", [2, *(pytest.param(each, marks=pytest.mark.nightly) for each in (1, 3))]
 )
 def test_the_unit_that_made_a_gradient_not_finite_is_named(ranks_there: int, settings: list[str]) -> None:
     found = ranks.run(ranks_there, units_named, settings)
@@ -135,6 +136,7 @@ def losses_named(words: str) -> list[str]:
 LOSSES = [(2, "--stage 0"), (2, "--stage 1"), (2, "--stage 2"), (2, "--stage 3"), (4, "--mesh 2x2")]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("number", "words"), rows(LOSSES, now=[LOSSES[0], LOSSES[-1]]))
 def test_a_loss_is_named_with_its_rank_and_its_micro_batch(number: int, words: str) -> None:
     found = ranks.run(number, losses_named, words)
@@ -202,6 +204,7 @@ LEFT_OUT = [
 ]
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("words", rows(LEFT_OUT, now=LEFT_OUT[-1:]))
 def test_a_step_that_is_skipped_is_one_that_was_never_there_and_stays_so_after_a_resume(
     words: str, tmp_path: Path
@@ -252,6 +255,7 @@ def scales() -> tuple[list[float], str, list[float]]:
     return fell, said(run), [taken.loss_scale or 0.0]
 
 
+@pytest.mark.full
 def test_an_overflow_is_for_the_scaler_until_its_scale_is_1() -> None:
     found = ranks.run(2, scales)
     assert found[0][:2] == found[1][:2]
@@ -263,6 +267,7 @@ def test_an_overflow_is_for_the_scaler_until_its_scale_is_1() -> None:
 # --- the command ---
 
 
+@pytest.mark.full
 def test_the_command_ends_with_one_sentence_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     words = [

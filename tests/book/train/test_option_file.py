@@ -72,6 +72,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         assert {**vars(parse(["--config", str(tmp_path / name)])), "file": None} == vars(parse([]))
 
 
+@pytest.mark.cases(now=21, ci=21)
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [

@@ -100,6 +100,7 @@ os._exit(code)
 """
 
 
+@pytest.mark.full
 def test_ranks_of_the_real_command_refuse_a_background_of_one_rank_alone(tmp_path: Path) -> None:
     program, folder = tmp_path / "program.py", tmp_path / "run"
     program.write_text(ON_RANK_1, "utf-8")
@@ -186,6 +187,7 @@ def test_an_option_that_the_checkpoint_depends_on_is_named(
     assert said.count("\n") == 1
 
 
+@pytest.mark.full
 def test_a_run_goes_on_in_another_precision_and_says_what_changes(saved: Path) -> None:
     words = [*LINE, "--checkpoints", str(saved), "--save-every", "9", "--keep", "3"]
     for number, (precision, before) in enumerate((("fp16", "fp32"), ("bf16", "fp16"), ("fp32", "bf16")), 1):

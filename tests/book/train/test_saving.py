@@ -23,7 +23,6 @@ import torch.distributed as dist
 import ranks
 import soak
 import warm
-from matrix import rows
 from shardbook.command import Mistake
 from shardbook.train.assemble import Run, assemble
 from shardbook.train.loop import main, step
@@ -31,6 +30,7 @@ from shardbook.train.options import parse
 from shardbook.train.saving import Claim, Saves
 from shardbook.train.text import prepare, readers
 from shardbook.train.tracking import json_lines
+from tiers import rows
 from warm import TORCHRUN, start
 
 MORTAL = Path(__file__).parents[2] / "mortal.py"
@@ -84,7 +84,8 @@ DEATHS = [
 ]
 
 
-@pytest.mark.parametrize(("moment", "rank", "count"), rows(DEATHS, now=[], turn=3))
+@pytest.mark.cases(ci=1)
+@pytest.mark.parametrize(("moment", "rank", "count"), rows(DEATHS, now=[]))
 def test_a_rank_that_is_killed_costs_some_steps_and_changes_no_bit(
     undisturbed: dict[int, Any], tmp_path: Path, moment: str, rank: int, count: int
 ) -> None:
@@ -100,7 +101,7 @@ def test_a_rank_that_is_killed_costs_some_steps_and_changes_no_bit(
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000018", "step-00000020"]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_ranks_that_are_killed_one_after_the_other_change_no_bit(capsys: pytest.CaptureFixture[str]) -> None:
     """The short form of `make soak`: one run with three kills, one before anything was saved."""
     assert soak.main(["--kills", "3", "--seed", "34", "--ranks", "2", "--most", "3"]) == 0
@@ -175,6 +176,7 @@ def save_without_room(folder: Path) -> tuple[list[str], list[str]]:
     return said, kept
 
 
+@pytest.mark.full
 def test_a_full_disk_ends_the_run_with_one_sentence_and_the_checkpoint_before_stays(tmp_path: Path) -> None:
     found = ranks.run(2, save_without_room, tmp_path / "run")
     assert found[0] == found[1]
@@ -201,6 +203,7 @@ os._exit(9)
 """
 
 
+@pytest.mark.full
 def test_a_second_run_in_a_folder_is_refused_at_its_start(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     line = ["-m", "shardbook.train", *LINE, "--steps", "5", "--checkpoints", str(folder)]
@@ -337,6 +340,7 @@ os._exit(code)
 """
 
 
+@pytest.mark.nightly
 def test_what_is_written_beside_a_run_never_ends_it(tmp_path: Path) -> None:
     script, log = tmp_path / "limited.py", tmp_path / "log"
     script.write_text(LIMITED, "utf-8")
@@ -362,6 +366,7 @@ def test_what_is_written_beside_a_run_never_ends_it(tmp_path: Path) -> None:
     assert [*(tmp_path / "traces").iterdir(), *(tmp_path / "memory").iterdir()] == []
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("launcher", [(), (*TORCHRUN, "2")])
 def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path, launcher: tuple[str, ...]) -> None:
     line = [
@@ -395,6 +400,7 @@ def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path, launcher: tuple[str, ..
     assert all(path.name.startswith("step-") for path in (tmp_path / "run").iterdir())
 
 
+@pytest.mark.full
 def test_sigterm_saves_and_the_same_line_goes_on(undisturbed: dict[int, Any], tmp_path: Path) -> None:
     file, folder = tmp_path / "losses", tmp_path / "run"
     line = [*TORCHRUN, "2", "-m", "shardbook.train", *LINE, "--jsonl", str(file)]
@@ -419,6 +425,7 @@ def test_sigterm_saves_and_the_same_line_goes_on(undisturbed: dict[int, Any], tm
     assert losses(file) == undisturbed
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
     line = ["-m", "shardbook.train", *LINE, "--checkpoints", str(tmp_path), "--steps", "5"]
     assert start(*line).returncode == 0

@@ -58,6 +58,7 @@ def test_several_files_are_one_row_of_tokens(
     assert torch.equal(last[start : start + length].long(), whole[cut:][start : start + length])
 
 
+@pytest.mark.nightly
 def test_a_large_text_is_not_read_before_somebody_wants_it(tmp_path: Path) -> None:
     """What stays in memory of a map of 1 GB is what was read of it."""
     file = tmp_path / "large.txt"
@@ -120,6 +121,7 @@ def alone(batch: int, world_size: int, rank: int = 0, seed: int = 0, length: int
     return Batches(Reader(text, context=4, batch=batch, rank=rank, world_size=world_size, seed=seed))
 
 
+@pytest.mark.full
 @given(batch=st.integers(1, 4), world_size=st.integers(1, 4), count=st.integers(1, 60))
 def test_batches_come_in_the_order_of_their_numbers(batch: int, world_size: int, count: int) -> None:
     for rank in range(world_size):
@@ -129,6 +131,7 @@ def test_batches_come_in_the_order_of_their_numbers(batch: int, world_size: int,
                 assert torch.equal(got, expected)
 
 
+@pytest.mark.full
 @given(
     before=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     after=st.tuples(st.integers(1, 4), st.integers(1, 4)),

@@ -15,12 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from matrix import rows
 from shardbook.command import Mistake
 from shardbook.planning.report import write, write_figures
 from shardbook.train.loop import main
 from shardbook.train.options import parse, parser
 from shardbook.train.ranks import choose_device, environment
+from tiers import rows
 from warm import TORCHRUN, start
 
 OPTIONS = "--steps 30 --layers 2 --width 32 --heads 2 --context 32 --batch 4 --lr 3e-3 --device cpu"
@@ -40,6 +40,7 @@ def check_figures(figures: dict[str, Any], ranks: int) -> None:
     assert (figures["sent"][0] > 0) == (ranks > 1)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("ranks", rows([2, 4], now=[2]))
 def test_the_torchrun_line_learns_and_its_table_agrees_with_the_formulas(ranks: int, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
@@ -70,7 +71,7 @@ def test_without_torchrun_one_rank_trains_and_sends_nothing(tmp_path: Path) -> N
     check_figures(json.loads(file.read_text(encoding="utf-8")), ranks=1)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_below_stage_3_only_the_peak_has_no_forecast(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     run = start(*TORCHRUN, "2", "-m", "shardbook.train", *SMALL, "--stage", "1", "--json", str(file))
@@ -84,6 +85,7 @@ def test_below_stage_3_only_the_peak_has_no_forecast(tmp_path: Path) -> None:
     assert line.split() == ["peak", "bytes", "per", "rank", f"{max(figures['peak']):,}"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -85,7 +85,7 @@ def on_one_machine(folder: Path, *options: str) -> Any:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("flat", [False, pytest.param(True, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("flat", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_two_nodes_train_like_one_machine_to_the_bit(tmp_path: Path, flat: bool) -> None:
     """A mesh sends the gradients' mean over the wire, and one copy over both nodes its units, too."""
     train(tmp_path, flat=flat)
@@ -104,8 +104,7 @@ def test_two_nodes_train_like_one_machine_to_the_bit(tmp_path: Path, flat: bool)
         assert all(one_copy > 24 * MODEL_BYTES for one_copy in others)
 
 
-@pytest.mark.full
-@pytest.mark.matrix
+@pytest.mark.nightly
 def test_a_rank_that_dies_on_one_node_is_started_again_on_both(tmp_path: Path) -> None:
     line = [*torchrun("killed", 29700), "--max-restarts", "2", str(MORTAL), "backward:3:0:20"]
     line += [str(tmp_path / "trace"), *OPTIONS.split(), "--jsonl", str(tmp_path / "killed")]

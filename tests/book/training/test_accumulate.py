@@ -31,7 +31,7 @@ from book.reference import (
     storages,
 )
 from book.toys import batch, chain, error, optimizer_for
-from matrix import rows
+from tiers import rows
 
 MICRO = 3
 
@@ -44,6 +44,7 @@ def accumulates_like_the_reference() -> None:
         assert_train_alike(chain(), models, optimizer="sgd", micro=MICRO, once=once)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("world_size", rows([1, 2, 3], now=[2]))
 def test_micro_batches_add_up_like_the_reference_with_one_exchange_or_one_for_each(world_size: int) -> None:
     ranks.run(world_size, accumulates_like_the_reference)
@@ -364,6 +365,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("case", rows(CASES, now=CASES[::2]), ids=lambda case: case.__name__)
 def test_in_every_stage(case: Callable[[], None]) -> None:
     ranks.run(2, case)
@@ -392,6 +394,7 @@ def step_too_early() -> set[str]:
     return said
 
 
+@pytest.mark.full
 def test_neither_an_optimizer_nor_clipping_may_act_on_gradients_that_wait() -> None:
     for said in ranks.run(2, step_too_early):
         assert said == {
@@ -455,6 +458,7 @@ def sent_for_micro_batches() -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.full
 def test_bytes_of_a_step_with_several_micro_batches() -> None:
     world_size = 3
     for found in ranks.run(world_size, sent_for_micro_batches):
@@ -530,6 +534,7 @@ def adapters() -> list[dict[str, int]]:
     return found
 
 
+@pytest.mark.full
 def test_frozen_parameters_cost_neither_gradients_nor_optimizer_state() -> None:
     for found in ranks.run(2, adapters):
         for stage, sizes in zip(STAGES, found, strict=True):
@@ -563,6 +568,7 @@ def a_dtype_on_the_wire() -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("world_size", rows([2, 3], now=[2]))
 def test_a_dtype_on_the_wire_rounds_like_the_reference_and_sends_its_own_bytes(world_size: int) -> None:
     for found in ranks.run(world_size, a_dtype_on_the_wire):

@@ -45,6 +45,7 @@ def norms_and_gradients() -> list[list[float]]:
     return found
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_the_norm_is_torchs_on_every_rank_in_every_stage(world_size: int) -> None:
     exact = None
@@ -86,6 +87,7 @@ def norms_in_the_dtype_of_torch() -> list[float]:
     return found
 
 
+@pytest.mark.full
 def test_the_norm_has_torchs_dtype_and_the_same_bits_on_every_rank() -> None:
     first, *others = ranks.run(3, norms_in_the_dtype_of_torch)
     assert others == [first, first]
@@ -99,6 +101,7 @@ def every_rank_has_the_same_norm() -> list[list[float]]:
     return [clip_grad_norm_(model, math.inf, order).item() for order in ORDERS]
 
 
+@pytest.mark.full
 def test_the_norm_is_the_same_number_on_every_rank() -> None:
     first, *others = ranks.run(4, every_rank_has_the_same_norm)
     assert all(other == first for other in others)
@@ -184,6 +187,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_in_every_stage(case: Any) -> None:
     ranks.run(2, case)
@@ -214,6 +218,7 @@ def damaged() -> dict[str, Any]:
 DAMAGES = list(itertools.product([0, 1, 2], [math.nan, math.inf], [1.0, 2.0, math.inf]))
 
 
+@pytest.mark.full
 def test_what_is_not_finite_on_one_rank_is_known_on_every_rank() -> None:
     for found in ranks.run(3, damaged):
         assert found == {
@@ -240,6 +245,7 @@ def what_is_left_of_a_damage() -> None:
             assert not any(gradient.any() for gradient in (gradients[0].view(-1)[1:], *gradients[1:]))
 
 
+@pytest.mark.full
 def test_a_norm_that_is_not_finite_damages_no_other_gradient() -> None:
     ranks.run(2, what_is_left_of_a_damage)
 
@@ -259,6 +265,7 @@ def sent_for_a_norm() -> list[dict[str, int]]:
     return found
 
 
+@pytest.mark.full
 def test_a_norm_sends_one_number_to_each_other_rank_and_stage_0_sends_nothing() -> None:
     for stage_0, *others in ranks.run(3, sent_for_a_norm):
         assert stage_0 == {}

@@ -17,6 +17,8 @@ from book.reference import ordered_mean
 from shardbook import Disagreement, Policy
 from shardbook.parameters.flat import is_sharded
 
+pytestmark = pytest.mark.full
+
 
 class Model(nn.Module):
     """A matrix, vectors, a number, a frozen weight, one that no pass uses, and a tied one."""
@@ -131,6 +133,7 @@ def there_and_back() -> None:
         assert all(torch.equal(before[key], kept[key]) for key in kept), before
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_state_goes_from_a_plain_model_to_a_sharded_one_and_back(world_size: int) -> None:
     ranks.run(world_size, there_and_back)

@@ -12,12 +12,12 @@ from torch import nn
 
 import ranks
 from book.toys import assert_equal, batch, chain, error, optimizer_for, reference_step
-from matrix import rows
 from shardbook.training.accumulate import no_sync
 from shardbook.training.step_in_backward import step_in_backward, steps_in_backward
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.model import shard
 from shardbook.zero.unit import Unit
+from tiers import rows
 
 STEPS = 3
 
@@ -51,6 +51,7 @@ def equals_a_step_afterwards(kind: str, stage: int) -> None:
     assert_equal(dict(model.state_dict()), dict(plain.state_dict()))
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize(
     ("kind", "world_size"), rows([("sgd", 2), ("adamw", 2), ("adamw", 3)], now=[("adamw", 2)])
@@ -93,6 +94,7 @@ def a_skipped_unit_is_not_stepped(stage: int) -> None:
     assert_equal(dict(model.state_dict()), dict(plain.state_dict()))
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_unit_that_no_rank_uses_is_not_stepped(stage: int) -> None:
     ranks.run(2, a_skipped_unit_is_not_stepped, stage)

@@ -63,6 +63,7 @@ def all_ways(lengths: tuple[int, ...]) -> None:
                 assert_equal(dict(model.state_dict()), expected)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("lengths", [pytest.param((3, 1), marks=pytest.mark.full), (1, 4, 2)])
 def test_training_equals_the_sum_over_the_ranks_that_have_data(lengths: tuple[int, ...]) -> None:
     ranks.run(len(lengths), all_ways, lengths)

@@ -211,6 +211,7 @@ CASES: list[Callable[[], None]] = [
 ]
 
 
+@pytest.mark.cases(now=3, ci=3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_forward_pass(case: Callable[[], None]) -> None:
     ranks.run(2, case)

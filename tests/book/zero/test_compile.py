@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ranks
 from book.toys import VOCABULARY, assert_equal, batch, error, whole_gradients
-from matrix import rows
+from tiers import rows
 
 STEPS = 3
 
@@ -177,6 +177,7 @@ def trains_as_uncompiled(ways: tuple[Way, ...], stages: tuple[int, ...], options
             assert counters["stats"]["unique_graphs"] > 0, way
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", rows(["eager", "aot_eager"], now=["eager"]))
 def test_compiled_units_train_as_uncompiled_ones_do(backend: str) -> None:
     # With `fullgraph` the compiler raises where it would leave a part of a unit uncompiled.
@@ -189,7 +190,7 @@ def test_units_are_compiled_at_every_stage(stage: int) -> None:
     ranks.run(2, trains_as_uncompiled, (compile_blocks,), (stage,), options, timeout=400)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", rows(["eager", "aot_eager"], now=["eager"]))
 def test_a_model_that_is_compiled_as_a_whole_runs_its_hooks_as_they_are(backend: str) -> None:
     ranks.run(2, trains_as_uncompiled, MODEL, (3,), {"backend": backend}, timeout=400)
@@ -217,7 +218,7 @@ def what_compiled_units_keep() -> tuple[list[bool], list[int]]:
     return kept, [flat.full.untyped_storage().nbytes() for unit in units for flat in unit.flats]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_compiled_unit_keeps_no_weights_for_its_backward_pass() -> None:
     for kept, stored in ranks.run(2, what_compiled_units_keep):
         assert kept == [True] * 6
@@ -236,6 +237,7 @@ def refused(way: Way) -> str:
     return str(raised.value)
 
 
+@pytest.mark.nightly
 def test_one_graph_of_a_whole_model_is_refused_with_what_to_do_instead() -> None:
     for said in ranks.run(2, refused, compile_model):
         assert "a sharded unit gathers its parameters here; compile its units by themselves" in said
@@ -249,6 +251,7 @@ def names_of_compiled_units() -> list[list[str]]:
     return names
 
 
+@pytest.mark.nightly
 def test_units_compiled_in_place_keep_their_parameters_names() -> None:
     expected = [name for name, _ in Net().named_parameters()]
     for names in ranks.run(2, names_of_compiled_units):

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 import ranks
 from book.live import LiveStorages
 from book.reference import assert_all_sharded, assert_same_values, without_gradient
-from matrix import rows
+from tiers import rows
 
 WIDTH = 6
 # Stage, and how many units are gathered ahead. Only stage 3 gathers in the backward pass, too.
@@ -624,12 +624,13 @@ def run_programs(stage: int, prefetch: int) -> None:
             raise AssertionError(f"{name}: {error}") from error
 
 
-@pytest.mark.parametrize(("stage", "prefetch"), rows(WAYS, now=[(3, 1)], turn=3))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("stage", "prefetch"), rows(WAYS, now=[(3, 1)]))
 def test_every_program_trains_as_a_plain_model(stage: int, prefetch: int) -> None:
     ranks.run(2, run_programs, stage, prefetch, timeout=400)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_three_ranks_too() -> None:
     ranks.run(3, run_programs, 3, 1, timeout=400)
 
@@ -719,8 +720,9 @@ def run_checkpoints(stage: int, prefetch: int, reentrant: bool) -> None:
             raise AssertionError(f"{how}: {error}") from error
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize(("stage", "prefetch"), rows([WAYS[0], WAYS[2], *WAYS[3:]], now=[(3, 3)], turn=3))
+@pytest.mark.parametrize(("stage", "prefetch"), rows([WAYS[0], WAYS[2], *WAYS[3:]], now=[(3, 3)]))
 def test_what_is_computed_again_gives_the_same(stage: int, prefetch: int, reentrant: bool) -> None:
     ranks.run(2, run_checkpoints, stage, prefetch, reentrant, timeout=300)
 
@@ -851,7 +853,8 @@ def run_failures(stage: int, prefetch: int) -> None:
             raise AssertionError(f"{name}: {error}") from error
 
 
-@pytest.mark.parametrize(("stage", "prefetch"), rows(WAYS, now=[(3, 1)], turn=3))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("stage", "prefetch"), rows(WAYS, now=[(3, 1)]))
 def test_after_a_failure_the_next_step_is_right(stage: int, prefetch: int) -> None:
     ranks.run(2, run_failures, stage, prefetch, timeout=300)
 
@@ -890,6 +893,7 @@ def refusals(stage: int) -> None:
             assert_clean(model)
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("stage", range(4))
 def test_what_would_be_silently_wrong_is_refused(stage: int) -> None:
     ranks.run(2, refusals, stage)
@@ -961,6 +965,7 @@ def test_the_end_of_a_call_inside_is_not_taken_for_the_end_of_the_pass() -> None
     ranks.run(2, the_same_order_with_a_call_inside)
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(("stage", "prefetch"), [(1, 1), (3, 1), (3, 3), (3, 0)])
 def test_a_changed_order_is_told_once_and_by_name(stage: int, prefetch: int) -> None:
     ranks.run(2, one_warning, stage, prefetch)
@@ -1070,6 +1075,7 @@ def test_a_limit_of_exactly_one_unit_lets_one_unit_be_gathered_ahead() -> None:
     ranks.run(2, a_limit_of_exactly_one_unit)
 
 
+@pytest.mark.nightly
 def test_no_more_is_gathered_ahead_than_allowed_and_no_less_than_can_be() -> None:
     ranks.run(2, gathered_ahead)
 
@@ -1153,6 +1159,7 @@ def everything_goes(stage: int) -> None:
             assert live.settled() == 0, (how, live.bytes())
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("stage", rows(range(4), now=[3]))
 def test_of_a_model_that_nobody_uses_nothing_is_left(stage: int) -> None:
     ranks.run(2, everything_goes, stage)
@@ -1187,6 +1194,7 @@ def the_steady_state_comes_back(stage: int) -> None:
         assert between() == steady
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("stage", rows([1, 2, 3], now=[3]))
 def test_what_was_stored_before_is_stored_after(stage: int) -> None:
     ranks.run(2, the_steady_state_comes_back, stage)
@@ -1255,6 +1263,7 @@ def every_sequence(stage: int, length: int) -> None:
             assert (gradient == mean + (sent or 0)).all(), operations
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("stage", rows(range(4), now=[2, 3]))
 def test_no_sequence_of_calls_corrupts_a_unit(stage: int) -> None:
     ranks.run(1, every_sequence, stage, 3, timeout=300)
@@ -1304,6 +1313,7 @@ def disagree(stage: int, culprit: int, how: str, before: int) -> list[str]:
     return said
 
 
+@pytest.mark.cases(now=0, ci=2)
 @pytest.mark.parametrize("how", ["skips", "turns", "fails", "evaluates", "accumulates"])
 @pytest.mark.parametrize("before", rows([0, 2], now=[2]))
 def test_ranks_that_disagree_all_say_so_and_none_steps(how: str, before: int) -> None:

@@ -17,13 +17,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import ranks
 from book.toys import assert_equal, batch, chain, error
-from matrix import rows
 from shardbook.models import gpt
 from shardbook.models.gpt import GPT, Block, Config
 from shardbook.planning.measure import Meter
 from shardbook.zero.conductor import conductor_of
 from shardbook.zero.construct import Construction, blank_mark
 from shardbook.zero.model import Zero3Layer, shard
+from tiers import rows
 
 TINY = Config(layers=3, width=16, heads=2, context=12, vocabulary=31)
 UNITS = (None, Block, ())
@@ -74,6 +74,7 @@ def the_gpt_both_ways() -> None:
             assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("world_size", rows([2, 3], now=[2]))
 def test_the_gpt_has_the_values_of_a_plain_construction_at_every_stage(world_size: int) -> None:
     ranks.run(world_size, the_gpt_both_ways, timeout=240)
@@ -86,6 +87,7 @@ def only_rank_0_counts() -> None:
     assert_equal(shard(on_meta(lambda: GPT(TINY))).state_dict(), expected)
 
 
+@pytest.mark.full
 def test_all_ranks_start_from_the_values_of_rank_0() -> None:
     ranks.run(3, only_rank_0_counts)
 
@@ -176,6 +178,7 @@ def reset(module: nn.Module) -> None:
         own()
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_tied_frozen_odd_and_buffers_are_as_in_a_plain_model(world_size: int) -> None:
     ranks.run(world_size, odd_both_ways, timeout=240)
@@ -343,6 +346,7 @@ def of_the_library() -> None:
         assert torch.equal(model(tokens, **more).logits, plain(tokens, **more).logits)
 
 
+@pytest.mark.nightly
 def test_models_of_the_transformers_library_get_their_values_buffers_included() -> None:
     ranks.run(2, of_the_library, timeout=240)
 
@@ -491,6 +495,7 @@ def root_so_far(model: nn.Sequential, name: str) -> int:
     return 50 * 32 + 16 * 32
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("world_size", rows([2, 3], now=[2]))
 def test_no_more_than_the_formula_is_ever_held(world_size: int) -> None:
     for stage in (3, 2, 0):

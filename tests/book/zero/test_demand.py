@@ -27,7 +27,9 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import ranks
 from book.toys import assert_equal, plain_gradients, reference_step, whole_gradients
-from matrix import rows
+from tiers import rows
+
+pytestmark = pytest.mark.full
 
 
 class Leaks(nn.Module):
@@ -104,6 +106,7 @@ def what_is_left_behind() -> None:
                     raise AssertionError(f"{what} {use} at stage {stage}: {error}") from error
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("world_size", rows([1, 2], now=[2]))
 def test_what_a_unit_leaves_behind_has_the_gradients_of_plain_training(world_size: int) -> None:
     ranks.run(world_size, what_is_left_behind)
@@ -669,6 +672,7 @@ def made_up_programs(examples: int) -> None:
     check()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("world_size", "examples"), rows([(1, 60), (2, 40)], now=[(1, 60)]))
 def test_leaks_that_a_generator_makes_up_change_nothing(world_size: int, examples: int) -> None:
     ranks.run(world_size, made_up_programs, examples)

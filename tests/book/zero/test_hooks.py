@@ -528,6 +528,7 @@ CASES: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
 ]
 
 
+@pytest.mark.cases(now=1, ci=11)
 @pytest.mark.parametrize(
     ("case", "arguments"), CASES, ids=[f"{case.__name__}{arguments or ''}" for case, arguments in CASES]
 )
@@ -577,6 +578,7 @@ def second_derivatives_in_one_unit() -> None:
         assert_equal(penalised(shard(nn.Sequential(Critic()), stage=stage, units=Critic)), expected)
 
 
+@pytest.mark.full
 def test_a_second_derivative_is_taken_in_one_unit_or_refused_in_one_sentence() -> None:
     ranks.run(2, second_derivatives_in_one_unit)
     for message in ranks.run(2, double_backward):

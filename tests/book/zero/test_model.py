@@ -127,6 +127,7 @@ WHEN_NEEDED = """
 """
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     ("depth", "passes", "steps"),
     [(1, 0, UNKNOWN), (1, 1, ONE_AHEAD), (1, 3, ONE_AHEAD), (2, 1, TWO_AHEAD), (0, 1, WHEN_NEEDED)],
@@ -431,6 +432,7 @@ def units_that_nobody_chose(capture: io.StringIO) -> tuple[str, list[str]]:
     return capture.getvalue(), said
 
 
+@pytest.mark.nightly
 def test_a_model_without_units_has_those_that_it_repeats() -> None:
     from transformers import T5Config, T5ForConditionalGeneration
 

@@ -24,7 +24,7 @@ from book.toys import (
     reference_step,
     whole_gradients,
 )
-from matrix import rows
+from tiers import rows
 
 STEPS = 4
 
@@ -54,6 +54,7 @@ def sharded_equals_reference(optimizer: str, accumulate: int) -> None:
     assert_equal(dict(sharded.state_dict()), dict(plain.state_dict()))
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("world_size", rows([1, 2, 3, 4], now=[1, 3]))
 @pytest.mark.parametrize(("optimizer", "accumulate"), [("sgd", 1), ("adamw", 1), ("sgd", 3)])
 def test_sharded_training_equals_a_reference_that_sums_in_rank_order(
@@ -82,6 +83,7 @@ def sharded_equals_ddp(optimizer: str) -> None:
     assert_equal(dict(sharded.state_dict()), dict(plain.state_dict()))
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_at_two_ranks_sharded_training_equals_ddp(optimizer: str) -> None:
     ranks.run(2, sharded_equals_ddp, optimizer)
@@ -108,6 +110,7 @@ def gpt_equals_reference() -> None:
     assert_equal(dict(sharded.state_dict()), dict(plain.state_dict()))
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_gpt_with_blocks_as_units_and_the_rest_as_root(world_size: int) -> None:
     ranks.run(world_size, gpt_equals_reference)

@@ -34,7 +34,7 @@ from book.toys import (
     whole_gradients,
 )
 from book.zero.test_hooks import Odd
-from matrix import rows
+from tiers import rows
 
 
 def train_on(mesh: Any, members: list[int], rows: int) -> None:
@@ -81,6 +81,7 @@ def a_mesh_of_a_part_of_the_world() -> None:
         train_on(mesh, [1, 2, 3], 3)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(
     "case",
     rows(
@@ -162,6 +163,7 @@ def accumulation_on_a_mesh_with_a_narrow_wire() -> None:
     assert_train_alike(chain(), models, micro=2, rows=2, dtype=wire)
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     "case",
     [
@@ -295,6 +297,7 @@ def sent_on_a_mesh(rows: int, columns: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(("rows", "columns"), [(2, 2), (3, 1), (1, 3)])
 def test_only_a_ranks_own_part_travels_down_a_column(rows: int, columns: int) -> None:
     for found in ranks.run(rows * columns, sent_on_a_mesh, rows, columns):
@@ -342,6 +345,7 @@ def tied_weights() -> None:
             assert model.inner[2].weight is model.inner[0].weight
 
 
+@pytest.mark.nightly
 def test_tied_weights_stay_tied_and_train_like_the_reference_in_every_stage() -> None:
     ranks.run(2, tied_weights)
 
@@ -425,6 +429,7 @@ def odd_parameters() -> None:
     assert_train_alike(plain, models, loss=odd_loss)
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("world_size", rows([2, 3], now=[3]))
 def test_parameters_of_every_kind_train_like_the_reference_in_every_stage(world_size: int) -> None:
     ranks.run(world_size, odd_parameters)

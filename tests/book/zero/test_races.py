@@ -13,7 +13,6 @@ from torch import nn
 import ranks
 from book import programs
 from book.waits import waits_in_the_book
-from matrix import LATER
 from shardbook.check.stream_device import Stream, device, recording
 from shardbook.check.stream_events import Trace, Wait
 from shardbook.check.stream_recorder import Recorder
@@ -91,9 +90,10 @@ def is_run(item: Any) -> bool:
     return "run" in getattr(getattr(item, "callspec", None), "params", ()) and item.path == Path(__file__)
 
 
-OTHERS = [pytest.param(name, marks=LATER) for name in RUNS if name not in WITNESSES]
+OTHERS = [pytest.param(name, marks=pytest.mark.nightly) for name in RUNS if name not in WITNESSES]
 
 
+@pytest.mark.cases(now=11)
 @pytest.mark.parametrize("run", [*WITNESSES, *OTHERS])
 def test_nothing_races(recordings: dict[str, Trace], run: str) -> None:
     assert not [str(race) for race in races(recordings[run])]

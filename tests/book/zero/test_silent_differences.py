@@ -398,6 +398,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_no_program_differs_without_a_word(case: Callable[[], None]) -> None:
@@ -515,6 +516,7 @@ def the_average_of_pytorch_is_sharded_like_the_model() -> list[str]:
     return said
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(
     "check",
     [one_recipe_holds_at_every_stage, the_average_of_pytorch_is_sharded_like_the_model],

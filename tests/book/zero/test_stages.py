@@ -28,8 +28,8 @@ from book.reference import (
     storages,
 )
 from book.toys import batch, chain, error, optimizer_for
-from matrix import rows
 from shardbook.foundations.torch_versions import ALL_GATHER, REDUCE_SCATTER
+from tiers import rows
 
 STEPS = 3
 
@@ -42,6 +42,7 @@ def each_stage_trains_like(optimizer: str) -> None:
     assert_train_alike(chain(), models, optimizer=optimizer, steps=STEPS)
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("world_size", rows([1, 2, 3, 4], now=[1, 3]))
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_every_stage_trains_like_a_reference_that_sums_in_rank_order(world_size: int, optimizer: str) -> None:
@@ -69,6 +70,7 @@ def each_stage_trains_like_ddp() -> None:
             assert_same_values(model, plain)
 
 
+@pytest.mark.full
 def test_at_two_ranks_every_stage_trains_like_ddp() -> None:
     ranks.run(2, each_stage_trains_like_ddp)
 
@@ -102,6 +104,7 @@ def load_each_stage(folder: str) -> None:
             assert error(model, batch(0, 0)).item() == error(plain, batch(0, 0)).item()
 
 
+@pytest.mark.nightly
 def test_what_one_stage_saves_every_stage_loads_at_another_world_size(tmp_path: Path) -> None:
     ranks.run(3, save_each_stage, str(tmp_path))
     ranks.run(2, load_each_stage, str(tmp_path))
@@ -187,6 +190,7 @@ def one_rank_steps_by_hand() -> None:
 HABITS = [the_models_own_parameters, an_optimizer_built_between_forward_and_backward, no_stale_weights]
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("habit", [*HABITS, one_rank_steps_by_hand], ids=lambda habit: habit.__name__)
 def test_in_every_stage(habit: Any) -> None:
     ranks.run(2, habit)
@@ -209,6 +213,7 @@ def earlier_traps(stage: int) -> None:
         case()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", rows([0, 1, 2], now=[2]))
 def test_what_a_layer_of_stage_3_stands_other_stages_stand(stage: int) -> None:
     ranks.run(2, earlier_traps, stage)
@@ -225,6 +230,7 @@ def sent_in_a_step() -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_step_sends_two_vectors_in_stages_0_to_2_and_three_in_stage_3(world_size: int) -> None:
     for found in ranks.run(world_size, sent_in_a_step):
@@ -304,6 +310,7 @@ def stored_by_each_stage() -> list[dict[str, Any]]:
 UNIT = (WIDTH * WIDTH + WIDTH) * 4  # no padding: both sizes are multiples of 64 bytes on two ranks
 
 
+@pytest.mark.nightly
 def test_between_steps_a_stage_stores_what_it_does_not_share_out() -> None:
     model = LAYERS * UNIT
     for found in ranks.run(2, stored_by_each_stage):
@@ -313,6 +320,7 @@ def test_between_steps_a_stage_stores_what_it_does_not_share_out() -> None:
         assert [step["gradients"] for step in found] == [model, model // 2, model // 2, model // 2]
 
 
+@pytest.mark.full
 def test_in_mid_backward_stage_2_has_sent_the_gradients_that_stage_1_still_keeps() -> None:
     activations = 3 * LAYERS * WIDTH * 4 + 64
     for found in ranks.run(2, stored_by_each_stage):
@@ -356,6 +364,7 @@ def exchanges_of_one(rows: int) -> list[str]:
     return called
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_group_of_one_rank_exchanges_nothing(rows: int) -> None:
     assert ranks.run(rows, exchanges_of_one, rows) == [[]] * rows

@@ -42,6 +42,7 @@ def load(folder: str) -> float:
     return error(model, batch(0, 0)).item()
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, 3), (3, 1)])
 def test_what_some_ranks_save_other_numbers_of_ranks_and_a_plain_model_load(
     saved_by: int, loaded_by: int, tmp_path: Path

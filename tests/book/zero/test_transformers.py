@@ -26,7 +26,9 @@ from torch.utils._pytree import tree_leaves
 
 import ranks
 from book.toys import plain_gradients, whole_gradients
-from matrix import rows
+from tiers import rows
+
+pytestmark = pytest.mark.full
 
 STAGES = (0, 1, 2, 3)
 STEPS = 3
@@ -373,9 +375,10 @@ def found(kind: str) -> list[dict[int, Record]]:
 SAME: list[list[str]] = [[]] * (STEPS + 1)
 STUDIED = [(kind, stage) for kind in KINDS for stage in STAGES]
 NOW = [(kind, stage) for kind in ("llama",) for stage in STAGES]
-every = pytest.mark.parametrize(("kind", "stage"), rows(STUDIED, now=NOW, turn=2))
+every = pytest.mark.parametrize(("kind", "stage"), rows(STUDIED, now=NOW))
 
 
+@pytest.mark.cases(ci=11)
 @every
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=["plain", "checkpointed", "checkpointed-reentrant"])
 def test_training_equals_ddp_bit_for_bit(kind: str, stage: int, checkpoint: bool | None) -> None:
@@ -383,6 +386,7 @@ def test_training_equals_ddp_bit_for_bit(kind: str, stage: int, checkpoint: bool
         assert rank[stage]["training"][checkpoint] == SAME
 
 
+@pytest.mark.cases(ci=4)
 @every
 def test_the_model_stays_what_it_was(kind: str, stage: int) -> None:
     for rank in found(kind):
@@ -390,6 +394,7 @@ def test_the_model_stays_what_it_was(kind: str, stage: int) -> None:
         assert rank[stage]["changed"] == []
 
 
+@pytest.mark.cases(ci=4)
 @every
 def test_a_plain_model_takes_what_was_saved(kind: str, stage: int) -> None:
     for rank in found(kind):
@@ -399,12 +404,14 @@ def test_a_plain_model_takes_what_was_saved(kind: str, stage: int) -> None:
         assert rank[stage]["count"] == rank[stage]["parameters"]
 
 
+@pytest.mark.cases(ci=4)
 @every
 def test_a_model_built_on_the_meta_device_takes_what_was_saved(kind: str, stage: int) -> None:
     for rank in found(kind):
         assert rank[stage]["logits of the late"]
 
 
+@pytest.mark.cases(ci=4)
 @every
 def test_a_model_and_its_parts_are_used_in_other_ways(kind: str, stage: int) -> None:
     for rank in found(kind):
@@ -414,6 +421,7 @@ def test_a_model_and_its_parts_are_used_in_other_ways(kind: str, stage: int) -> 
 WRITTEN = [(kind, stage) for kind in WRITERS for stage in STAGES]
 
 
+@pytest.mark.cases(ci=4)
 @pytest.mark.parametrize(("kind", "stage"), rows(WRITTEN, now=NOW))
 def test_a_sharded_model_writes_what_the_plain_one_writes(kind: str, stage: int) -> None:
     for rank in found(kind):
@@ -440,7 +448,7 @@ def with_dropout() -> dict[tuple[int, bool | None], list[list[str]]]:
     return found
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_dropout_drops_what_it_drops_under_ddp() -> None:
     for found in ranks.run(2, with_dropout, timeout=200):
         assert len(found) == len(STAGES) * len(CHECKPOINTS)
@@ -464,6 +472,7 @@ def folder_and_back(kind: str, place: Path) -> tuple[dict[str, Tensor], ...]:
     return dict(plain.state_dict()), dict(opened.state_dict()), dict(model.state_dict())
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("kind", rows(KINDS, now=["t5", "gpt_neox"]))
 def test_from_pretrained_opens_a_folder_and_a_folder_of_save_pretrained_is_loaded(
     kind: str, tmp_path: Path

@@ -171,6 +171,7 @@ LOW = {"policy": Policy(param_dtype=torch.bfloat16, output_dtype=torch.float32)}
 HOST = {"policy": Policy(offload=True)}
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("name", MAKES)
 def test_whole_matrices_train_to_the_bits_of_stage_0(name: str) -> None:
     ways: list[tuple[int, dict[str, Any]]] = [
@@ -185,6 +186,7 @@ def test_whole_matrices_train_to_the_bits_of_stage_0(name: str) -> None:
         assert found == [True] * len(ways)
 
 
+@pytest.mark.nightly
 def test_more_ranks_than_matrices_and_a_mesh() -> None:
     """Some of the ranks have none of a block's matrices."""
     ways: list[tuple[int, dict[str, Any]]] = [(3, {}), (1, {}), (3, {"rows": 2}), (2, {"rows": 2})]
@@ -198,6 +200,7 @@ def scaled() -> bool:
     return scales[0] == scales[1] and equal(runs[0].values(), runs[1].values())
 
 
+@pytest.mark.nightly
 def test_a_scaler_asks_ranks_without_a_matrix() -> None:
     assert ranks.run(4, scaled) == [True] * 4
 
@@ -211,6 +214,7 @@ def shapes() -> list[tuple[int, ...]]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_matrix_is_on_one_rank_alone() -> None:
     found = ranks.run(3, shapes)
     for places in zip(*found, strict=True):
@@ -219,6 +223,7 @@ def test_a_matrix_is_on_one_rank_alone() -> None:
         assert {shape[1] for shape in places} == {held[0][1]}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MAKES)
 def test_state_of_whole_matrices_is_saved_and_goes_on(name: str, tmp_path: Path) -> None:
     """State has any shape here: lists, numbers, a matrix for each side."""
@@ -400,6 +405,7 @@ def traps(folder: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.nightly
 def test_what_would_differ_without_a_word_is_refused(tmp_path: Path) -> None:
     found = ranks.run(2, traps, tmp_path)
     for each in found:
@@ -437,6 +443,7 @@ def closed(name: str) -> list[bool]:
     return found
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_a_step_with_a_closure_trains_whole_matrices(name: str) -> None:
     assert ranks.run(2, closed, name) == [[True, True]] * 2
@@ -458,6 +465,7 @@ def kept_gradients() -> tuple[list[bool], list[bool]]:
     return before, [each.grad is not None for each in hidden]
 
 
+@pytest.mark.nightly
 def test_gradients_are_there_after_a_step_in_a_step() -> None:
     assert ranks.run(2, kept_gradients) == [([True] * 6, [True] * 6)] * 2
 

@@ -104,6 +104,7 @@ def in_all_ways() -> list[set[tuple[str, ...]]]:
 WAYS = [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2)]
 
 
+@pytest.mark.full
 def test_every_exchange_is_agreed_under_the_name_of_its_units_first_parameter() -> None:
     # The unit whose backward pass runs first comes first.
     units = "second, first, the root"

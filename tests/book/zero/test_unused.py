@@ -97,6 +97,7 @@ def in_every_stage() -> None:
         train(shard(Experts(), stage=stage, units=()), set_to_none=False)
 
 
+@pytest.mark.nightly
 def test_an_idle_expert_is_not_moved_by_decay_or_momentum() -> None:
     ranks.run(2, in_every_stage)
 
@@ -117,6 +118,7 @@ def layers_dropped_by_each_rank() -> None:
     train(shard(Experts(), stage=0, units=nn.Linear), drawn)
 
 
+@pytest.mark.full
 def test_in_stage_0_each_rank_drops_layers_of_its_own() -> None:
     ranks.run(2, layers_dropped_by_each_rank)
 
@@ -130,6 +132,7 @@ def on_a_mesh() -> None:
         train(shard(Experts(), stage=stage, units=(), mesh=mesh), choices, rows=2 if stage else 1)
 
 
+@pytest.mark.full
 def test_one_use_in_any_copy_of_the_model_is_a_use() -> None:
     ranks.run(4, on_a_mesh)
 
@@ -170,10 +173,12 @@ def stepping_with_zero() -> None:
             assert_same_values(model, plain)
 
 
+@pytest.mark.full
 def test_what_steps_in_the_backward_pass_decays_idle_experts_on_request() -> None:
     ranks.run(2, stepping_with_zero)
 
 
+@pytest.mark.full
 def test_what_steps_in_the_backward_pass_leaves_idle_experts_alone() -> None:
     ranks.run(2, stepping_in_backward)
 

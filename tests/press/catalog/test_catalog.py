@@ -254,6 +254,7 @@ CHANGES: dict[str, tuple[Callable[[str], str], list[tuple[str, str]], dict[tuple
 }
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(("change", "current", "others"), CHANGES.values(), ids=CHANGES.keys())
 def test_each_change_gives_exactly_its_states(
     project: Project,
@@ -553,6 +554,7 @@ def test_a_catalogue_that_is_not_utf8_is_refused(project: Project) -> None:
         project.shelf()
 
 
+@pytest.mark.full
 def test_a_catalogue_may_begin_with_a_byte_order_mark(sample: Path) -> None:
     sidelit("sync", cwd=sample)
     path = sample / "site/locale/ja/sample/ring.po"
@@ -636,6 +638,7 @@ pages = st.lists(st.lists(section, max_size=4).map(tuple), min_size=2, max_size=
 )
 
 
+@pytest.mark.full
 @settings(max_examples=60)
 @given(st.lists(st.tuples(pages, st.sets(st.integers(0, 7))), min_size=1, max_size=5))
 def test_no_text_is_lost_nor_shown_for_another_sentence(

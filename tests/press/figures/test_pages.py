@@ -72,6 +72,7 @@ def test_a_figure_may_stand_twice_on_a_page(sample: Path, site: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.full
 def test_a_changed_recording_changes_the_page(sample: Path, site: Path) -> None:
     before = built(sample)
     studio.record(site, {**studio.RECORDED, "data": [{"size": 4, "bytes": 400}, {"size": 9, "bytes": 800}]})
@@ -103,6 +104,7 @@ def test_a_page_is_in_its_language_and_says_what_is_missing(sample: Path, site: 
     assert '<p class="claim" id="figure-bars-title" lang="en">' in figure(made["zh/index.html"])
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [

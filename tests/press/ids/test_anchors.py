@@ -344,6 +344,7 @@ def test_a_double_with_a_docstring_does_not_take_the_id_of_one_without(ledger: P
     assert names[""] == "K"
 
 
+@pytest.mark.full
 def test_a_long_file_that_was_reformatted_is_found_again(ledger: Path) -> None:
     # To compare every section with every other again and again would take longer than a test may.
     lines = "\n\ndef f{0}(a):\n    # Claim number {0} is made here.\n    return a[{1}{0}{1}]\n"

@@ -215,6 +215,7 @@ def parts_of(text: str) -> tuple[str, str]:
     return head.rstrip() + "\n", mark + tail
 
 
+@pytest.mark.full
 def test_the_history_of_a_book(book: Book) -> None:
     book.run("sync")
     translate_all(book.root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ def released(spread: list[str], ledger: Ledger) -> tuple[Mapping[str, tuple[Anch
     return found, pages
 
 
+@pytest.mark.full
 @settings(max_examples=150)
 @given(st.lists(SPREAD, min_size=2, max_size=4))
 def test_every_place_that_was_published_leads_to_its_words(spreads: list[list[str]]) -> None:

@@ -58,6 +58,7 @@ def test_the_name_decides_the_address(
     assert [(each.name, each.output) for each in chapter.former if each.told] == old
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("said", ['name = "ring"', 'output = "ring.html"', 'was = ["ring"]'])
 def test_links_to_a_renamed_file_go_on_working(sample: Path, said: str) -> None:
     move(sample, f'{{ source = "deep/loop.py", {said} }}', "deep/loop.py")
@@ -118,6 +119,7 @@ def test_a_page_of_prose_is_renamed_too(sample: Path) -> None:
     assert "pictures/columns.svg" in tree(site)
 
 
+@pytest.mark.nightly
 def test_mkdocs_writes_old_addresses_too(sample: Path) -> None:
     move(sample, '{ source = "deep/loop.py", was = ["ring"] }', "deep/loop.py")
     sidelit("build", "--out", sample / "alone", cwd=sample)
@@ -147,6 +149,7 @@ def test_a_link_finds_a_file_that_moved_by_its_name(sample: Path) -> None:
     assert "ring.html#Ring.put" in page(site, "index.html").addresses
 
 
+@pytest.mark.full
 def test_a_link_to_one_of_several_files_says_which(sample: Path) -> None:
     second_window(sample)
     # `tools/window.py` lies where the link says; `window.py` is the end of two paths.
@@ -187,6 +190,7 @@ def test_a_renamed_file_is_printed_with_its_translations(sample: Path) -> None:
     assert "輪" in page(sample, "printed/loop.html").text
 
 
+@pytest.mark.full
 def test_a_ledger_and_catalogues_of_an_older_press_are_read(sample: Path) -> None:
     """It named pages by their paths and wrote no address, neither of the page nor of where it was."""
     sidelit("sync", cwd=sample)
@@ -210,6 +214,7 @@ def test_a_ledger_and_catalogues_of_an_older_press_are_read(sample: Path) -> Non
     assert tree(built(sample))["tools/window.html"] == tree(site)["tools/window.html"]
 
 
+@pytest.mark.nightly
 def test_a_new_page_may_take_a_name_that_is_free(sample: Path) -> None:
     sidelit("sync", cwd=sample)
     sidelit("publish", cwd=sample)

@@ -88,6 +88,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.cases(now=10, ci=10)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_with_its_place(project: Path, mistake: str) -> None:
     make, told = MISTAKES[mistake]

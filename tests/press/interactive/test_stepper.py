@@ -73,12 +73,14 @@ def test_a_twin_is_told_where_it_differs(project: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_moment_is_the_end_of_its_scene(project: Path) -> None:
     (moment,) = re.findall(r'(?s)<div class="moment">(.*)</div>', studio.built(project, PRINTED))
     assert 'href="#put-2"' in moment
     assert re.findall(r"Rank (\d) <b>(.*?)</b>", moment)[:2] == [("0", "10\u202fB"), ("1", "20\u202fB")]
 
 
+@pytest.mark.full
 def test_a_moment_on_another_page_leads_to_the_stepper_and_brings_its_legend(project: Path) -> None:
     assert 'class="kinds"' not in re.findall(r'(?s)<div class="moment">.*', studio.built(project, PRINTED))[0]
     with (project / "site/pages/notes/reading.md").open("a", encoding="utf-8") as notes:
@@ -153,6 +155,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.cases(now=9, ci=9)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_with_its_place(project: Path, mistake: str) -> None:
     make, told = MISTAKES[mistake]
@@ -162,6 +165,7 @@ def test_a_mistake_is_told_with_its_place(project: Path, mistake: str) -> None:
     assert re.match(r"site/(steppers/put.toml|recorded/\w+.json|lessons/steps.md):\d+: ", said)
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [

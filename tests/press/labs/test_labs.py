@@ -254,6 +254,7 @@ def test_the_page_shows_the_blank_the_solution_and_the_notebook(labs: Path) -> N
     assert 'href="../row.html"' in text
 
 
+@pytest.mark.nightly
 def test_a_lesson_leads_to_its_lab_and_lists_all_labs(labs: Path) -> None:
     build(labs)
     text = page(labs / "build/site", "row.html")
@@ -276,6 +277,7 @@ def test_the_page_says_where_the_notebook_opens(labs: Path) -> None:
     assert 'href="https://lab.example/notebooks/en/01_fill_a_ring.ipynb"' in build(labs)
 
 
+@pytest.mark.nightly
 def test_with_an_address_a_page_opens_a_notebook_that_installs_the_repository(labs: Path) -> None:
     edit(labs / CONFIG, 'label = "Labs"', 'label = "Labs"\ninstall = "rings[labs] @ git+{repository}"')
     # What no repository is known for is not installed, and where it is missing nothing runs.
@@ -335,6 +337,7 @@ def test_recorded_outputs_stand_below_their_cells(labs: Path) -> None:
 # ## Mistakes
 
 
+@pytest.mark.cases(now=3, ci=5)
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

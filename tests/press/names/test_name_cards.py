@@ -109,6 +109,7 @@ def test_a_file_of_that_name_is_refused(sample: Path) -> None:
     assert "two files would be written to ring.cards.js" in done.stderr
 
 
+@pytest.mark.full
 def test_an_edit_of_one_source_leaves_the_cards_of_the_others(sample: Path) -> None:
     sidelit("build", cwd=sample)
     before = tree(sample / "build/site")

@@ -37,6 +37,7 @@ def test_what_a_formula_tells_screen_readers_takes_no_room() -> None:
     assert not words_above(f"<p>{silent}</p>", code(3))
 
 
+@pytest.mark.full
 def test_an_init_without_words_stands_below_the_line_of_its_class(sample: Path) -> None:
     ring = sample / "src/sample/ring.py"
     with ring.open("a", encoding="utf-8") as file:

@@ -160,6 +160,7 @@ def test_a_heading_of_prose_is_cited_by_its_id(sample: Path) -> None:
     assert "no section" in sidelit("cite", "notes/reading#the-worms", cwd=sample, code=1).stderr
 
 
+@pytest.mark.full
 def test_the_box_of_a_page_says_what_the_command_says(sample: Path) -> None:
     edit(sample / "site/sidelit.toml", 'title = "Sample"', 'title = "Sample"\nurl = "https://example.org/x/"')
     sidelit("build", cwd=sample)

@@ -52,6 +52,7 @@ def test_the_sections_of_a_stretch_are_in_one_fold_under_its_words(marked: Path)
     assert "sidelit:" not in page(marked / "build/site", "ring.html").text
 
 
+@pytest.mark.nightly
 def test_what_is_in_a_fold_keeps_its_address(sample: Path) -> None:
     sidelit("build", "--out", sample / "before", cwd=sample)
     before = page(sample / "before", "ring.html")
@@ -63,6 +64,7 @@ def test_what_is_in_a_fold_keeps_its_address(sample: Path) -> None:
     assert "ring.html#Ring.put" in page(sample / "build/site", "index.html").addresses
 
 
+@pytest.mark.nightly
 def test_only_pages_with_depth_have_a_switch_for_it(marked: Path) -> None:
     sidelit("build", cwd=marked)
     for name, asked in (("ring.html", True), ("ja/ring.html", True), ("tools/window.html", False)):
@@ -74,6 +76,7 @@ def test_only_pages_with_depth_have_a_switch_for_it(marked: Path) -> None:
     assert (marked / "build/site/assets/depth.js").is_file()
 
 
+@pytest.mark.full
 def test_the_contents_of_the_page_lead_into_depth_and_say_so(marked: Path) -> None:
     sidelit("build", cwd=marked)
     html = (marked / "build/site/ring.html").read_text(encoding="utf-8")
@@ -90,6 +93,7 @@ def say(path: Path, words: str) -> None:
     catalogue.save()
 
 
+@pytest.mark.nightly
 def test_its_words_are_translated_like_any_others(marked: Path) -> None:
     sidelit("sync", cwd=marked)
     say(marked / "site/locale/ja/sample/ring.po", "0個の場所（$N = 0$）と`None`。")
@@ -120,6 +124,7 @@ def current(folder: Path) -> int:
     return sum(row["current"] for row in rows if row["lang"] == "ja")
 
 
+@pytest.mark.nightly
 def test_a_reworded_line_keeps_its_old_translation_at_hand_and_does_not_show_it(marked: Path) -> None:
     sidelit("sync", cwd=marked)
     say(marked / "site/locale/ja/sample/ring.po", "0個の場所（$N = 0$）と`None`。")
@@ -131,6 +136,7 @@ def test_a_reworded_line_keeps_its_old_translation_at_hand_and_does_not_show_it(
     assert "badge stale" in summary
 
 
+@pytest.mark.nightly
 def test_equal_words_in_two_stretches_are_two_folds(sample: Path) -> None:
     marks = "\n# sidelit: depth Rare.\ndef {0}(): ...\n# sidelit: core\n"
     with (sample / "src/sample/ring.py").open("a", encoding="utf-8") as file:
@@ -142,6 +148,7 @@ def test_equal_words_in_two_stretches_are_two_folds(sample: Path) -> None:
     ]
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("words", ["2. Later.", "# Later.", "- Later.", "> Later."])
 def test_a_line_is_a_sentence_whatever_it_begins_with(sample: Path, words: str) -> None:
     edit(sample / "src/sample/ring.py", PUT, f"    # sidelit: depth {words}\n{PUT}")
@@ -180,12 +187,14 @@ def test_a_build_tells_all_wrong_marks_and_writes_nothing(marked: Path) -> None:
     assert linted.replace(": source: ", ": ").splitlines() == told
 
 
+@pytest.mark.full
 def test_a_link_in_the_line_is_refused_where_it_was_written(marked: Path) -> None:
     edit(marked / "src/sample/ring.py", WORDS, "A [ring](#Ring) of none.")
     told = sidelit("build", cwd=marked, code=1).stderr
     assert told == f"src/sample/ring.py:42: {LINKED}\n"
 
 
+@pytest.mark.nightly
 def test_a_link_in_its_translation_is_refused_there(marked: Path) -> None:
     sidelit("sync", cwd=marked)
     path = marked / "site/locale/ja/sample/ring.po"
@@ -197,6 +206,7 @@ def test_a_link_in_its_translation_is_refused_there(marked: Path) -> None:
     assert told.startswith(f"site/locale/ja/sample/ring.po:{line}: a link cannot stand")
 
 
+@pytest.mark.full
 def test_a_formula_that_is_wrong_is_told_at_the_mark(marked: Path) -> None:
     edit(marked / "src/sample/ring.py", WORDS, r"A ring of $\nosuch{1}$.")
     assert "src/sample/ring.py:42: KaTeX refuses" in sidelit("build", cwd=marked, code=1).stderr
@@ -216,6 +226,7 @@ x = 1
 '''
 
 
+@pytest.mark.full
 def test_a_file_of_no_site_is_printed_with_its_depth(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(FOREIGN, encoding="utf-8")
     done = sidelit("print", "one.py", "--out", "build/site", cwd=tmp_path)

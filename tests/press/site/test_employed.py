@@ -122,6 +122,7 @@ def below(pages: Path, page: str, section: str) -> list[str]:
     return [unescape(re.sub(r"<[^>]*>", "", line)) for line in addressed]
 
 
+@pytest.mark.full
 def test_the_uses_of_a_method_lead_to_their_sections_once_each(pages: Path) -> None:
     lines = below(pages, "ring.html", "Ring.put")
     assert lines[:3] == [

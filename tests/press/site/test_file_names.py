@@ -33,6 +33,7 @@ def odd_folder(tmp_path: Path) -> Path:
 NAMES = ("my page", "50% off", "who?", "a#b", "読み方", "a&b;c")
 
 
+@pytest.mark.full
 def test_pages_may_have_any_name(sample: Path) -> None:
     config = sample / "site/sidelit.toml"
     front = "".join(f'[[front]]\nsource = "{name}.md"\n\n' for name in NAMES)

@@ -184,8 +184,7 @@ def pages_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-@pytest.mark.full
-@pytest.mark.matrix
+@pytest.mark.nightly
 def test_after_every_kind_of_edit_a_build_is_the_one_that_knows_nothing(
     project: Path, tmp_path: Path
 ) -> None:
@@ -202,6 +201,7 @@ def test_after_every_kind_of_edit_a_build_is_the_one_that_knows_nothing(
         assert different == [], name
 
 
+@pytest.mark.full
 def test_an_edit_makes_the_pages_anew_that_show_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(project)
     made = pages_made(monkeypatch)
@@ -227,6 +227,7 @@ def test_an_edit_makes_the_pages_anew_that_show_it(project: Path, monkeypatch: p
     assert git(project, "rev-parse", "HEAD")[:10].encode() in committed["ring.html"]
 
 
+@pytest.mark.nightly
 def test_what_is_damaged_or_foreign_is_made_anew(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +254,7 @@ def test_what_is_damaged_or_foreign_is_made_anew(
     assert len(made) == pages
 
 
+@pytest.mark.full
 def test_a_page_with_a_mistake_is_made_by_every_build(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(project / READING, "../glossary.md#term-ring", "../glossary.md#term-rang")
     edit(project / TOML, 'title = "Sample"', 'title = "Sample"\nkeep_going = true')
@@ -264,6 +266,7 @@ def test_a_page_with_a_mistake_is_made_by_every_build(project: Path, monkeypatch
     assert told[0] == told[1] != []
 
 
+@pytest.mark.nightly
 def test_whoever_has_no_home_builds_without(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

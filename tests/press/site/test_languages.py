@@ -182,6 +182,7 @@ def test_what_is_no_code_of_a_language_is_refused() -> None:
         languages.load("../en")
 
 
+@pytest.mark.full
 def test_files_are_printed_in_a_language_of_their_project(german: Path) -> None:
     sidelit("sync", cwd=german)
     translate(german / "site/locale/en/ring.po", {"Der Ring": "The ring"})
@@ -205,6 +206,7 @@ def kept(german: Path) -> Path:
     return german
 
 
+@pytest.mark.full
 def test_a_part_may_stay_in_the_language_of_its_sources(kept: Path) -> None:
     sidelit("sync", cwd=kept)
     assert not (kept / "site/locale/en/ring.po").exists()

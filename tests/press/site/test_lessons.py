@@ -36,6 +36,7 @@ def section(text: str, name: str) -> str:
 # ## The page
 
 
+@pytest.mark.nightly
 def test_a_lesson_says_its_number_its_minutes_its_needs_and_its_aims(course: Path) -> None:
     sidelit("build", cwd=course)
     first, second = html(course, "row.html"), html(course, "view.html")
@@ -53,6 +54,7 @@ def test_a_lesson_says_its_number_its_minutes_its_needs_and_its_aims(course: Pat
     assert ":minutes:" not in page(course / "build/site", "row.html").text
 
 
+@pytest.mark.nightly
 def test_next_leads_from_lesson_to_lesson(course: Path) -> None:
     sidelit("build", cwd=course)
     ways = {
@@ -87,6 +89,7 @@ def test_a_site_without_lessons_has_no_words_for_them(sample: Path) -> None:
     assert "data-finish" not in html(sample, "index.html")
 
 
+@pytest.mark.nightly
 def test_progress_is_a_matter_of_the_script(course: Path) -> None:
     sidelit("build", cwd=course)
     text = html(course, "row.html")
@@ -95,6 +98,7 @@ def test_progress_is_a_matter_of_the_script(course: Path) -> None:
     assert (course / "build/site/assets/lesson.js").stat().st_size <= 1500
 
 
+@pytest.mark.nightly
 def test_mkdocs_prints_the_same_lessons(course: Path) -> None:
     sidelit("build", "--out", course / "other", cwd=course)
     done = run("mkdocs", "build", "--strict", cwd=course)
@@ -105,6 +109,7 @@ def test_mkdocs_prints_the_same_lessons(course: Path) -> None:
 # ## What it takes
 
 
+@pytest.mark.nightly
 def test_a_section_is_shown_whole_under_an_id_that_says_where_it_is_from(course: Path) -> None:
     sidelit("build", cwd=course)
     whole = section(html(course, "row.html"), "ring/Ring.put")
@@ -122,6 +127,7 @@ def test_a_section_is_shown_whole_under_an_id_that_says_where_it_is_from(course:
     assert 'href="ring.html#Ring.__init__"' in whole
 
 
+@pytest.mark.nightly
 def test_ids_are_unique_however_often_a_section_is_shown(course: Path) -> None:
     sidelit("build", cwd=course)
     for name in ("row.html", "ja/row.html", "view.html"):
@@ -136,6 +142,7 @@ def test_ids_are_unique_however_often_a_section_is_shown(course: Path) -> None:
     assert {"ring-put", "tools/window/Window"} <= set(page(course / "build/site", "view.html").ids)
 
 
+@pytest.mark.nightly
 def test_named_lines_alone_are_shown_and_words_replace_the_commentary(course: Path) -> None:
     sidelit("build", cwd=course)
     some = section(html(course, "row.html"), "ring/Ring.put:2")
@@ -146,6 +153,7 @@ def test_named_lines_alone_are_shown_and_words_replace_the_commentary(course: Pa
     assert len(re.findall('class="num"', some)) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "numbers"),
     [
@@ -182,6 +190,7 @@ def test_a_directive_is_found_by_the_end_of_a_path_too(course: Path) -> None:
 # ## Words set apart
 
 
+@pytest.mark.nightly
 def test_the_answer_is_folded_and_the_question_is_not(course: Path) -> None:
     sidelit("build", cwd=course)
     text = html(course, "row.html")
@@ -196,6 +205,7 @@ def test_the_answer_is_folded_and_the_question_is_not(course: Path) -> None:
     assert "答案" in html(course, "zh/row.html")
 
 
+@pytest.mark.nightly
 def test_prose_pages_may_ask_too_and_may_not_take_sections(course: Path) -> None:
     notes = course / "site/pages/notes/reading.md"
     before = notes.read_text(encoding="utf-8")
@@ -207,6 +217,7 @@ def test_prose_pages_may_ask_too_and_may_not_take_sections(course: Path) -> None
     assert re.fullmatch(r"site/pages/notes/reading.md:\d+: `section` stands in lessons only\n", told)
 
 
+@pytest.mark.nightly
 def test_commentary_knows_no_directives(course: Path) -> None:
     edit(course / "src/sample/ring.py", "A comment may begin", "::: question\n# A comment may begin")
     sidelit("build", cwd=course)
@@ -216,6 +227,7 @@ def test_commentary_knows_no_directives(course: Path) -> None:
 # ## In other languages
 
 
+@pytest.mark.nightly
 def test_the_words_of_a_lesson_are_translated_like_those_of_a_page(course: Path) -> None:
     sidelit("sync", cwd=course)
     said = {
@@ -245,6 +257,7 @@ def status(folder: Path) -> list[dict[str, object]]:
     return list(json.loads(sidelit("status", "--json", cwd=folder).stdout))
 
 
+@pytest.mark.nightly
 def test_what_is_taken_has_the_translation_of_its_chapter_and_its_state(course: Path) -> None:
     sidelit("sync", cwd=course)
     words = {
@@ -291,6 +304,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("written", MISTAKES)
 def test_a_mistake_in_a_directive_is_one_line_in_the_build_and_in_the_lint(
     course: Path, written: str

@@ -40,6 +40,7 @@ def test_a_template_of_the_project_shadows_ours_and_reaches_it(sample: Path) -> 
     assert (sample / "build/site/assets/ours.css").read_text("utf-8") == "body { color: red }\n"
 
 
+@pytest.mark.full
 def test_an_asset_of_ours_is_exchanged_only_on_purpose(sample: Path) -> None:
     write(sample / "site/assets/print.css", "ours\n")
     told = sidelit("build", cwd=sample, code=1).stderr
@@ -76,6 +77,7 @@ def test_a_bundle_is_exchanged_by_its_parts(sample: Path) -> None:
     )
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     ("text", "said"),
     [

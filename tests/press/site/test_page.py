@@ -28,6 +28,7 @@ def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     look.forget()
 
 
+@pytest.mark.cases(now=0, ci=1)
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
@@ -59,6 +60,7 @@ def test_a_word_that_one_language_lacks(sample: Path, templates: Path) -> None:
     assert str(told.value).startswith("templates/ui/ja.toml:7: words of the interface are missing: part;")
 
 
+@pytest.mark.full
 def test_templates_are_read_again_for_the_next_build(sample: Path, templates: Path) -> None:
     configuration = sample / "site/sidelit.toml"
     assert "Sample" in site.files(config.load(configuration))["ring.html"].decode()

@@ -64,6 +64,7 @@ def test_print_carries_them_too(project: Path) -> None:
     assert 'src="assets/pictures/img/a%20cat.png" alt="a cat" width="20"' in html
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     ("target", "told"),
     [

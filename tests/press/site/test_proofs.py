@@ -107,6 +107,7 @@ def test_an_address_that_wants_a_commit_is_left_out_without_one(tested: Path) ->
     assert "<a " not in foot(tested, "ring.html")
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -161,6 +162,7 @@ def test_it_is_a_list_of_strings(tested: Path, value: str) -> None:
     assert re.match(r"site/sidelit\.toml:\d+: `proves` must be a list", told)
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize(
     ("run", "right"),
     [

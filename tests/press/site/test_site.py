@@ -31,6 +31,7 @@ def test_every_page_exists_in_every_language_and_nothing_else_is_left_behind(bui
     assert [path.name for path in built.parent.iterdir()] == ["site"]
 
 
+@pytest.mark.nightly
 def test_languages_are_declared_and_share_their_ids(built: Path) -> None:
     for name in SAMPLE_PAGES:
         english, japanese, chinese = (page(built, prefix + name) for prefix in ("", "ja/", "zh/"))
@@ -39,6 +40,7 @@ def test_languages_are_declared_and_share_their_ids(built: Path) -> None:
         assert len(set(english.ids)) == len(english.ids)
 
 
+@pytest.mark.nightly
 def test_every_address_leads_somewhere(built: Path) -> None:
     ids = {name: set(page(built, name).ids) for name in PAGES}
     files = tree(built)
@@ -101,6 +103,7 @@ def test_a_macro_of_the_configuration_may_stand_in_every_formula(sample: Path) -
     assert 'mathvariant="double-struck"' in html
 
 
+@pytest.mark.nightly
 def test_links_of_all_kinds_are_resolved(built: Path) -> None:
     assert "tools/window.html#Window" in page(built, "ring.html").addresses
     assert "../tools/window.html#Window" not in page(built, "ja/ring.html").addresses
@@ -136,12 +139,14 @@ def test_glossary_and_bibliography_are_made_from_data(built: Path) -> None:
     assert "ring.html" in works.addresses
 
 
+@pytest.mark.nightly
 def test_two_builds_of_the_same_project_are_equal(sample: Path, built: Path) -> None:
     first = tree(built)
     sidelit("build", "--out", sample / "again", cwd=sample)
     assert tree(sample / "again") == first
 
 
+@pytest.mark.nightly
 def test_a_page_that_is_gone_from_the_project_is_gone_from_the_site(sample: Path, built: Path) -> None:
     edit(sample / "site" / "sidelit.toml", '[[front]]\nsource = "notes/reading.md"\n', "")
     edit(sample / "site" / "pages" / "index.md", ", then [how to read](notes/reading.md#the-two-columns)", "")
@@ -149,6 +154,7 @@ def test_a_page_that_is_gone_from_the_project_is_gone_from_the_site(sample: Path
     assert not (built / "notes").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("module", ["sidelit", "mkdocs"])
 def test_a_site_that_is_a_link_stays_one(sample: Path, module: str) -> None:
     (sample / "elsewhere/here").mkdir(parents=True)
@@ -160,6 +166,7 @@ def test_a_site_that_is_a_link_stays_one(sample: Path, module: str) -> None:
     assert (sample / "elsewhere/here/ring.html").is_file()
 
 
+@pytest.mark.nightly
 def test_what_is_translated_is_shown_and_the_rest_stays_english(sample: Path, built: Path) -> None:
     assert "missing" in (built / "ja" / "ring.html").read_text(encoding="utf-8")
     sidelit("sync", cwd=sample)
@@ -181,6 +188,7 @@ def test_what_is_translated_is_shown_and_the_rest_stays_english(sample: Path, bu
     assert "リング" not in page(built, "zh/ring.html").text
 
 
+@pytest.mark.nightly
 def test_labels_of_parts_are_translated(sample: Path, built: Path) -> None:
     sidelit("sync", cwd=sample)
     translate(sample / "site/locale/zh/site.po", {"Containers": "容器"})
@@ -189,6 +197,7 @@ def test_labels_of_parts_are_translated(sample: Path, built: Path) -> None:
     assert "Containers" not in page(built, "zh/ring.html").text
 
 
+@pytest.mark.nightly
 def test_the_foot_names_version_commit_and_date(sample: Path) -> None:
     (sample / "pyproject.toml").write_text(
         '[project]\nname = "sample"\nversion = "1.2.3"\n', encoding="utf-8"

@@ -208,6 +208,7 @@ MISTAKES: dict[str, tuple[str, Break, str]] = {
 }
 
 
+@pytest.mark.cases(now=1, ci=1)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line_and_the_old_site_stays(sample: Path, name: str) -> None:
     path, mistake, words = MISTAKES[name]
@@ -221,6 +222,7 @@ def test_a_mistake_is_one_line_and_the_old_site_stays(sample: Path, name: str) -
     assert tree(sample / "build") == before
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["a syntax error", "a link to no heading", "a key nobody knows"])
 def test_mkdocs_tells_the_same_and_leaves_the_old_site_too(sample: Path, name: str) -> None:
     path, mistake, words = MISTAKES[name]
@@ -266,6 +268,7 @@ def test_a_build_that_is_asked_to_goes_on_and_tells_every_gap(sample: Path) -> N
     assert not (sample / "build/site/tools/window.html").exists()
 
 
+@pytest.mark.full
 def test_a_mistake_in_a_translation_is_told_at_its_place_in_the_catalogue(sample: Path) -> None:
     sidelit("sync", cwd=sample)
     path = sample / "site/locale/ja/sample/tools/window.po"
@@ -312,6 +315,7 @@ def test_a_file_in_the_place_of_the_site_is_not_overwritten(sample: Path) -> Non
     assert (sample / "build/site").read_text(encoding="utf-8") == "mine"
 
 
+@pytest.mark.full
 def test_a_folder_that_holds_something_else_is_not_overwritten(sample: Path) -> None:
     before = tree(sample)
     commands = (["build", "--out", "."], ["build", "--out", "src"], ["print", "src", "--out", "site"])

@@ -41,6 +41,7 @@ def cut(text: str) -> list[str]:
     ]
 
 
+@pytest.mark.full
 def test_a_section_is_a_slide_and_a_quoted_one_has_its_own(course: Path) -> None:
     told = sidelit("slides", "row", cwd=course).stdout.splitlines()
     assert told == [str(course / HERE / name) for name in ("row.html", "ja/row.html", "zh/row.html")]
@@ -57,6 +58,7 @@ def test_a_section_is_a_slide_and_a_quoted_one_has_its_own(course: Path) -> None
     assert "slides" not in (course / "build/site/row.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_every_word_of_the_lesson_is_on_a_slide_once(course: Path) -> None:
     sidelit("build", cwd=course)
     sidelit("slides", "lessons/row", cwd=course)
@@ -91,6 +93,7 @@ def test_links_lead_to_the_public_address_where_there_is_one(course: Path) -> No
     assert not (course / HERE / "row.html").exists()
 
 
+@pytest.mark.full
 def test_a_deck_is_replaced_whole_and_nothing_else_is(course: Path) -> None:
     sidelit("slides", "row", cwd=course)
     before = tree(course / HERE)

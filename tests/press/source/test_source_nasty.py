@@ -6,6 +6,7 @@ import ast
 import warnings
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -212,6 +213,7 @@ def simple_statements(tree: ast.AST) -> list[tuple[int, int]]:
 PROGRAMS = drafts().filter(valid)
 
 
+@pytest.mark.full
 @given(PROGRAMS)
 def test_nasty_programs_come_back_with_every_statement_in_one_piece(text: str) -> None:
     document = source.parse(text, "nasty.py")
@@ -243,6 +245,7 @@ def names(tree: ast.AST, around: str = "") -> list[str]:
     return found
 
 
+@pytest.mark.full
 @given(PROGRAMS)
 def test_nasty_programs_have_all_their_names_and_all_their_words(text: str) -> None:
     document = source.parse(text, "nasty.py")
@@ -285,6 +288,7 @@ def marks(text: str, inside: set[int]) -> dict[int, str]:
     return {row: line for row, line in said.items() if line in (DEPTH, CORE)}
 
 
+@pytest.mark.full
 @given(PROGRAMS)
 def test_depth_is_what_begins_between_its_mark_and_the_end_of_its_block(text: str) -> None:
     document = source.parse(text, "nasty.py")
@@ -311,6 +315,7 @@ def test_depth_is_what_begins_between_its_mark_and_the_end_of_its_block(text: st
             assert after.depth and after.depth.line == row if mark == DEPTH else after.depth is None
 
 
+@pytest.mark.nightly
 @given(PROGRAMS)
 def test_marks_of_depth_change_nothing_but_depth(text: str) -> None:
     """Beside the same file with notes to another tool in their places."""

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from matrix import rows
 from sidelit.errors import SidelitError
 from sidelit.source import source
+from tiers import rows
+
+pytestmark = pytest.mark.full
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 
@@ -105,7 +107,8 @@ def shares() -> dict[str, list[Path]]:
     }
 
 
-@pytest.mark.parametrize("share", rows(shares(), now=["a third"], turn=3))
+@pytest.mark.cases(ci=1)
+@pytest.mark.parametrize("share", rows(shares(), now=["a third"]))
 @pytest.mark.usefixtures("uncollected")
 def test_the_standard_library_comes_back_and_its_docstrings_are_found(share: str) -> None:
     sections = 0
@@ -124,6 +127,7 @@ def test_the_standard_library_comes_back_and_its_docstrings_are_found(share: str
     assert len(paths) > 200
 
 
+@pytest.mark.cases(ci=1)
 @pytest.mark.parametrize("name", sorted(INVALID - {"bad_coding2.py"}))
 def test_what_python_refuses_is_refused_with_a_place(name: str) -> None:
     """`bad_coding2` is wrong in a way that Python's own tools do not agree on."""
