@@ -7,6 +7,10 @@ const keyed = ({ target, ctrlKey, metaKey, altKey }) => {
   const typing = target.closest("[type=search], textarea, select, dialog");
   return !(typing || ctrlKey || metaKey || altKey || stored("sidelit-keys"));
 };
+// Whether a pointer stands still: where a page moves below it, it comes to something without being moved.
+let pointed = "";
+addEventListener("pointermove", ({ screenX, screenY }) => { pointed = `${screenX} ${screenY}`; });
+const rests = ({ screenX, screenY }) => !pointed || pointed === `${screenX} ${screenY}`;
 
 {
   const written = one("template.keys");

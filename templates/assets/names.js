@@ -46,8 +46,10 @@ const loaded = (tag, more, done) => new Promise((onload, onerror) => {
 
   const near = (target) => target.closest("main .n");
   let pressed = false;
-  addEventListener("pointerover", ({ target, pointerType }) => {
-    if (pointerType === "touch") return;
+  addEventListener("pointerover", (event) => {
+    const { target, pointerType } = event;
+    // What a key has opened has the focus.
+    if (pointerType === "touch" || (now && now === document.activeElement && rests(event))) return;
     const link = near(target);
     if (card.contains(target)) clearTimeout(timer);
     // What a symbol means is said by another box.

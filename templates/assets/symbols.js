@@ -11,13 +11,15 @@
   const sill = one(".top").offsetHeight;
 
   let now = null;
+  let byKey = false;
   let timer = 0;
   const later = (wait, mark) => {
     clearTimeout(timer);
     timer = setTimeout(light, wait, mark);
   };
-  const light = (mark) => {
+  const light = (mark, key = false) => {
     clearTimeout(timer);
+    byKey = key;
     if (mark === now) return;
     for (const each of all(".lit")) each.classList.remove("lit");
     now = mark;
@@ -36,8 +38,9 @@
   };
 
   const near = (target) => target.closest("main [data-sym]");
-  addEventListener("pointerover", ({ target, pointerType }) => {
-    if (pointerType === "touch") return;
+  addEventListener("pointerover", (event) => {
+    const { target, pointerType } = event;
+    if (pointerType === "touch" || (byKey && rests(event))) return;
     if (box.contains(target)) clearTimeout(timer);
     else later(near(target) ? 90 : 250, near(target));
   });
@@ -46,7 +49,7 @@
   });
   for (const row of list) {
     row.tabIndex = row === list[0] ? 0 : -1;
-    row.onfocus = () => light(one("[data-sym]", row));
+    row.onfocus = () => light(one("[data-sym]", row), true);
   }
   addEventListener("keydown", (event) => {
     const { key, target } = event;
@@ -62,6 +65,6 @@
       return top > sill && bottom < innerHeight && mark.checkVisibility();
     });
     if (key === "S") marks.reverse();
-    light(marks[marks.indexOf(now) + 1] ?? marks[0] ?? null);
+    light(marks[marks.indexOf(now) + 1] ?? marks[0] ?? null, true);
   });
 }

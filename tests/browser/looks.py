@@ -105,6 +105,13 @@ SEEN = """
     };
 }
 """
+# The page moves below a pointer that stands still.
+MOVED = """
+    () => new Promise(done => {
+        addEventListener("pointerover", done, { once: true });
+        document.querySelector("main").style.paddingTop = "300px";
+    })
+"""
 VISIBLE = """
 selector => [...document.querySelectorAll(selector)].filter(element => {
     if (!element.checkVisibility()) return false;

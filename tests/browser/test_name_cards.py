@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from browser.looks import ALL, violations
+from browser.looks import ALL, MOVED, violations
 from browser.serving import serve
 from press.project import SAMPLE, edit, sidelit, translate
 
@@ -175,6 +175,21 @@ def test_keys_walk_the_names_in_sight_and_tab_passes_them(page: Page, served: st
     expect(page.locator(CARD)).to_be_hidden()
     page.keyboard.press("?")
     expect(page.locator("dialog.shortcuts")).to_contain_text("Next and previous name in sight")
+
+
+@pytest.mark.full
+def test_a_page_that_moves_below_a_resting_pointer_keeps_the_card_of_a_key(page: Page, served: str) -> None:
+    page.clock.install()
+    page.goto(served + "tools/window.html")
+    page.hover("h1")
+    page.keyboard.press("n")
+    expect(page.locator(CARD)).to_be_visible()
+    page.evaluate(MOVED)
+    page.clock.run_for(1000)
+    expect(page.locator(CARD)).to_be_visible()
+    page.hover(".lede")
+    page.clock.run_for(1000)
+    expect(page.locator(CARD)).to_be_hidden()
 
 
 @pytest.mark.nightly

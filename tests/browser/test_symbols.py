@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from browser.looks import ALL, violations
+from browser.looks import ALL, MOVED, violations
 from press.project import edit
 from tiers import rows
 
@@ -105,6 +105,21 @@ def test_keys_walk_the_symbols_in_sight(page: Page, home: str) -> None:
         assert page.evaluate(LIT) == count
     page.clock.run_for(300)
     expect(page.locator(".gloss")).to_be_visible()
+
+
+def test_a_page_that_moves_below_a_resting_pointer_keeps_what_a_key_has_lit(page: Page, home: str) -> None:
+    page.clock.install()
+    page.goto(home + "sizes.html")
+    page.hover("#module p [data-sym=N_d]")
+    page.clock.run_for(100)
+    page.keyboard.press("s")
+    lit = page.evaluate(LIT)
+    page.evaluate(MOVED)
+    page.clock.run_for(300)
+    assert page.evaluate(LIT) == lit
+    page.hover("h1")
+    page.clock.run_for(300)
+    assert page.evaluate(LIT) == 0
 
 
 def test_the_notation_is_one_stop_for_the_keyboard(page: Page, home: str) -> None:

@@ -16,7 +16,7 @@ NAMES = [path.name for path in SCRIPTS]
 # The search loads with its first use; a page has only its button.
 LIMITS = {
     "cite.js": 2000,
-    "comforts.js": 3880,
+    "comforts.js": 4020,
     "names.js": 2700,
     "names-card.js": 1700,
     "newest.js": 200,
@@ -26,7 +26,7 @@ LIMITS = {
     "search-rank.js": 3640,
     "search-dialog.js": 2360,
     "slides.js": 1000,
-    "symbols.js": 2150,
+    "symbols.js": 2210,
 }
 
 
