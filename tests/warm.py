@@ -183,7 +183,8 @@ def _keep(client: socket.socket, path: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
         *given, numbers = json.loads(words)
-        _take(dict(zip(numbers, streams, strict=True)), [heard, ended, client.detach()])
+        client.detach()
+        _take(dict(zip(numbers, streams, strict=True)))
         _end(_run(*given, path))
     for stream in streams:
         os.close(stream)
@@ -200,19 +201,14 @@ def _keep(client: socket.socket, path: list[str]) -> int:
             return 0
 
 
-def _take(streams: dict[int, int], keepers: list[int]) -> None:
+def _take(streams: dict[int, int]) -> None:
     """Give the streams their numbers, and close what the program does not know."""
-    if len(streams) == 3:
-        above = max([*streams.values(), *keepers])
-    else:
-        # A number may be taken by what this process was forked with, such as the pipes of `multiprocessing`.
-        above = max(int(entry.name) for entry in Path("/dev/fd").iterdir()) + max(streams)
-        resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
-        forkserver._forkserver.__init__()  # type: ignore[attr-defined, misc]
+    # A number may be taken by what this process was forked with, such as the pipes of `multiprocessing`.
+    resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
+    forkserver._forkserver.__init__()  # type: ignore[attr-defined, misc]
+    above = max(int(entry.name) for entry in Path("/dev/fd").iterdir()) + max(streams)
     held = {number: fcntl.fcntl(stream, fcntl.F_DUPFD, above + 1) for number, stream in streams.items()}
-    for number in (*streams.values(), *keepers) if len(streams) == 3 else range(3, above + 1):
-        with suppress(OSError):
-            os.close(number)
+    os.closerange(3, above + 1)
     for number, stream in held.items():
         os.dup2(stream, number)
         os.close(stream)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import socket
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from datetime import timedelta
 from pathlib import Path
 
@@ -119,27 +122,30 @@ def test_ranks_of_the_real_command_refuse_a_background_of_one_rank_alone(tmp_pat
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def taken() -> Iterator[int]:
     """A port on which another program listens, and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", str(port))
-        monkeypatch.setattr(meeting, "PATIENCE", timedelta(seconds=0.05))
-        yield port
+        yield server.getsockname()[1]
 
 
-def test_a_rank_says_which_address_it_waits_for_and_does_not_wait_forever(
-    taken: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = f"at 127.0.0.1:{taken} (MASTER_ADDR:MASTER_PORT)"
-    with pytest.raises(OwnMistake) as refused:
+def waits(port: int) -> tuple[str, str]:
+    """What is raised and said. A thread of the store goes on waiting, until this process ends."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    meeting.PATIENCE = timedelta(seconds=0.05)
+    with redirect_stderr(io.StringIO()) as said, pytest.raises(OwnMistake) as refused:
         meeting.meeting_place(1, 2, timedelta(seconds=0.2), {})
-    assert str(refused.value) == (
-        f"not all of 2 ranks have met {place} within 0:00:00.200000; start all of them, "
-        "with the address of rank 0's machine"
-    )
-    assert capsys.readouterr().err == f"rank 1: still waiting for all 2 ranks {place}\n"
+    return str(refused.value), said.getvalue()
+
+
+def test_a_rank_says_which_address_it_waits_for_and_does_not_wait_forever(taken: int) -> None:
+    place = f"at 127.0.0.1:{taken} (MASTER_ADDR:MASTER_PORT)"
+    assert ranks.run(1, waits, taken) == [
+        (
+            f"not all of 2 ranks have met {place} within 0:00:00.200000; start all of them, "
+            "with the address of rank 0's machine",
+            f"rank 1: still waiting for all 2 ranks {place}\n",
+        )
+    ]
 
 
 def test_a_port_in_use_is_told_in_one_sentence(taken: int) -> None:
