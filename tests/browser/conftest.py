@@ -120,7 +120,8 @@ class Window:
         page.on("response", self.answered)
 
     def said(self, message: ConsoleMessage) -> None:
-        # By a timer, and of a font it has from the page before, too; `test_fonts.py` looks at what is used.
+        # Chromium says so some seconds after the load, and also of a face that it holds from the page before
+        # and that the page uses. `test_fonts.py` proves what is used.
         if "was preloaded using link preload but not used" not in message.text:
             self.messages.append(f"{self.page.url}: {message.type}: {message.text}")
 
