@@ -230,9 +230,8 @@ class Usage:
             if self.zero:
                 flat.add_zero()
         # A thread of the backend may refer to the numbers a little longer, so their
-        # memory is freed here.
-        if not any(flat.due for flat in self.starts):
-            resize(self.numbers, 0)
+        # memory is freed here. What of them is still needed, the host has read.
+        resize(self.numbers, 0)
 
     # sidelit: depth Gradients that were changed while they waited.
 

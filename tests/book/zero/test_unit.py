@@ -11,6 +11,7 @@ from torch.distributed import init_device_mesh
 
 import ranks
 from shardbook.foundations.collectives import PendingGather, PendingReduce
+from shardbook.parameters.gradients import FlatWithGradients
 from shardbook.zero.unit import Unit
 from shardbook.zero.zero3 import Zero3
 
@@ -139,3 +140,23 @@ def what_is_refused() -> None:
 
 def test_a_unit_is_not_shown_before_it_is_whole_nor_reduced_twice_at_once() -> None:
     ranks.run(2, what_is_refused)
+
+
+def what_was_sent_is_freed() -> None:
+    from shardbook import shard
+
+    sent: list[torch.Tensor | None] = []
+
+    def reduce(flat: FlatWithGradients, groups: Any, real: Any = FlatWithGradients.reduce) -> None:
+        sent.append(flat.sending)
+        real(flat, groups)
+
+    FlatWithGradients.reduce = reduce  # type: ignore[method-assign]
+    for stage in range(4):
+        shard(Model(), units=nn.Sequential, stage=stage)(DATA).sum().backward()
+    assert len(sent) == 12
+    assert all(each is not None and each.untyped_storage().nbytes() == 0 for each in sent)
+
+
+def test_of_a_vector_that_was_sent_no_memory_stays_even_if_somebody_refers_to_it() -> None:
+    ranks.run(2, what_was_sent_is_freed)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from book.reference import (
     fill_gradients,
     without_gradient,
 )
+from shardbook.foundations import collectives
+from shardbook.zero import unused
 
 # Which experts a rank uses in a step: the last one idles at first, then one rank uses it, then nobody again.
 CHOICES = [[(0,), (0, 1)], [(0, 1), (0, 2)], [(1,), (1,)], [(0,), (2,)]]
@@ -100,6 +103,38 @@ def in_every_stage() -> None:
 @pytest.mark.nightly
 def test_an_idle_expert_is_not_moved_by_decay_or_momentum() -> None:
     ranks.run(2, in_every_stage)
+
+
+class Late:
+    """An exchange whose result is there when somebody has waited for it, and no earlier."""
+
+    every: ClassVar[list[Tensor]] = []
+
+    def __init__(self, numbers: Tensor, *, group: Any) -> None:
+        self.numbers, self.result = numbers, numbers.clone()
+        self.pending = collectives.all_reduce_max(self.result, group=group)
+        self.works = self.pending.works
+        self.every.append(numbers)
+
+    def wait(self) -> None:
+        self.pending.wait()
+        if self.numbers.untyped_storage().nbytes():
+            self.numbers.copy_(self.result)
+
+
+def the_answer_comes_late() -> None:
+    from shardbook import shard
+
+    unused.all_reduce_max = Late  # type: ignore[assignment, misc]
+    for stage in STAGES:
+        train(shard(Experts(), stage=stage, units=()))
+    assert Late.every
+    # Whoever still refers to the numbers keeps no memory.
+    assert {numbers.untyped_storage().nbytes() for numbers in Late.every} == {0}
+
+
+def test_the_answer_is_waited_for_and_then_freed() -> None:
+    ranks.run(2, the_answer_comes_late)
 
 
 def layers_dropped_by_each_rank() -> None:
