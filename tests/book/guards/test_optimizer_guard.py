@@ -112,7 +112,11 @@ def groups_made_in_time() -> None:
     shard(vectors)
     trainable = [p for p in vectors.parameters() if p.requires_grad]
     matrices = shard(nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)))
+    # A vector that is not cut is chosen by its name.
+    biased = shard(linears(2), uncut=lambda name, parameter: name == "0.bias")
+    rest = [p for p in biased.parameters() if p is not biased[0].bias]
     for each, groups in (
+        (biased, [{"params": [biased[0].bias], "weight_decay": 0.0}, {"params": rest, "weight_decay": 0.1}]),
         (matrices, groups_by_shape(matrices)),
         (shard(model), made),
         (whole, groups_by_shape(whole)),

@@ -300,7 +300,7 @@ def changes_by_hand_are_seen() -> None:
 
 
 def evaluates_in_full_precision() -> None:
-    from shardbook import shard
+    from shardbook import no_sync, shard
     from shardbook.foundations.collectives import ledger
 
     for stage in STAGES:
@@ -319,6 +319,11 @@ def evaluates_in_full_precision() -> None:
         # The block leaves no trace, and training goes on in 16 bits.
         low = low_copy(plain, BF16)
         assert error(model, data).item() == error(low, data).item()
+        # Between two micro-batches a unit need not gather again, but here it has to.
+        with no_sync(model):
+            error(model, data).backward()
+        with full_precision(model), torch.enable_grad():
+            assert error(model, data).item() == error(plain, data).item()
         error(model, batch(dist.get_rank(), 1)).backward()
         optimizer.step()
         seen = model[1].register_forward_pre_hook(partial(enter_in_the_middle, model))
