@@ -65,10 +65,11 @@ def start(
     # A shell lets what it runs in the background ignore this signal, and a child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # A build that finds pages or compiled templates of the build before it has fewer moments.
-    for kept in ("work", "compiled"):
-        shutil.rmtree(project / ".cache/sidelit" / kept, ignore_errors=True)
+    shutil.rmtree(project / ".cache", ignore_errors=True)
     arguments = [sys.executable, "-c", CHILD, log, str(int(number)), str(at), *COMMANDS[command]]
-    environment = {**os.environ, "HOME": str(project), "PYTHONDONTWRITEBYTECODE": "1"}
+    # And other tests keep none for it.
+    own = {"HOME": str(project), "XDG_CACHE_HOME": str(project / ".cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, **own}
     # Every process of the command holds the writing end of this, and nobody writes.
     told, held = os.pipe()
     done = subprocess.run(
