@@ -113,6 +113,24 @@ def test_a_test_that_fails_without_a_mutant_proves_nothing(tmp_path: Path) -> No
     assert done.stderr == "tests/test_other.py::test_wrong fails without a mutant, too; mend it first\n"
 
 
+DIES = """
+import os
+from shardbook.tiny import larger
+
+def test_it():
+    if [larger(2, b=1), larger(1, b=1), larger(1, b=2)] != [True, False, False]:
+        os._exit(7)
+"""
+
+
+@pytest.mark.full
+def test_a_mutant_that_ends_the_process_of_the_tests_is_killed(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    (folder / "tests/test_tiny.py").write_text(DIES, "utf-8")
+    done = mutants(folder, "tiny", "--all")
+    assert "tiny.py:8 killed by the end of the process of the tests" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.full
 def test_a_module_without_tests_is_refused(tmp_path: Path) -> None:
     done = mutants(project(tmp_path), "huge")

@@ -171,15 +171,15 @@ def difference(item: WorkItem) -> tuple[str, str] | None:
 
 
 @cache
-def passes(test: str) -> bool:
-    """Whether a test passes without a mutant."""
-    return subprocess.run([*PYTEST, test], capture_output=True, check=False).returncode == 0
+def passes(*tests: str) -> bool:
+    """Whether these tests pass without a mutant."""
+    return subprocess.run([*PYTEST, *tests], capture_output=True, check=False).returncode == 0
 
 
-def killer(output: str) -> str:
-    """The test that failed, or the file that could not be imported."""
+def killer(output: str, tests: list[str]) -> list[str]:
+    """The test that failed, or the file that could not be imported; all tests, if their process died."""
     found = re.search(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - .*)?$", output, re.MULTILINE)
-    return found[1] if found else sys.exit(f"pytest does not say which test failed:\n{output}")
+    return [found[1]] if found else tests
 
 
 def attempt(item: WorkItem, tests: list[str], session: WorkDB) -> str:
@@ -188,8 +188,11 @@ def attempt(item: WorkItem, tests: list[str], session: WorkDB) -> str:
     session.set_result(item.job_id, result)
     if result.test_outcome is TestOutcome.SURVIVED:
         return ""
-    test = killer(str(result.output))
-    return test if passes(test) else sys.exit(f"{test} fails without a mutant, too; mend it first")
+    failed = killer(str(result.output), tests)
+    if not passes(*failed):
+        sys.exit(f"{', '.join(failed)} fails without a mutant, too; mend it first")
+    # A mutant may ask for all of the machine's memory.
+    return failed[0] if len(failed) == 1 else "the end of the process of the tests"
 
 
 def survivors(session: WorkDB) -> list[WorkItem]:
