@@ -105,13 +105,6 @@ SEEN = """
     };
 }
 """
-# The page moves below a pointer that stands still.
-MOVED = """
-    () => new Promise(done => {
-        addEventListener("pointerover", done, { once: true });
-        document.querySelector("main").style.paddingTop = "300px";
-    })
-"""
 VISIBLE = """
 selector => [...document.querySelectorAll(selector)].filter(element => {
     if (!element.checkVisibility()) return false;
@@ -306,3 +299,15 @@ def in_print(page: Page) -> Iterator[str]:
         yield "there is not the text of the screen"
     if any(seen != 1 for seen in page.evaluate(DRAWINGS)):
         yield "a drawing is not there once"
+
+
+def point_and_press(page: Page, selector: str, key: str) -> None:
+    """Press a key while the pointer is on something, and let the page move below it."""
+    box = page.locator(selector).first.bounding_box()
+    assert box is not None
+    here = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(*here)
+    page.keyboard.press(key)
+    page.evaluate("document.querySelector('main').style.paddingTop = '300px'")
+    # It stays where it is, and comes to something else.
+    page.mouse.move(*here)

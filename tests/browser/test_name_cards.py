@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from browser.looks import ALL, MOVED, violations
+from browser.looks import ALL, point_and_press, violations
 from browser.serving import serve
 from press.project import SAMPLE, edit, sidelit, translate
 
@@ -181,13 +181,11 @@ def test_keys_walk_the_names_in_sight_and_tab_passes_them(page: Page, served: st
 def test_a_page_that_moves_below_a_resting_pointer_keeps_the_card_of_a_key(page: Page, served: str) -> None:
     page.clock.install()
     page.goto(served + "tools/window.html")
-    page.hover("h1")
-    page.keyboard.press("n")
+    point_and_press(page, "h1", "n")
     expect(page.locator(CARD)).to_be_visible()
-    page.evaluate(MOVED)
     page.clock.run_for(1000)
     expect(page.locator(CARD)).to_be_visible()
-    page.hover(".lede")
+    page.mouse.move(1, 1)
     page.clock.run_for(1000)
     expect(page.locator(CARD)).to_be_hidden()
 
