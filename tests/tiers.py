@@ -48,9 +48,8 @@ def wait(items: Iterable[pytest.Item]) -> None:
         for case in early[at_most.get("now", len(early)) :]:
             case.add_marker("full")
         # What a shorter run tries, a longer one tries as well.
-        for case in sorted(chosen, key=lambda case: is_marked(case, "full"))[
-            at_most.get("ci", len(chosen)) :
-        ]:
+        chosen.sort(key=lambda case: is_marked(case, "full"))
+        for case in chosen[at_most.get("ci", len(chosen)) :]:
             case.add_marker("nightly")
 
 

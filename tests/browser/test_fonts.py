@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page
 
-from built import CONFIG, LANGUAGES, LONG_IN_ENGLISH, NARROW, WIDE, Open, path_of
+from built import CONFIG, LANGUAGES, LONG_IN_ENGLISH, NARROW, WIDE, Open, language_of, path_of
 
 pytestmark = pytest.mark.full
 
@@ -79,9 +79,10 @@ def test_a_page_in_another_script_fetches_no_serif_for_its_own_words(visit: Open
 
 
 # The italic words of one page are all in an answer.
-@pytest.mark.pages(ci=[*LONG_IN_ENGLISH, "master_weights.html"])
+@pytest.mark.pages(ci=[*LONG_IN_ENGLISH, *VISITED, "master_weights.html"])
 def test_what_is_fetched_ahead_is_used(walk: Open, path: str) -> None:
     page = walk(path)
     ahead = page.locator("link[rel=preload]").evaluate_all("all => all.map(one => one.href)")
-    assert len(ahead) >= 2
+    # Ideographs are set in faces of the reader's system.
+    assert len(ahead) >= (3 if language_of(path) == LANGUAGES[0] else 2)
     assert {*ahead} <= {*page.evaluate(USED)}

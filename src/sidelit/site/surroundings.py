@@ -30,7 +30,7 @@ _MATH_FACES = {
 # What words are emphasised in, where letters have an italic.
 _ITALIC = "fonts/source-serif-4-basic-wght-italic.woff2"
 # What a reader has to open, such as an answer: the faces it is set in are not asked for ahead.
-_SHUT = re.compile(r"<details(?! open).*?</details>", re.DOTALL)
+_SHUT = re.compile(r"<details(?![^>]*\sopen\b).*?</details>", re.DOTALL)
 # How the link of a name in code begins.
 _NAME = '<a class="n" '
 
