@@ -78,6 +78,9 @@ class Piece:
     """The depth that it is part of; `None` if it is core."""
     number: str = ""
     """Chapter and section, as `12.4`; the opening of a chapter has the number of the chapter alone."""
+    figure: str = ""
+    """The drawing that stands beside its words: `:figure: NAME`."""
+    figure_line: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,6 @@ class Text:
     _: KW_ONLY
     minutes: int = 0
     """How long it takes to read, if it is a lesson."""
-    figure: str = ""
-    """The drawing that a chapter opens with: `:figure: NAME` in the docstring of the module."""
-    figure_line: int = 1
     lesson: str = ""
     """The lesson that a lab belongs to: `:lesson: NAME` in its head."""
     lesson_line: int = 1
@@ -169,12 +169,8 @@ def chapter(
     pieces = tuple(_numbered(_with_anchors(pieces), number))
     ids = Ids(name for piece in pieces for name in (piece.id, *piece.aliases))
     digest = chapter_digest(item, document, names, number)
-    if not pieces or pieces[0].kind != "module":
-        return Text(item, item.module, pieces, ids, number, digest=digest)
-    tokens, named = fields.take(pieces[0].tokens, "figure")
-    pieces = (replace(pieces[0], tokens=tokens), *pieces[1:])
-    figure, line = _figure(named, item.source)
-    return Text(item, item.module, pieces, ids, number, figure=figure, figure_line=line, digest=digest)
+    pieces = tuple(_with_figure(piece, item.source) for piece in pieces)
+    return Text(item, item.module, pieces, ids, number, digest=digest)
 
 
 def chapter_digest(item: Chapter, document: source.Document, names: Sequence[Anchor], number: int = 0) -> str:
@@ -209,17 +205,18 @@ def _with_anchors(pieces: Sequence[Piece]) -> Iterator[Piece]:
         yield replace(piece, aliases=(*piece.aliases, *dict.fromkeys(names))) if names else piece
 
 
-def _figure(named: Sequence[fields.Field], path: str) -> tuple[str, int]:
-    """The name of the drawing that a chapter opens with, and its line."""
+def _with_figure(piece: Piece, path: str) -> Piece:
+    """A section with the name of the drawing beside it, which is no word to translate."""
+    tokens, named = fields.take(piece.tokens, "figure")
     if not named:
-        return "", 1
+        return piece
     line, name = markup.line_of(named[-1].name), markup.plain(named[-1].body)
     if len(named) > 1:
-        raise SidelitError("a chapter opens with one figure", path=path, line=line)
+        raise SidelitError("a section has one figure", path=path, line=line)
     if not re.fullmatch(r"\w+", name):
         what = f"`:figure:` says {name!r}, which is no name of a figure"
         raise SidelitError(what, path=path, line=line)
-    return name, line
+    return replace(piece, tokens=tokens, figure=name, figure_line=line)
 
 
 def _fold(item: Chapter, depth: Depth) -> Fold:

@@ -126,6 +126,16 @@ class Desk:
         words = drawn.Words(self.language, self.shown.source_lang, self.press.look)
         return drawn.html(drawing, words, self.figures_shown[name], self._of_a_figure)
 
+    def figure_of(self, piece: Piece) -> Markup:
+        """The figure that a section names; one that cannot be drawn is reported, and left out."""
+        try:
+            return (
+                self.figure(piece.figure, self.item.source, piece.figure_line) if piece.figure else Markup("")
+            )
+        except SidelitError as error:
+            self.press.report(error)
+            return Markup("")
+
     def said(self, script: Script, context: str, values: Mapping[str, object]) -> Markup:
         """A sentence of what a reader can move, in the language of this page, its blanks filled."""
         tokens, lang = script.said[context], self.shown.lang

@@ -49,7 +49,8 @@ def view(
         fold=fold,
         number=piece.number,
         plain_title=markup.plain(words.title),
-        above=balance.words_above(doc, lines),
+        figure=desk.figure_of(piece) if piece.kind != "module" else "",
+        above=not piece.figure and balance.words_above(doc, lines),
     )
 
 

@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from sidelit.breaks import breakable
 from sidelit.config import Chapter
-from sidelit.errors import SidelitError
 from sidelit.site import forwarding, lesson_views, link_views, views, ways
 from sidelit.site.desk import Desk
 from sidelit.site.links import fragment
@@ -62,7 +61,9 @@ def info(
     unfolded = [each for each in sections if not each.fold]
     words = [_SHUT.sub("", html) for html in (body, lede, *(each.doc for each in unfolded))]
     seen = (*words, title_html, *above, *folds, *(each.title for each in unfolded))
-    figure = _opening_figure(desk)
+    text = shown.text
+    opens = text.pieces[0] if text.pieces and text.pieces[0].kind == "module" else None
+    figure = desk.figure_of(opens) if opens else Markup("")
     return views.PageInfo(
         kind=kind,
         title=shown.label,
@@ -102,16 +103,6 @@ def _original(desk: Desk) -> link_views.Alternate | None:
         return None
     source = desk.config.source_language
     return next((each for each in desk.ways.alternates() if each.code == source and not each.current), None)
-
-
-def _opening_figure(desk: Desk) -> Markup:
-    """The figure that the opening of a chapter names."""
-    text = desk.shown.text
-    try:
-        return desk.figure(text.figure, desk.item.source, text.figure_line) if text.figure else Markup("")
-    except SidelitError as error:
-        desk.press.report(error)
-        return Markup("")
 
 
 def forward(desk: Desk) -> link_views.Link:

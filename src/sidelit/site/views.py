@@ -59,6 +59,8 @@ class SectionView:
     """Chapter and section, as `12.4`."""
     plain_title: str = ""
     """The heading without markup."""
+    figure: Markup | str = ""
+    """A drawing beside the words."""
     above: bool = False
     """Whether the words stand above the code and not beside it."""
     employed: employed.View = field(default_factory=employed.View)

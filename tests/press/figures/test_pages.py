@@ -73,6 +73,15 @@ def test_a_figure_may_stand_twice_on_a_page(sample: Path, site: Path) -> None:
 
 
 @pytest.mark.full
+def test_any_section_of_a_chapter_may_name_one(sample: Path, site: Path) -> None:
+    with (sample / "src/sample/ring.py").open("a", encoding="utf-8") as ring:
+        ring.write("\n\n# Two sizes.\n#\n# :figure: bars\n")
+    html = next(text for name, text in built(sample).items() if name.endswith("ring.html"))
+    section = html[html.index("Two sizes.") :]
+    assert section.index('<figure class="drawing"') < section.index("</section>")
+    assert ":figure:" not in html
+
+
 def test_a_changed_recording_changes_the_page(sample: Path, site: Path) -> None:
     before = built(sample)
     studio.record(site, {**studio.RECORDED, "data": [{"size": 4, "bytes": 400}, {"size": 9, "bytes": 800}]})

@@ -422,8 +422,8 @@ def test_a_chapter_may_name_the_figure_that_it_opens_with(course: Path) -> None:
     line = edit(course / "src/sample/ring.py", ":notation $N$", ":figure: places\n:notation $N$")
     texts = site.texts(config.load(course / "site/sidelit.toml"))
     (ring,) = (text for text in texts if text.item.name == "sample/ring")
-    assert (ring.figure, ring.figure_line) == ("places", line)
-    assert {text.figure for text in texts if text is not ring} == {""}
+    assert (ring.pieces[0].figure, ring.pieces[0].figure_line) == ("places", line)
+    assert {piece.figure for text in texts for piece in text.pieces if text is not ring} == {""}
     # The other fields of the list stay, and the name is no word to translate.
     fields = [token for token in ring.tokens if token.type == "field_name"]
     assert [token.meta["kind"] for token in fields if token.meta["kind"] in ("notation", "figure")] == [
@@ -432,7 +432,7 @@ def test_a_chapter_may_name_the_figure_that_it_opens_with(course: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"), [("a b", "`:figure:` says 'a b'"), ("a\n:figure: b", "opens with one figure")]
+    ("said", "words"), [("a b", "`:figure:` says 'a b'"), ("a\n:figure: b", "a section has one figure")]
 )
 def test_a_chapter_opens_with_one_figure(course: Path, said: str, words: str) -> None:
     edit(course / "src/sample/ring.py", ":notation $N$", f":figure: {said}\n:notation $N$")
